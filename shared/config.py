@@ -1,0 +1,109 @@
+"""Settings: one struct, filled from flags, then environment, then a TOML file, then defaults."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from shared.errors import ConfigurationError
+
+ENVIRONMENT_PREFIX = "PAGEWIRE_"
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="kebab"):
+    """Every setting of every service. Flag `--max-num-seqs`, variable `PAGEWIRE_MAX_NUM_SEQS`, key `max-num-seqs`."""
+
+    model: str = ""
+    """Folder or hub id; empty: the bundled model."""
+    served_model_name: str = ""
+    """Name in requests; empty: the folder's name."""
+    host: str = "127.0.0.1"
+    """Where HTTP listens."""
+    port: Port = 8000
+    """HTTP port; 0: a free one."""
+    device: str = "cpu"
+    """cpu; cuda and sim:<gpu> are not built yet."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of weights and KV; auto: what the model's config says."""
+    max_model_len: int | None = None
+    """Context in tokens; None: the model's own."""
+    max_num_seqs: Positive = 64
+    """Slots: sequences that run at once."""
+    max_num_batched_tokens: Positive = 512
+    """Tokens per step."""
+    block_size: Positive = 16
+    """KV positions per block."""
+    kv_cache_memory: int | None = None
+    """Bytes of the KV pool; None: a share of the free memory."""
+    num_kv_blocks: int | None = None
+    """Blocks of the KV pool, instead of a size in bytes."""
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    """Share of the device's memory that may be used."""
+    tensor_parallel_size: Positive = 1
+    """More than one is not built yet."""
+    data_parallel_size: Positive = 1
+    """More than one is not built yet."""
+    seed: int = 0
+    """Of the weights of a device without weights and of drawn request seeds when not 0."""
+    api_key: str = ""
+    """What clients must bring; empty: nothing."""
+    lease_window: Positive = 8
+    """Steps that the executor may run ahead of the scheduler's knowledge."""
+    nats_url: str = ""
+    """Broker; empty: an embedded one."""
+    nats_port: Port = 4222
+    """Of the embedded broker; a free one when taken or 0."""
+    nats_user: str = ""
+    """Credentials of the services."""
+    nats_password: str = ""
+    """Credentials of the services."""
+    log_format: Literal["console", "json"] = "console"
+    """One line per event, for people or for machines."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe event that is logged."""
+    trace_dir: str = ""
+    """Folder for spans; empty: none are written."""
+    prefix_cache: bool = True
+    """Share the KV blocks of equal prefixes."""
+
+
+FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return ENVIRONMENT_PREFIX + name.upper().replace("-", "_")
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config: Path | None = None) -> Settings:
+    """The settings in force. `flags` has kebab-case names, as strings or values.
+
+    Raises:
+        ConfigurationError: an unknown name, or a value of the wrong kind or out of range.
+    """
+    values: dict[str, Any] = {}
+    if config is not None:
+        try:
+            values.update(tomllib.loads(config.read_text()))
+        except OSError as error:
+            raise ConfigurationError(f"cannot read the configuration {config}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{config} is not TOML: {error}") from error
+    values.update({name: environ[variable(name)] for name in FIELDS if variable(name) in environ})
+    values.update(flags)
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"setting refused: {error}") from error
+
+
+def to_environment(settings: Settings) -> dict[str, str]:
+    """The environment that makes `load` return the same settings in another process."""
+    values = msgspec.to_builtins(settings)
+    return {variable(name): str(value) for name, value in values.items() if value is not None}

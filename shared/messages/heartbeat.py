@@ -1,0 +1,22 @@
+"""Any to any: I am here, this far, this busy."""
+
+from shared.messages.codec import Wire
+
+
+class Heartbeat(Wire, frozen=True):
+    """Sent twice a second and at every change of `ready`."""
+
+    service: str
+    """tokenizer, scheduler, executor, detokenizer or gateway."""
+    instance: str
+    """Random id of the process."""
+    ready: bool
+    """It could do its part of a request now."""
+    term: int
+    """Scheduler and executor: the term in force; others 0."""
+    plan: int
+    """Last plan sent or applied."""
+    step: int
+    """Last step run or read."""
+    load: dict[str, float]
+    """Named gauges and counters, for `pagewire status` and the benchmarks."""

@@ -1,0 +1,93 @@
+"""Scheduler to executor: what changed. A plan takes effect at the next step boundary, whole."""
+
+from shared.messages.codec import Wire
+from shared.messages.work import Sampling
+
+
+class AddSlot(Wire, frozen=True):
+    """A sequence takes a slot."""
+
+    slot: int
+    """Row in the executor's tables, in [0, max_num_seqs)."""
+    sequence: int
+    """Id within the term, as step outputs name it."""
+    tokens: bytes
+    """Packed ids of the prompt and of what was generated before."""
+    prompt_tokens: int
+    """How many of `tokens` are the prompt."""
+    computed: int
+    """Leading positions whose KV is in the blocks already. Less than the number of tokens."""
+    blocks: bytes
+    """Packed block ids; entry i holds positions [i * block_size, (i + 1) * block_size)."""
+    limit: int
+    """Positions that may be written."""
+    sampling: Sampling
+    """How its tokens are picked."""
+    prompt_index: int
+    """Which prompt of its request: part of the sampling counter."""
+    choice_index: int
+    """Which completion of that prompt: part of the sampling counter."""
+    trace: str
+    """`traceparent` that the executor's spans continue; empty: none."""
+
+
+class Plan(Wire, frozen=True):
+    """A delta to the executor's tables. Order of effect: removed, added, blocks, limits, order."""
+
+    term: int
+    """Fences: a plan of an older term than the executor's is ignored."""
+    number: int
+    """Dense within the term, from 1. None is applied across a gap."""
+    removed: bytes
+    """Packed slots that end now."""
+    added: tuple[AddSlot, ...]
+    """Slots that begin now; they may reuse what `removed` freed."""
+    blocks: bytes
+    """Packed pairs (slot, block), appended to the slot's table in this order."""
+    limits: bytes
+    """Packed pairs (slot, limit)."""
+    order: bytes
+    """Packed slots in the order in which prompts are served; empty: unchanged."""
+    budget: int
+    """Tokens per step."""
+    lease_until: int
+    """The executor runs on its own while its step number is below this."""
+
+
+class Claim(Wire, frozen=True):
+    """A scheduler asks a free executor to be its own."""
+
+    scheduler: str
+    """Instance that claims."""
+    term: int
+    """Higher than any before: it empties the executor."""
+    model: str
+    """Served name; an executor of another model declines."""
+
+
+class Claimed(Wire, frozen=True):
+    """Answer to a `Claim`."""
+
+    executor: str
+    """Instance that answers."""
+    accepted: bool
+    """False: it belongs to another scheduler that is alive, or serves another model."""
+    num_blocks: int
+    """Size of the KV pool. Block ids are in [0, num_blocks)."""
+    block_size: int
+    """Positions per block."""
+    max_num_seqs: int
+    """Slots."""
+    max_model_len: int
+    """Context, in tokens."""
+
+
+class Replay(Wire, frozen=True):
+    """A reader missed steps: send again what the ring holds in [first, last]."""
+
+    term: int
+    """Of the steps wanted."""
+    first: int
+    """First step missed."""
+    last: int
+    """Last step missed."""

@@ -1,0 +1,43 @@
+"""Tokenizer to work queue: a request that will not be lost from here on."""
+
+from shared.messages.codec import Wire
+
+
+class Sampling(Wire, frozen=True):
+    """How the device picks tokens for one request. Everything is resolved: no defaults are left."""
+
+    temperature: float
+    """0 is greedy."""
+    top_p: float
+    """In (0, 1]."""
+    top_k: int
+    """0 is all."""
+    min_p: float
+    """In [0, 1]."""
+    seed: int
+    """64 bits, unsigned."""
+    stop_ids: bytes
+    """Packed ids that end a sequence: the model's EOS set unless ignored, and the request's own."""
+    min_tokens: int
+    """Generated tokens before which `stop_ids` cannot be picked."""
+    max_tokens: int
+    """Generated tokens at most."""
+
+
+class WorkItem(Wire, frozen=True):
+    """One request in the queue. The trace context is in the message's headers."""
+
+    request_id: str
+    """Key of admission: the same id is never admitted twice."""
+    detokenizer: str
+    """Instance that holds the client's stream."""
+    prompts: tuple[bytes, ...]
+    """Packed token ids of each prompt."""
+    n: int
+    """Completions per prompt."""
+    sampling: Sampling
+    """How tokens are picked."""
+    priority: int
+    """Lower runs earlier."""
+    deadline: float
+    """Unix time in seconds after which nobody waits for the result."""

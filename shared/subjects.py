@@ -1,0 +1,59 @@
+"""Every subject in one place. Tokens are [A-Za-z0-9_-]; the version is the second one, identifiers come last."""
+
+import re
+import secrets
+
+GENERATE = "pagewire.v1.generate"
+TOKENIZE = "pagewire.v1.tokenize"
+DETOKENIZE = "pagewire.v1.detokenize"
+MODELS = "pagewire.v1.models"
+CANCEL = "pagewire.v1.cancel"
+RESUME = "pagewire.v1.resume"
+
+DETOKENIZER = "pagewire.svc.detokenizer"
+"""`.<instance>.open | attach | abandon`: one subscription per instance, since their order matters."""
+FINISH = "pagewire.svc.scheduler"
+"""`.<instance>.finish`."""
+PLAN = "pagewire.svc.plan"
+"""`.<executor>`."""
+STEPS = "pagewire.svc.steps"
+"""`.<executor>`: read by its scheduler and by every detokenizer."""
+REPLAY = "pagewire.svc.replay"
+"""`.<executor>`."""
+CLAIM = "pagewire.svc.claim"
+"""Queue group of the executors."""
+HEARTBEAT = "pagewire.svc.heartbeat"
+"""`.<service>.<instance>`."""
+
+WORK = "pagewire.work"
+"""`.<model>`: the work queue."""
+DONE = "pagewire.done"
+"""`.<request id>`, two minutes."""
+TERM = "pagewire.term"
+"""Its stream's sequence is the next term."""
+
+SERVICE_INBOX = "_SVC"
+"""Prefix of the inboxes in which services answer each other; clients may not read them."""
+
+_CLIENT_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+")
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def model_token(name: str) -> str:
+    """The served name as a subject token: whatever is not [A-Za-z0-9_-] becomes `_`."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def is_client_inbox(reply: str) -> bool:
+    """Whether a reply subject is an inbox. Anything else is never answered: it could be a subject of ours."""
+    return _CLIENT_INBOX.fullmatch(reply) is not None
+
+
+def is_token(text: str) -> bool:
+    """Whether `text` can be one token of a subject, as request ids must."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+def new_instance() -> str:
+    """A random id for a service process."""
+    return secrets.token_hex(6)
