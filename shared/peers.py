@@ -1,0 +1,47 @@
+"""Who is there: the heartbeats that were heard lately."""
+
+import time
+
+import msgspec
+
+from shared import subjects
+from shared.bus import Bus, Message
+from shared.errors import WireVersionError
+from shared.messages import Decoder
+from shared.messages.heartbeat import Heartbeat
+
+SILENCE = 2.0
+"""Seconds without a heartbeat after which an instance counts as gone: four beats."""
+
+_heartbeat = Decoder(Heartbeat)
+
+
+class Peers:
+    """The last heartbeat of each live instance."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._heard: dict[str, tuple[float, Heartbeat]] = {}
+
+    async def listen(self, service: str = "*") -> None:
+        """Starts to hear one kind of service, or all."""
+        await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._hear)
+
+    def alive(self, service: str) -> list[Heartbeat]:
+        """Instances of a service heard within `SILENCE`, by instance id."""
+        now = time.monotonic()
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard[0] < SILENCE}
+        found = [beat for _, beat in self._heard.values() if beat.service == service]
+        return sorted(found, key=lambda beat: beat.instance)
+
+    def find(self, instance: str) -> Heartbeat | None:
+        """The last heartbeat of one instance, if it is alive."""
+        heard = self._heard.get(instance)
+        return heard[1] if heard is not None and time.monotonic() - heard[0] < SILENCE else None
+
+    def _hear(self, message: Message) -> None:
+        try:
+            beat = _heartbeat.decode(message.data)
+        except (WireVersionError, msgspec.DecodeError):
+            return  # a peer that cannot be understood is not there
+        self._heard[beat.instance] = (time.monotonic(), beat)
