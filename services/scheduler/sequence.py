@@ -1,0 +1,72 @@
+"""One completion on its way through the executor."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from services.scheduler.blocks import ROOT, chain
+from shared.messages.work import Sampling
+
+
+class State(Enum):
+    """Where a sequence stands."""
+
+    WAITING = auto()
+    """It has neither slot nor blocks."""
+    RUNNING = auto()
+    """The executor has it in a slot."""
+    PREEMPTED = auto()
+    """A plan took its slot to make room; it waits again once the executor has answered that plan."""
+    DROPPED = auto()
+    """A plan took its slot for good; its blocks are free once the executor has answered that plan."""
+    FINISHED = auto()
+    """Nothing of it is left."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens and blocks of one completion. The scheduler is the only one that changes it."""
+
+    id: int
+    """Within the term, as step outputs name it."""
+    tokens: list[int]
+    """Prompt, then what was generated."""
+    prompt_tokens: int
+    sampling: Sampling
+    prompt_index: int = 0
+    choice_index: int = 0
+    priority: int = 0
+    """Lower runs earlier."""
+    arrival: int = 0
+    """Order of arrival among equals, and age: the youngest is preempted first."""
+    trace: str = ""
+    """`traceparent` that spans continue."""
+    state: State = State.WAITING
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    """Entry i holds positions [i * block_size, (i + 1) * block_size)."""
+    computed: int = 0
+    """Leading positions whose KV a step output has confirmed."""
+    published: int = 0
+    """Leading blocks that the prefix index has been told of."""
+    cached: int | None = None
+    """Positions that the first admission found computed; None before it."""
+    hashes: list[bytes] = field(default_factory=list)
+    """Hash of each full block of `tokens`, as far as it was asked for."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first: the smaller one."""
+        return self.priority, self.arrival
+
+    @property
+    def last_position(self) -> int:
+        """Positions that can ever be written: the last token is sampled, and never fed."""
+        return self.prompt_tokens + self.sampling.max_tokens - 1
+
+    def hash_blocks(self, count: int, block_size: int) -> list[bytes]:
+        """Hashes of the first `count` blocks, all full."""
+        while len(self.hashes) < count:
+            start = len(self.hashes) * block_size
+            parent = self.hashes[-1] if self.hashes else ROOT
+            self.hashes.append(chain(parent, self.tokens[start : start + block_size]))
+        return self.hashes[:count]

@@ -1,0 +1,386 @@
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.scheduler.policy import Limits, Policy
+from services.scheduler.sequence import Sequence, State
+from shared.messages import pack, unpack
+from shared.messages.work import Sampling
+from tests.support.executor import ModelExecutor, generate
+
+
+def sampling(max_tokens: int = 8, stop_ids: tuple[int, ...] = ()) -> Sampling:
+    return Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens)
+
+
+@dataclass
+class House:
+    """The policy and an executor, with wires between them that the test reads when it likes."""
+
+    limits: Limits
+    policy: Policy = field(init=False)
+    executor: ModelExecutor = field(init=False)
+    wanted: dict[int, list[int]] = field(default_factory=dict)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    arrivals: int = 0
+
+    def __post_init__(self) -> None:
+        self.policy = Policy(1, self.limits)
+        self.executor = ModelExecutor(self.limits.num_blocks, self.limits.block_size)
+
+    def add(
+        self, prompt: list[int], max_tokens: int = 8, stop_ids: tuple[int, ...] = (), priority: int = 0
+    ) -> Sequence:
+        self.arrivals += 1
+        sequence = Sequence(
+            self.arrivals,
+            list(prompt),
+            len(prompt),
+            sampling(max_tokens, stop_ids),
+            priority=priority,
+            arrival=self.arrivals,
+        )
+        assert self.policy.fits(sequence)
+        self.sequences[sequence.id] = sequence
+        self.wanted[sequence.id] = generate(prompt, max_tokens, list(stop_ids))
+        self.policy.add(sequence)
+        return sequence
+
+    def plan(self) -> int:
+        sent = 0
+        while (plan := self.policy.schedule()) is not None:
+            self.executor.plans.append(plan)
+            sent += 1
+        self.policy.check()
+        return sent
+
+    def read(self, count: int = 1) -> None:
+        for _ in range(min(count, len(self.executor.outputs))):
+            self.policy.on_step(self.executor.outputs.popleft())
+            self.policy.check()
+
+    def drain(self) -> None:
+        for _ in range(5000):
+            self.plan()
+            moved = self.executor.run()
+            self.read(99)
+            if not moved and not len(self.policy):
+                break
+        self.plan()
+        while self.executor.run():
+            self.read(99)
+        assert not len(self.policy), "sequences are stuck"
+        assert self.policy.pool.available == self.limits.num_blocks, "blocks are lost"
+        assert not self.executor.slots, "slots are lost"
+
+    def assert_exact(self, *, dropped: frozenset[int] | set[int] = frozenset()) -> None:
+        for i, sequence in self.sequences.items():
+            got = sequence.tokens[sequence.prompt_tokens :]
+            assert got == (self.wanted[i][: len(got)] if i in dropped else self.wanted[i])
+
+
+LIMITS = Limits(num_blocks=64, block_size=4, max_num_seqs=8, budget=16, window=2)
+
+
+def house(**changes: object) -> House:
+    values = {name: getattr(LIMITS, name) for name in LIMITS.__slots__} | changes
+    return House(Limits(**values))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("window", [1, 2, 8])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_every_sequence_gets_the_tokens_that_follow_its_prompt(window: int, prefix_cache: bool) -> None:
+    home = house(window=window, prefix_cache=prefix_cache)
+    for length in (1, 3, 4, 5, 17, 40):
+        home.add([7] * length, max_tokens=5 + length)
+    home.drain()
+    home.assert_exact()
+
+
+def test_the_lease_never_passes_the_last_reported_step_by_more_than_the_window() -> None:
+    home = house(window=4)
+    home.add([1, 2, 3], max_tokens=30)
+    for _ in range(40):
+        home.plan()
+        assert home.policy.lease_until <= home.policy.step + 1 + 4
+        home.executor.run()
+        assert home.executor.step <= home.policy.lease_until + 1
+        home.read()
+
+
+def test_a_long_lease_is_renewed_at_half_and_not_at_every_step() -> None:
+    home = house(window=8)
+    home.add([1, 2, 3], max_tokens=30)
+    plans = 0
+    for _ in range(24):
+        plans += home.plan()
+        home.executor.run()
+        home.read()
+    assert plans < 24 / 2
+
+
+def test_a_pool_too_small_for_all_preempts_the_youngest_and_loses_nothing() -> None:
+    home = house(num_blocks=12, budget=32)
+    first, *_, last = [home.add([i] * 6, max_tokens=30) for i in range(5)]
+    home.drain()
+    home.assert_exact()
+    assert home.policy.preemptions > 0
+    assert first.state is State.FINISHED
+    assert last.state is State.FINISHED
+
+
+def test_the_oldest_is_never_preempted() -> None:
+    home = house(num_blocks=10, budget=32)
+    oldest = home.add([1] * 6, max_tokens=30)
+    for i in range(4):
+        home.add([i + 2] * 6, max_tokens=30)
+    seen = set()
+    for _ in range(400):
+        home.plan()
+        home.executor.run()
+        home.read(99)
+        seen.add(oldest.state)
+    assert seen <= {State.RUNNING, State.FINISHED}
+    assert home.policy.preemptions > 0
+
+
+def test_tokens_of_steps_before_a_preemption_are_kept_and_readmission_waits_for_the_answer() -> None:
+    """Race 13."""
+    home = house(num_blocks=8, budget=32, window=4)
+    home.add([1] * 8, max_tokens=20)
+    young = home.add([2] * 8, max_tokens=20)
+    for _ in range(100):
+        home.plan()
+        home.executor.run()
+        if young.state is State.PREEMPTED:
+            break
+        home.read()
+    known = len(young.tokens)
+    assert home.executor.outputs, "the test needs outputs that are still on the wire"
+    while young.state is State.PREEMPTED:
+        assert not home.plan() or young.slot not in [a.slot for p in home.executor.plans for a in p.added]
+        home.executor.run()
+        home.read()
+    assert len(young.tokens) >= known
+    home.drain()
+    home.assert_exact()
+
+
+def test_blocks_of_a_live_sequence_come_back_only_with_the_plans_answer() -> None:
+    home = house()
+    sequence = home.add([1] * 10, max_tokens=50)
+    home.plan()
+    for _ in range(3):
+        home.executor.run()
+    home.read()
+    held = home.policy.pool.held
+    assert home.policy.drop(sequence.id)
+    home.plan()
+    home.read()  # a step from before the plan: no answer
+    assert home.policy.pool.held == held
+    home.executor.run()
+    home.read(99)
+    assert home.policy.pool.held == 0
+    home.drain()
+
+
+def test_the_removal_of_the_last_slot_is_answered_by_an_empty_output() -> None:
+    """Race 12."""
+    home = house()
+    sequence = home.add([1] * 3, max_tokens=50)
+    home.plan()
+    home.executor.run()
+    home.read()
+    home.policy.drop(sequence.id)
+    home.plan()
+    home.executor.run()
+    assert home.executor.outputs[-1].sequences == b""
+    home.read(99)
+    assert home.policy.schedule() is None
+
+
+def test_an_equal_prompt_waits_for_the_blocks_of_the_first_and_shares_them() -> None:
+    home = house(budget=8)
+    prompt = list(range(17))
+    home.add(prompt)
+    second = home.add(prompt)
+    home.plan()
+    assert second.state is State.WAITING
+    home.drain()
+    home.assert_exact()
+    assert second.cached == 16
+
+
+def test_the_last_token_of_a_known_prompt_is_computed_again_since_somebody_must_sample() -> None:
+    home = house()
+    home.add(list(range(16)))
+    home.drain()
+    again = home.add(list(range(16)))
+    home.drain()
+    home.assert_exact()
+    assert again.cached == 12
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_when_the_first_of_two_equal_prompts_is_dropped_the_second_takes_over(steps: int) -> None:
+    """Race 14: it reads only blocks that were confirmed."""
+    home = house(budget=4, block_size=2)
+    prompt = list(range(19))
+    first = home.add(prompt)
+    second = home.add(prompt)
+    for _ in range(steps):
+        home.plan()
+        home.executor.run()
+        home.read()
+    home.plan()
+    assert second.state is State.WAITING
+    home.policy.drop(first.id)
+    home.plan()
+    assert second.state is State.RUNNING
+    home.drain()
+    home.assert_exact(dropped={first.id})
+
+
+def test_without_the_prefix_cache_nothing_is_shared() -> None:
+    home = house(prefix_cache=False)
+    for _ in range(3):
+        home.add(list(range(17)))
+    home.drain()
+    assert all(s.cached == 0 for s in home.sequences.values())
+
+
+def test_long_prompts_are_spread_over_several_plans() -> None:
+    """Race 17: no plan grows beyond what a message may hold."""
+    home = house(num_blocks=600, max_plan_bytes=1000, budget=64)
+    for i in range(8):
+        home.add([i] * 200, max_tokens=2)
+    assert home.plan() >= 7
+    assert all(sum(len(a.tokens) for a in plan.added) <= 1000 for plan in home.executor.plans)
+    home.drain()
+    home.assert_exact()
+
+
+def test_slots_leave_a_block_of_the_budget_for_prompts() -> None:
+    assert Limits(64, 16, 256, 64, 1).max_running == 48
+    assert Limits(64, 16, 8, 64, 1).max_running == 8
+    assert Limits(64, 16, 256, 16, 1).max_running == 8
+    assert Limits(64, 16, 256, 1, 1).max_running == 1
+
+
+def test_a_lower_priority_number_goes_first() -> None:
+    home = house(max_num_seqs=1)
+    home.add([1])
+    home.plan()
+    home.add([2], priority=1)
+    urgent = home.add([3], priority=0)
+    while urgent.state is State.WAITING:
+        home.plan()
+        home.executor.run()
+        home.read()
+    assert [s.id for s in home.policy.waiting] == [2]
+    home.drain()
+
+
+def test_a_lost_executor_costs_no_token() -> None:
+    home = house(num_blocks=20)
+    for i in range(6):
+        home.add([i] * 9, max_tokens=20)
+    for _ in range(12):
+        home.plan()
+        home.executor.run()
+        home.read(99)
+    home.policy = home.policy.reset(2, home.limits)
+    home.executor = ModelExecutor(home.limits.num_blocks, home.limits.block_size)
+    home.policy.check()
+    home.drain()
+    home.assert_exact()
+
+
+def test_the_check_catches_a_double_free_and_a_lost_block() -> None:
+    home = house()
+    sequence = home.add([1] * 10)
+    home.plan()
+    lost = sequence.blocks.pop()
+    with pytest.raises(AssertionError):
+        home.policy.check()
+    sequence.blocks.append(lost)
+    home.policy.check()
+    home.policy.pool.release([lost])
+    with pytest.raises(AssertionError):
+        home.policy.check()
+    with pytest.raises(AssertionError):
+        home.policy.pool.release([lost])
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.integers(1, 30),  # prompt length
+            st.integers(0, 2),  # which text: few, so that prefixes meet
+            st.integers(1, 12),  # max_tokens
+            st.booleans(),  # with a stop id
+        ),
+        st.tuples(st.just("drop"), st.integers(1, 40)),
+        st.tuples(st.just("run"), st.integers(1, 4)),
+        st.tuples(st.just("read"), st.integers(1, 4)),
+        st.tuples(st.just("plan")),
+    ),
+    max_size=60,
+)
+
+
+def play(
+    actions: list[tuple[object, ...]], num_blocks: int, block_size: int, budget: int, window: int, cache: bool
+) -> None:
+    home = House(Limits(num_blocks, block_size, 6, budget, window, cache))
+    dropped = set()
+    for action in actions:
+        match action:
+            case ("add", int(length), int(text), int(max_tokens), bool(stops)):
+                if -(-(length + max_tokens) // block_size) <= num_blocks:
+                    prompt = [(i // 7 + text) % 3 for i in range(length)]
+                    home.add(prompt, max_tokens, (3, 9) if stops else ())
+            case ("drop", int(sequence)):
+                if home.policy.drop(sequence):
+                    dropped.add(sequence)
+            case ("run", int(times)):
+                for _ in range(times):
+                    home.executor.run()
+            case ("read", int(count)):
+                home.read(count)
+            case _:
+                home.plan()
+        home.policy.check()
+    home.drain()
+    home.assert_exact(dropped=dropped)
+    assert home.executor.widest <= budget
+
+
+@given(
+    ACTIONS,
+    st.sampled_from([11, 16, 40]),
+    st.sampled_from([4, 8]),
+    st.sampled_from([2, 7, 32]),
+    st.sampled_from([1, 2, 5]),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_order_of_events_breaks_an_invariant(
+    actions: list[tuple[object, ...]], num_blocks: int, block_size: int, budget: int, window: int, cache: bool
+) -> None:
+    play(actions, num_blocks, block_size, budget, window, cache)
+
+
+def test_plans_name_each_growing_slot_once() -> None:
+    home = house(window=8, block_size=4)
+    home.add([1] * 3, max_tokens=40)
+    for _ in range(30):
+        home.plan()
+        for plan in home.executor.plans:
+            slots = unpack(plan.limits)[::2]
+            assert len(slots) == len(set(slots))
+        home.executor.run()
+        home.read()

@@ -1,0 +1,163 @@
+"""An executor without a model: it obeys plans to the letter and notices every KV position that is not as it should be.
+
+A block position holds a fingerprint of the whole token prefix that it was computed from, so a block that was shared too
+early, reused too early or never written shows as a wrong fingerprint when it is read.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shared.messages import pack, unpack
+from shared.messages.plan import Plan
+from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from shared.splitfuse import Pending, compose
+
+VOCABULARY = 50
+
+
+def next_token(tokens: list[int]) -> int:
+    """What follows `tokens`: a function of all of them."""
+    return hash(tuple(tokens)) % VOCABULARY
+
+
+def generate(prompt: list[int], max_tokens: int, stop_ids: list[int]) -> list[int]:
+    """All tokens that must follow `prompt`, however they are scheduled."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in stop_ids:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass(slots=True)
+class Slot:
+    sequence: int
+    tokens: list[int]
+    end: int
+    stop_ids: list[int]
+    blocks: list[int]
+    computed: int
+    limit: int
+    dead: bool = False
+
+
+@dataclass(slots=True)
+class ModelExecutor:
+    """`plans` and `outputs` are the wires: the test decides when either end reads."""
+
+    num_blocks: int
+    block_size: int
+    plans: deque[Plan] = field(default_factory=deque)
+    outputs: deque[StepOutput] = field(default_factory=deque)
+    slots: dict[int, Slot] = field(default_factory=dict)
+    order: list[int] = field(default_factory=list)
+    kv: dict[tuple[int, int], int] = field(default_factory=dict)
+    term: int = 0
+    plan: int = 0
+    step: int = 0
+    budget: int = 0
+    lease_until: int = 0
+    widest: int = 0
+    """Largest number of tokens in a step."""
+
+    def run(self) -> bool:
+        """One turn of the step loop: applies the plans that have arrived, then steps or answers. False when idle."""
+        applied = bool(self.plans)
+        while self.plans:
+            self._apply(self.plans.popleft())
+        live = [i for i in self.order if not self.slots[i].dead]
+        slots = [self.slots[i] for i in live]
+        columns = compose(
+            Pending(
+                np.array(live, np.int64),
+                np.array([len(s.tokens) - s.computed for s in slots], np.int64),
+                np.array([s.limit - s.computed for s in slots], np.int64),
+            ),
+            self.budget,
+        )
+        rows = [(self.slots[i], width) for i, width in zip(*(c.tolist() for c in columns), strict=True)]
+        if rows and self.step < self.lease_until:
+            self._step(rows)
+        elif applied:
+            self._emit([])
+        return applied or (bool(rows) and self.step <= self.lease_until)
+
+    def _apply(self, plan: Plan) -> None:
+        assert plan.number == self.plan + 1
+        self.term, self.plan, self.budget, self.lease_until = plan.term, plan.number, plan.budget, plan.lease_until
+        for slot in unpack(plan.removed):
+            del self.slots[slot]
+        for added in plan.added:
+            assert added.slot not in self.slots
+            tokens = unpack(added.tokens)
+            assert added.computed < len(tokens)
+            self.slots[added.slot] = Slot(
+                added.sequence,
+                tokens,
+                added.prompt_tokens + added.sampling.max_tokens,
+                unpack(added.sampling.stop_ids),
+                unpack(added.blocks),
+                added.computed,
+                added.limit,
+            )
+        pairs = unpack(plan.blocks)
+        for slot, block in zip(pairs[::2], pairs[1::2], strict=True):
+            assert 0 <= block < self.num_blocks
+            self.slots[slot].blocks.append(block)
+        pairs = unpack(plan.limits)
+        for slot, limit in zip(pairs[::2], pairs[1::2], strict=True):
+            self.slots[slot].limit = limit
+        if plan.order:
+            self.order = unpack(plan.order)
+        assert sorted(self.order) == sorted(self.slots) or not self.slots
+        if not self.slots:
+            self.order = []
+        for entry in self.slots.values():
+            assert entry.limit <= len(entry.blocks) * self.block_size
+
+    def _step(self, rows: list[tuple[Slot, int]]) -> None:
+        self.widest = max(self.widest, sum(width for _, width in rows))
+        done = []
+        for slot, width in rows:
+            start = slot.computed
+            for position in range(start, start + width):
+                place = slot.blocks[position // self.block_size], position % self.block_size
+                self.kv[place] = hash(tuple(slot.tokens[: position + 1]))
+            slot.computed += width
+            done.append((slot, start, width))
+        # All writes of a step come before its reads, as in a layer of a model.
+        columns = []
+        for slot, start, width in done:
+            for position in range(slot.computed):
+                place = slot.blocks[position // self.block_size], position % self.block_size
+                assert self.kv[place] == hash(tuple(slot.tokens[: position + 1])), "a row read another sequence's KV"
+            token, finish = NO_TOKEN, Finish.NONE
+            if slot.computed == len(slot.tokens):
+                token = next_token(slot.tokens)
+                slot.tokens.append(token)
+                if token in slot.stop_ids:
+                    finish = Finish.STOP
+                elif len(slot.tokens) == slot.end:
+                    finish = Finish.LENGTH
+                slot.dead = finish != Finish.NONE
+            columns.append((slot.sequence, start, width, token, finish))
+        self._emit(columns)
+
+    def _emit(self, columns: list[tuple[int, int, int, int, Finish]]) -> None:
+        self.outputs.append(
+            StepOutput(
+                term=self.term,
+                step=self.step,
+                plan=self.plan,
+                sequences=pack(c[0] for c in columns),
+                starts=pack(c[1] for c in columns),
+                counts=pack(c[2] for c in columns),
+                tokens=pack(c[3] for c in columns),
+                finishes=bytes(c[4] for c in columns),
+                elapsed_us=0,
+            )
+        )
+        self.step += 1
