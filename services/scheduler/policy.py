@@ -159,16 +159,6 @@ class Policy:
         self._vacated, self._removed, self._reordered = [], [], False
         return plan
 
-    def reset(self, term: int, limits: Limits) -> "Policy":
-        """The policy of the next term: the executor lost everything, so every sequence waits again with its tokens."""
-        successor = Policy(term, limits)
-        successor.preemptions = self.preemptions
-        for sequence in self._sequences.values():
-            sequence.state, sequence.slot = State.WAITING, -1
-            sequence.blocks, sequence.computed, sequence.published = [], 0, 0
-            successor.add(sequence)
-        return successor
-
     def check(self) -> None:
         """The invariants that hold between any two calls.
 

@@ -283,21 +283,6 @@ def test_a_lower_priority_number_goes_first() -> None:
     home.drain()
 
 
-def test_a_lost_executor_costs_no_token() -> None:
-    home = house(num_blocks=20)
-    for i in range(6):
-        home.add([i] * 9, max_tokens=20)
-    for _ in range(12):
-        home.plan()
-        home.executor.run()
-        home.read(99)
-    home.policy = home.policy.reset(2, home.limits)
-    home.executor = ModelExecutor(home.limits.num_blocks, home.limits.block_size)
-    home.policy.check()
-    home.drain()
-    home.assert_exact()
-
-
 def test_the_check_catches_a_double_free_and_a_lost_block() -> None:
     home = house()
     sequence = home.add([1] * 10)

@@ -1,0 +1,157 @@
+"""The scheduler's line to its executor during one term: plans out, steps in, repair of what was lost, and the end."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from shared.step_reader import StepReader
+
+from shared import subjects
+from shared.bus import Bus, Message, Subscription
+from shared.errors import BusError, NoResponders, RequestTimeout, WireVersionError
+from shared.messages import Decoder, encode
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.plan import Claim, Claimed, Plan, Replay
+from shared.messages.step import StepOutput
+from shared.peers import SILENCE
+
+CLAIM_TIMEOUT = 1.0
+"""Seconds that an executor has to answer a claim."""
+PLANS_KEPT = 4096
+"""Plans that can be sent again."""
+OVERDUE = 0.25
+"""Seconds after which a plan that the executor has not applied counts as lost."""
+
+_log = structlog.get_logger()
+_claimed = Decoder(Claimed)
+_step = Decoder(StepOutput)
+_heartbeat = Decoder(Heartbeat)
+
+
+async def claim(bus: Bus, instance: str, model: str) -> "tuple[int, Claimed] | None":
+    """Asks a free executor to be this scheduler's; the term under which it is, or None when there is none."""
+    term = await bus.store.next_term()
+    request = encode(Claim(scheduler=instance, term=term, model=model))
+    try:
+        answer = await bus.request(subjects.CLAIM, request, timeout=CLAIM_TIMEOUT)
+    except (NoResponders, RequestTimeout):
+        return None
+    claimed = _claimed.decode(answer.data)
+    return (term, claimed) if claimed.accepted else None
+
+
+class Link:
+    """One executor, claimed under one term.
+
+    Attributes:
+        listening: set once no step can be missed.
+        lost: set once the executor cannot be reached or obeys another.
+    """
+
+    def __init__(self, bus: Bus, executor: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
+        self.executor = executor
+        self.term = term
+        self.lost = asyncio.Event()
+        self.listening = asyncio.Event()
+        self._bus = bus
+        self._on_step = on_step
+        self._reader = StepReader()
+        self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=PLANS_KEPT)
+        self._inbox = bus.new_inbox()
+        self._heard = time.monotonic()
+        self._beat: Heartbeat | None = None
+        self._check = asyncio.Event()
+
+    async def run(self) -> None:
+        """Reads steps until the executor is lost."""
+        subscriptions: list[Subscription] = []
+        try:
+            for subject, handler in (
+                (f"{subjects.STEPS}.{self.executor}", self._on_output),
+                (f"{subjects.HEARTBEAT}.executor.{self.executor}", self._on_heartbeat),
+                (self._inbox, self._on_refusal),
+            ):
+                subscriptions.append(await self._bus.subscribe(subject, handler))
+            self.listening.set()
+            await self._watch()
+        finally:
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
+
+    def send(self, plan: Plan) -> None:
+        """Publishes a plan; the broker answers at once when the executor is gone."""
+        data = encode(plan)
+        self._sent.append((plan.number, time.monotonic(), data))
+        self._bus.publish(f"{subjects.PLAN}.{self.executor}", data, reply=self._inbox)
+
+    def lose(self, reason: str) -> None:
+        """Gives the executor up: the next term begins with a claim."""
+        if not self.lost.is_set():
+            _log.warning("executor_lost", executor=self.executor, term=self.term, reason=reason)
+        self.lost.set()
+        self._check.set()
+
+    async def _watch(self) -> None:
+        """Repairs what heartbeats and gaps show to be missing; ends when the executor is silent for too long."""
+        while not self.lost.is_set():
+            try:
+                async with asyncio.timeout(self._heard + SILENCE - time.monotonic()):
+                    await self._check.wait()
+            except TimeoutError:
+                self.lose(f"silent for {SILENCE} s")
+                return
+            self._check.clear()
+            self._send_again()
+            await self._fetch_missing()
+
+    def _send_again(self) -> None:
+        beat, now = self._beat, time.monotonic()
+        if beat is None or beat.term != self.term:
+            return
+        for number, sent, data in self._sent:
+            if number > beat.plan and now - sent > OVERDUE:
+                self._bus.publish(f"{subjects.PLAN}.{self.executor}", data, reply=self._inbox)
+
+    async def _fetch_missing(self) -> None:
+        missing = self._reader.missing
+        if missing is None and self._beat is not None and self._beat.term == self.term:
+            last = self._reader.last
+            if self._beat.step > last:
+                missing = (last + 1, self._beat.step)
+        if missing is None:
+            return
+        request = encode(Replay(term=self.term, first=missing[0], last=missing[1]))
+        try:
+            async for message in self._bus.request_many(f"{subjects.REPLAY}.{self.executor}", request, stall=SILENCE):
+                self._on_output(message)
+        except BusError as error:
+            _log.warning("replay_failed", executor=self.executor, first=missing[0], last=missing[1], reason=str(error))
+
+    def _on_output(self, message: Message) -> None:
+        try:
+            output = _step.decode(message.data)
+        except (WireVersionError, msgspec.DecodeError) as error:
+            _log.error("step_unreadable", executor=self.executor, reason=str(error))
+            return
+        self._heard = time.monotonic()
+        if output.term != self.term:
+            return
+        for step in self._reader.feed(output):
+            self._on_step(step)
+        if self._reader.missing is not None:
+            self._check.set()
+
+    def _on_heartbeat(self, message: Message) -> None:
+        beat = _heartbeat.decode(message.data)
+        self._heard = time.monotonic()
+        self._beat = beat
+        if beat.term > self.term:
+            self.lose(f"it obeys term {beat.term}")
+        self._check.set()
+
+    def _on_refusal(self, _: Message) -> None:
+        """Only the broker writes to this inbox: nobody listens to the plans."""
+        self.lose("nobody takes its plans")

@@ -1,0 +1,77 @@
+"""A request that this scheduler holds: its work item and its sequences."""
+
+from dataclasses import dataclass, field
+
+from services.scheduler.sequence import Sequence, State
+from shared.bus import Item
+from shared.messages import pack, unpack
+from shared.messages.attach import Attached
+from shared.messages.work import WorkItem
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Owned by the scheduler from its delivery until its last sequence has ended, and renewed in the queue as long."""
+
+    work: WorkItem
+    ack: str
+    """Of the latest delivery."""
+    generation: int
+    """Number of the latest delivery."""
+    trace: str
+    """`traceparent` of the request."""
+    stored_at: float
+    """Unix time at which the queue took it."""
+    sequences: list[Sequence] = field(default_factory=list)
+    """One per choice, of the last attachment."""
+    live: set[int] = field(default_factory=set)
+    """Ids of those that are not over."""
+    queued: bool = True
+    """No token of it has been scheduled yet."""
+
+    @property
+    def choices(self) -> int:
+        """Completions in all."""
+        return len(self.work.prompts) * self.work.n
+
+    def generated(self) -> tuple[bytes, ...]:
+        """Per choice, the tokens known so far, packed."""
+        if not self.sequences:
+            return (b"",) * self.choices
+        return tuple(pack(s.tokens[s.prompt_tokens :]) for s in self.sequences)
+
+
+def accept(item: Item, work: WorkItem) -> Request:
+    """The request of a delivery."""
+    return Request(work, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
+
+
+def sequences_of(request: Request, first_id: int, answer: Attached, arrival: int) -> list[Sequence]:
+    """The sequences of a request after its attachment: per choice the longer of the two lists of known tokens.
+
+    Choices that are over, here or at the detokenizer, come back as finished.
+    """
+    work = request.work
+    ended = set(unpack(answer.ended))
+    stop_ids = set(unpack(work.sampling.stop_ids))
+    prompts = [unpack(prompt) for prompt in work.prompts]
+    sequences = []
+    for index, (ours, theirs) in enumerate(zip(request.generated(), answer.tokens, strict=True)):
+        known = unpack(max(ours, theirs, key=len))
+        prompt = prompts[index // work.n]
+        sequence = Sequence(
+            id=first_id + index,
+            tokens=prompt + known,
+            prompt_tokens=len(prompt),
+            sampling=work.sampling,
+            prompt_index=index // work.n,
+            choice_index=index % work.n,
+            priority=work.priority,
+            arrival=arrival,
+            trace=request.trace,
+        )
+        stopped = len(known) > work.sampling.min_tokens and known[-1] in stop_ids
+        if index in ended or stopped or len(known) >= work.sampling.max_tokens:
+            sequence.state = State.FINISHED
+        sequences.append(sequence)
+    return sequences

@@ -1,0 +1,161 @@
+"""The scheduler: pulls work while it has room, keeps one executor supplied with plans, and reads what it did."""
+
+import asyncio
+import time
+
+import msgspec
+import structlog
+
+from services.scheduler.intake import Intake
+from services.scheduler.link import Link, claim
+from services.scheduler.policy import Limits, Policy
+from shared import subjects, telemetry
+from shared.bus import Message
+from shared.context import Context
+from shared.errors import BusUnavailable, WireVersionError
+from shared.messages import Decoder, encode, unpack
+from shared.messages.finish import FinishedSequences, FinishSequences
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.plan import Claimed, Plan
+from shared.messages.step import StepOutput
+from shared.model_folder import served_name
+
+HAND_BACK_AFTER = 3.0
+"""Seconds without an executor after which the items go to other schedulers."""
+PLAN_SHARE = 0.5
+"""Part of the broker's payload limit that the added slots of one plan may fill."""
+
+_log = structlog.get_logger()
+_finish = Decoder(FinishSequences)
+
+
+class Scheduler:
+    """Owns slots, blocks and tokens of the requests that it holds. All of it is rebuilt from the work queue."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._model = subjects.model_token(served_name(context.settings))
+        self._intake = Intake(context, self._model, self._pump)
+        self._link: Link | None = None
+        self._executors = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serves until cancelled; then hands its items back."""
+        await self._bus.subscribe(f"{subjects.FINISH}.{self._context.instance}.finish", self._on_finish)
+        await self._bus.subscribe(f"{subjects.HEARTBEAT}.executor.*", self._on_executor)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._intake.run())
+                while True:
+                    await self._serve(*await self._claim())
+        finally:
+            await self._intake.hand_back()
+
+    def heartbeat(self) -> Heartbeat:
+        """Ready while an executor obeys."""
+        policy, link = self._intake.policy, self._link
+        load: dict[str, float] = {"requests": len(self._intake.requests)}
+        if policy is not None:
+            load |= {
+                "running": len(policy.running),
+                "waiting": len(policy.waiting),
+                "blocks_held": policy.pool.held,
+                "blocks": policy.pool.num_blocks,
+                "preemptions": policy.preemptions,
+            }
+        ready = link is not None and not link.lost.is_set()
+        term, plan, step = (policy.term, policy.plan_number, policy.step) if policy else (0, 0, -1)
+        return Heartbeat("scheduler", self._context.instance, ready, term, plan, max(step, 0), load)
+
+    async def _claim(self) -> tuple[int, Claimed]:
+        """An executor of this scheduler's own. While there is none for too long, others get the work."""
+        since = time.monotonic()
+        while True:
+            self._executors.clear()
+            if (found := await claim(self._bus, self._context.instance, self._model)) is not None:
+                _log.info("executor_claimed", executor=found[1].executor, term=found[0], blocks=found[1].num_blocks)
+                return found
+            if time.monotonic() - since > HAND_BACK_AFTER:
+                await self._intake.hand_back()
+            try:
+                async with asyncio.timeout(HAND_BACK_AFTER):
+                    await self._executors.wait()
+            except TimeoutError:
+                _log.warning("no_executor", seconds=round(time.monotonic() - since, 1))
+
+    async def _serve(self, term: int, claimed: Claimed) -> None:
+        """Works with one executor until it is lost."""
+        settings = self._context.settings
+        limits = Limits(
+            num_blocks=claimed.num_blocks,
+            block_size=claimed.block_size,
+            max_num_seqs=claimed.max_num_seqs,
+            budget=settings.max_num_batched_tokens,
+            window=settings.lease_window,
+            prefix_cache=settings.prefix_cache,
+            max_plan_bytes=int(self._bus.max_payload * PLAN_SHARE),
+        )
+        link = self._link = Link(self._bus, claimed.executor, term, self._on_step)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(link.run())
+            await link.listening.wait()
+            self._intake.begin(Policy(term, limits), claimed.executor)
+            self._context.announce()
+            await reading
+        self._intake.pause()
+        self._context.announce()
+
+    def _pump(self) -> None:
+        """Sends what the policy has to say."""
+        policy, link = self._intake.policy, self._link
+        if policy is None or link is None or link.lost.is_set():
+            return
+        try:
+            while (plan := policy.schedule()) is not None:
+                self._trace_queue(plan)
+                link.send(plan)
+        except BusUnavailable as error:
+            _log.error("plan_not_sent", reason=str(error))
+            link.lose("the connection takes no more")
+
+    def _trace_queue(self, plan: Plan) -> None:
+        """The span between the queue's acknowledgement and the first slot of a request."""
+        for added in plan.added:
+            request = self._intake.by_sequence.get(added.sequence)
+            if request is not None and request.queued:
+                request.queued = False
+                attributes: dict[str, str | int] = {
+                    "request_id": request.work.request_id,
+                    "cached_tokens": added.computed,
+                }
+                telemetry.span("queue", request.trace, request.stored_at, time.time(), attributes)
+
+    def _on_step(self, output: StepOutput) -> None:
+        policy = self._intake.policy
+        if policy is None or output.term != policy.term:
+            return
+        policy.on_step(output)
+        if any(output.finishes):
+            rows = zip(unpack(output.sequences), output.finishes, strict=True)
+            self._intake.ended(sequence for sequence, finish in rows if finish)
+        self._pump()
+
+    def _on_executor(self, _: Message) -> None:
+        self._executors.set()
+
+    def _on_finish(self, message: Message) -> None:
+        try:
+            wanted = _finish.decode(message.data)
+        except (WireVersionError, msgspec.DecodeError) as error:
+            _log.error("finish_unreadable", reason=str(error))
+            return
+        policy = self._intake.policy
+        sequences = unpack(wanted.sequences)
+        known = 0
+        if policy is not None and wanted.term == policy.term:
+            known = sum([policy.drop(sequence) for sequence in sequences])
+            self._intake.ended(sequences)
+        if message.reply:
+            self._bus.publish(message.reply, encode(FinishedSequences(known)))
+        self._pump()
