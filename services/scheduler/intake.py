@@ -110,7 +110,7 @@ class Intake:
     def _count_room(self) -> int:
         if self.policy is None:
             return 0
-        return self.policy.limits.max_running + LOOKAHEAD - len(self.policy) - self._admitting
+        return self.policy.limits.max_running + LOOKAHEAD - self.policy.live - self._admitting
 
     async def _pull(self, count: int) -> list[Item]:
         try:
@@ -194,6 +194,7 @@ class Intake:
             ack=request.ack,
             first_sequence=first_sequence,
             tokens=request.generated(),
+            finishes=bytes(sequence.finish for sequence in request.sequences),
         )
         subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.attach"
         try:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import msgspec
 import structlog
-from shared.step_reader import StepReader
 
 from shared import subjects
 from shared.bus import Bus, Message, Subscription
@@ -17,6 +16,7 @@ from shared.messages.heartbeat import Heartbeat
 from shared.messages.plan import Claim, Claimed, Plan, Replay
 from shared.messages.step import StepOutput
 from shared.peers import SILENCE
+from shared.step_reader import StepReader
 
 CLAIM_TIMEOUT = 1.0
 """Seconds that an executor has to answer a claim."""
@@ -58,7 +58,7 @@ class Link:
         self.listening = asyncio.Event()
         self._bus = bus
         self._on_step = on_step
-        self._reader = StepReader()
+        self._reader = StepReader(term)
         self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=PLANS_KEPT)
         self._inbox = bus.new_inbox()
         self._heard = time.monotonic()
@@ -116,12 +116,7 @@ class Link:
                 self._bus.publish(f"{subjects.PLAN}.{self.executor}", data, reply=self._inbox)
 
     async def _fetch_missing(self) -> None:
-        missing = self._reader.missing
-        if missing is None and self._beat is not None and self._beat.term == self.term:
-            last = self._reader.last
-            if self._beat.step > last:
-                missing = (last + 1, self._beat.step)
-        if missing is None:
+        if (missing := self._reader.missing) is None:
             return
         request = encode(Replay(term=self.term, first=missing[0], last=missing[1]))
         try:
@@ -129,6 +124,9 @@ class Link:
                 self._on_output(message)
         except BusError as error:
             _log.warning("replay_failed", executor=self.executor, first=missing[0], last=missing[1], reason=str(error))
+            return  # the next heartbeat asks again
+        if self._reader.missing is not None and self._reader.missing[0] == missing[0]:
+            self.lose(f"step {missing[0]} is gone from its ring")
 
     def _on_output(self, message: Message) -> None:
         try:
@@ -150,6 +148,10 @@ class Link:
         self._beat = beat
         if beat.term > self.term:
             self.lose(f"it obeys term {beat.term}")
+        elif beat.term == self.term:
+            self._reader.hear(beat.term, beat.step)
+            if not beat.ready:
+                self.lose("it cannot go on")
         self._check.set()
 
     def _on_refusal(self, _: Message) -> None:

@@ -60,7 +60,9 @@ class Policy:
         self.pool = BlockPool(limits.num_blocks)
         self.plan_number = 0
         self.step = -1
-        """Last step reported."""
+        """Last step output read."""
+        self.runs = 0
+        """Steps with rows among them, which the lease counts."""
         self.lease_until = 0
         self.preemptions = 0
         self.waiting: list[Sequence] = []
@@ -78,7 +80,9 @@ class Policy:
         """Prefixes that a running prompt is about to confirm."""
         self._reordered = False
 
-    def __len__(self) -> int:
+    @property
+    def live(self) -> int:
+        """Sequences that are not over."""
         return len(self._sequences)
 
     def get(self, sequence_id: int) -> Sequence | None:
@@ -111,6 +115,7 @@ class Policy:
     def on_step(self, output: StepOutput) -> None:
         """Takes in what a step did. Outputs of one term arrive in order and without a gap."""
         self.step = output.step
+        self.runs += bool(output.sequences)
         rows = zip(
             unpack(output.sequences),
             unpack(output.starts),
@@ -129,7 +134,7 @@ class Policy:
             if self.limits.prefix_cache:
                 self._publish(sequence)
             if finish != Finish.NONE:
-                self._finish(sequence)
+                self._finish(sequence, Finish(finish))
         while self._leaving and self._leaving[0][0] <= output.plan:
             self._left(self._leaving.popleft()[1])
 
@@ -137,8 +142,8 @@ class Policy:
         """The next plan, or None when nothing has changed. Called until it returns None."""
         grown = self._grow()
         added = self._admit()
-        lease = self.step + 1 + self.limits.window
-        credit = self.lease_until - self.step - 1
+        lease = self.runs + self.limits.window
+        credit = self.lease_until - self.runs
         changed = bool(grown or added or self._vacated)
         if not changed and not (self.running and credit <= self.limits.window // 2 and lease > self.lease_until):
             return None
@@ -297,8 +302,9 @@ class Policy:
         self._removed.append(sequence)
         self._reordered = True
 
-    def _finish(self, sequence: Sequence) -> None:
+    def _finish(self, sequence: Sequence, finish: Finish) -> None:
         """The executor has ended the sequence."""
+        sequence.finish = finish
         del self._sequences[sequence.id]
         if sequence.state is State.RUNNING:
             self._promise_nothing(sequence)

@@ -6,6 +6,7 @@ from services.scheduler.sequence import Sequence, State
 from shared.bus import Item
 from shared.messages import pack, unpack
 from shared.messages.attach import Attached
+from shared.messages.step import Finish
 from shared.messages.work import WorkItem
 
 
@@ -56,6 +57,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival: int
     stop_ids = set(unpack(work.sampling.stop_ids))
     prompts = [unpack(prompt) for prompt in work.prompts]
     sequences = []
+    finishes = [sequence.finish for sequence in request.sequences] or [Finish.NONE] * request.choices
     for index, (ours, theirs) in enumerate(zip(request.generated(), answer.tokens, strict=True)):
         known = unpack(max(ours, theirs, key=len))
         prompt = prompts[index // work.n]
@@ -69,9 +71,10 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival: int
             priority=work.priority,
             arrival=arrival,
             trace=request.trace,
+            finish=finishes[index],
         )
         stopped = len(known) > work.sampling.min_tokens and known[-1] in stop_ids
-        if index in ended or stopped or len(known) >= work.sampling.max_tokens:
+        if index in ended or sequence.finish or stopped or len(known) >= work.sampling.max_tokens:
             sequence.state = State.FINISHED
         sequences.append(sequence)
     return sequences

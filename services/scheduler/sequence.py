@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from services.scheduler.blocks import ROOT, chain
+from shared.messages.step import Finish
 from shared.messages.work import Sampling
 
 
@@ -41,6 +42,8 @@ class Sequence:
     trace: str = ""
     """`traceparent` that spans continue."""
     state: State = State.WAITING
+    finish: Finish = Finish.NONE
+    """How the executor ended it."""
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     """Entry i holds positions [i * block_size, (i + 1) * block_size)."""

@@ -5,6 +5,7 @@ import time
 
 import msgspec
 import structlog
+from opentelemetry.util.types import AttributeValue
 
 from services.scheduler.intake import Intake
 from services.scheduler.link import Link, claim
@@ -35,8 +36,8 @@ class Scheduler:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._bus = context.bus
-        self._model = subjects.model_token(served_name(context.settings))
-        self._intake = Intake(context, self._model, self._pump)
+        self._model = served_name(context.settings)
+        self._intake = Intake(context, subjects.model_token(self._model), self._pump)
         self._link: Link | None = None
         self._executors = asyncio.Event()
 
@@ -125,7 +126,7 @@ class Scheduler:
             request = self._intake.by_sequence.get(added.sequence)
             if request is not None and request.queued:
                 request.queued = False
-                attributes: dict[str, str | int] = {
+                attributes: dict[str, AttributeValue] = {
                     "request_id": request.work.request_id,
                     "cached_tokens": added.computed,
                 }

@@ -51,7 +51,8 @@ class Plan(Wire, frozen=True):
     budget: int
     """Tokens per step."""
     lease_until: int
-    """The executor runs on its own while its step number is below this."""
+    """The executor runs on its own while it has run fewer steps than this in the term. Answers without rows do not
+    count: else a plan that meets a used-up lease would be answered by what uses up the next one, for ever."""
 
 
 class Claim(Wire, frozen=True):

@@ -60,6 +60,8 @@ class ModelExecutor:
     step: int = 0
     budget: int = 0
     lease_until: int = 0
+    runs: int = 0
+    """Steps with rows, which the lease counts."""
     widest: int = 0
     """Largest number of tokens in a step."""
 
@@ -79,11 +81,14 @@ class ModelExecutor:
             self.budget,
         )
         rows = [(self.slots[i], width) for i, width in zip(*(c.tolist() for c in columns), strict=True)]
-        if rows and self.step < self.lease_until:
+        if rows and self.runs < self.lease_until:
+            self.runs += 1
             self._step(rows)
         elif applied:
             self._emit([])
-        return applied or (bool(rows) and self.step <= self.lease_until)
+        else:
+            return False
+        return True
 
     def _apply(self, plan: Plan) -> None:
         assert plan.number == self.plan + 1

@@ -1,0 +1,358 @@
+"""The scheduler between a queue, a detokenizer and an executor that the test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from services.scheduler.service import Scheduler
+from shared import subjects
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.config import Settings
+from shared.context import Context
+from shared.messages import Decoder, encode, pack, unpack
+from shared.messages.attach import Attach, Attached, AttachState
+from shared.messages.done import Done
+from shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.plan import Claim, Claimed, Plan, Replay
+from shared.messages.step import StepOutput
+from shared.messages.work import Sampling, WorkItem
+from tests.support.executor import ModelExecutor, generate
+
+MODEL = "tiny"
+
+
+@dataclass
+class Executor:
+    """A model executor on the bus. It steps when the test says so, or by itself."""
+
+    bus: MemoryBus
+    instance: str = "exec"
+    free_running: bool = True
+    lose_plans: int = 0
+    """Plans that do not arrive."""
+    lose_steps: int = 0
+    """Outputs that are not sent."""
+    model: ModelExecutor = field(default_factory=lambda: ModelExecutor(64, 4))
+    term: int = 0
+    sent: list[StepOutput] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    aside: dict[int, Plan] = field(default_factory=dict)
+
+    async def start(self) -> None:
+        await self.bus.subscribe(subjects.CLAIM, self.on_claim, queue="executor")
+        await self.bus.subscribe(f"{subjects.PLAN}.{self.instance}", self.on_plan)
+        await self.bus.subscribe(f"{subjects.REPLAY}.{self.instance}", self.on_replay)
+        self.beat()
+
+    def beat(self) -> None:
+        beat = Heartbeat("executor", self.instance, True, self.term, self.model.plan, self.model.step - 1, {})
+        self.bus.publish(f"{subjects.HEARTBEAT}.executor.{self.instance}", encode(beat))
+
+    def on_claim(self, message: Message) -> None:
+        claim = Decoder(Claim).decode(message.data)
+        assert claim.model == MODEL
+        self.term = claim.term
+        self.model = ModelExecutor(64, 4)
+        self.sent.clear()
+        self.aside.clear()
+        self.bus.publish(message.reply, encode(Claimed(self.instance, True, 64, 4, 8, 200)))
+
+    def on_plan(self, message: Message) -> None:
+        assert message.reply
+        plan = Decoder(Plan).decode(message.data)
+        if plan.term != self.term:
+            return
+        if self.lose_plans:
+            self.lose_plans -= 1
+            return
+        self.plans.append(plan)
+        self.aside[plan.number] = plan
+        expected = self.model.plans[-1].number + 1 if self.model.plans else self.model.plan + 1
+        while (following := self.aside.pop(expected, None)) is not None:
+            self.model.plans.append(following)
+            expected += 1
+        if self.free_running:
+            self.run()
+
+    def run(self) -> None:
+        while self.model.run():
+            while self.model.outputs:
+                output = replace_term(self.model.outputs.popleft(), self.term)
+                self.sent.append(output)
+                if self.lose_steps:
+                    self.lose_steps -= 1
+                else:
+                    self.bus.publish(f"{subjects.STEPS}.{self.instance}", encode(output))
+
+    def on_replay(self, message: Message) -> None:
+        wanted = Decoder(Replay).decode(message.data)
+        for output in self.sent:
+            if wanted.first <= output.step <= wanted.last:
+                self.bus.publish(message.reply, encode(output))
+        self.bus.publish(message.reply, b"")
+
+
+def replace_term(output: StepOutput, term: int) -> StepOutput:
+    return StepOutput(term, *[getattr(output, name) for name in output.__struct_fields__[1:]])
+
+
+@dataclass
+class Detokenizer:
+    """Collects tokens per request, and ends the item when all choices are over."""
+
+    bus: MemoryBus
+    instance: str = "detok"
+    state: AttachState = AttachState.OPEN
+    known: dict[str, list[list[int]]] = field(default_factory=dict)
+    attached: list[Attach] = field(default_factory=list)
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self) -> None:
+        await self.bus.subscribe(f"{subjects.DETOKENIZER}.{self.instance}.attach", self.on_attach)
+        await self.bus.subscribe(f"{subjects.STEPS}.*", self.on_step)
+
+    def on_attach(self, message: Message) -> None:
+        attach = Decoder(Attach).decode(message.data)
+        self.attached.append(attach)
+        known = self.known.get(attach.request_id, [[] for _ in attach.tokens])
+        for i, (ours, theirs) in enumerate(zip(known, attach.tokens, strict=True)):
+            self.tokens[attach.first_sequence + i] = max(list(ours), unpack(theirs), key=len)
+        self.bus.publish(message.reply, encode(Attached(self.state, tuple(map(pack, known)), b"")))
+        self.changed.set()
+
+    def on_step(self, message: Message) -> None:
+        output = Decoder(StepOutput).decode(message.data)
+        for sequence, token in zip(unpack(output.sequences), unpack(output.tokens), strict=True):
+            if token != 0xFFFFFFFF:
+                self.tokens.setdefault(sequence, []).append(token)
+        self.changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@dataclass
+class Scene:
+    broker: MemoryBroker
+    bus: MemoryBus
+    scheduler: Scheduler
+    executor: Executor
+    detokenizer: Detokenizer
+
+    async def work(self, name: str, prompt: list[int], max_tokens: int = 6, n: int = 1) -> None:
+        sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, max_tokens)
+        item = WorkItem(name, self.detokenizer.instance, (pack(prompt),), n, sampling, 0, 2e9)
+        await self.bus.store.put_work(MODEL, encode(item))
+
+    async def finish(self, sequences: list[int], term: int) -> int:
+        request = encode(FinishSequences(term, pack(sequences), FinishReason.CANCELLED))
+        reply = await self.bus.request(f"{subjects.FINISH}.sched.finish", request, timeout=2)
+        return Decoder(FinishedSequences).decode(reply.data).known
+
+    def load(self, name: str) -> float:
+        return self.scheduler.heartbeat().load.get(name, 0)
+
+    async def until_idle(self) -> None:
+        names = ("requests", "running", "waiting", "blocks_held")
+        await self.detokenizer.until(lambda: not any(self.load(name) for name in names))
+
+
+@asynccontextmanager
+async def scene(*, ack_wait: float = 30.0, **changes: object) -> AsyncIterator[Scene]:
+    broker = MemoryBroker(ack_wait=ack_wait)
+    bus = MemoryBus(broker)
+    settings = Settings(served_model_name=MODEL, max_num_batched_tokens=16, lease_window=2, **changes)  # type: ignore[arg-type]
+    executor, detokenizer = Executor(MemoryBus(broker)), Detokenizer(MemoryBus(broker))
+    await detokenizer.start()
+    scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
+    running = asyncio.create_task(scheduler.run())
+    await asyncio.wait({asyncio.create_task(executor.start()), running}, return_when=asyncio.FIRST_COMPLETED)
+    beating = asyncio.create_task(beat(executor, detokenizer))
+    try:
+        yield Scene(broker, bus, scheduler, executor, detokenizer)
+    finally:
+        beating.cancel()
+        running.cancel()
+        await asyncio.gather(beating, running, return_exceptions=True)
+
+
+async def beat(executor: Executor, detokenizer: Detokenizer) -> None:
+    while True:
+        executor.beat()
+        detokenizer.changed.set()
+        await asyncio.sleep(0.05)
+
+
+def test_requests_run_to_their_end_and_leave_nothing_behind() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            for i in range(20):
+                await s.work(f"r{i}", [i] * (i + 1), n=1 + i % 3)
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 20)
+            await s.until_idle()
+            for attach in s.detokenizer.attached:
+                i = int(attach.request_id[1:])
+                assert len(attach.tokens) == 1 + i % 3
+                for choice in range(len(attach.tokens)):
+                    assert s.detokenizer.tokens[attach.first_sequence + choice] == generate([i] * (i + 1), 6, [])
+
+    asyncio.run(main())
+
+
+def test_tokens_that_the_detokenizer_knows_are_not_generated_again() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            wanted = generate([5, 6], 9, [])
+            s.detokenizer.known["r"] = [wanted[:4]]
+            await s.work("r", [5, 6], max_tokens=9)
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+            await s.until_idle()
+            assert s.detokenizer.tokens[s.detokenizer.attached[0].first_sequence] == wanted
+            assert unpack(s.executor.plans[0].added[0].tokens) == [5, 6, *wanted[:4]]
+            assert s.executor.plans[0].added[0].prompt_tokens == 2
+
+    asyncio.run(main())
+
+
+def test_a_request_that_ended_at_the_detokenizer_is_not_run() -> None:
+    """Race 26: it was cancelled while it waited in the queue."""
+
+    async def main() -> None:
+        async with scene() as s:
+            s.detokenizer.state = AttachState.ENDED
+            await s.work("r", [5, 6])
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+            await s.until_idle()
+            assert not s.executor.plans
+
+    asyncio.run(main())
+
+
+def test_finishing_a_sequence_frees_it_and_doing_so_again_is_harmless() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            s.executor.free_running = False
+            await s.work("r", [5, 6], max_tokens=100)
+            await s.detokenizer.until(lambda: bool(s.executor.plans))
+            attach = s.detokenizer.attached[0]
+            assert await s.finish([attach.first_sequence], attach.term + 1) == 0
+            assert await s.finish([attach.first_sequence], attach.term) == 1
+            assert await s.finish([attach.first_sequence], attach.term) == 0
+            s.executor.run()
+            s.executor.free_running = True
+            await s.until_idle()
+
+    asyncio.run(main())
+
+
+def test_lost_plans_and_lost_steps_are_repaired() -> None:
+    """Race 2: no later message shows the gap, only heartbeats do."""
+
+    async def main() -> None:
+        async with scene() as s:
+            await s.work("warm", [1], max_tokens=2)
+            await s.until_idle()
+            s.executor.lose_plans = 2
+            await s.work("a", [5, 6], max_tokens=12)
+            await s.detokenizer.until(lambda: s.executor.lose_plans == 0)
+            s.executor.lose_steps = 3
+            await s.work("b", [7, 8], max_tokens=12)
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 3)
+            await s.until_idle()
+            await s.detokenizer.until(lambda: not s.executor.model.slots)
+
+    asyncio.run(main())
+
+
+def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_lost() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            s.executor.free_running = False
+            for i in range(3):
+                await s.work(f"r{i}", [i, i], max_tokens=20)
+            await s.detokenizer.until(lambda: len(s.executor.plans) >= 1 and s.load("requests") == 3)
+            old = s.executor.term
+            for _ in range(2):
+                s.executor.model.run()
+            s.executor.run()
+            # Its successor wakes up with the same name and another scheduler's term.
+            s.executor.term += 1
+            s.executor.beat()
+            s.executor.free_running = True
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 6)
+            assert s.executor.term > old
+            await s.until_idle()
+            last = {a.request_id: a for a in s.detokenizer.attached}
+            assert all(a.term == s.executor.term for a in last.values())
+            for i in range(3):
+                known = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
+                assert known == generate([i, i], 20, [])
+
+    asyncio.run(main())
+
+
+def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() -> None:
+    """Race 5."""
+
+    async def main() -> None:
+        async with scene(ack_wait=0.1) as s:  # shorter than the renewal, so that it is delivered again
+            s.executor.free_running = False
+            await s.work("r", [5, 6], max_tokens=100)
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) >= 2)
+            first, second = s.detokenizer.attached[:2]
+            assert first.first_sequence == second.first_sequence
+            assert second.generation > first.generation
+            assert s.load("requests") == 1
+
+    asyncio.run(main())
+
+
+def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
+    """Race 6."""
+
+    async def main() -> None:
+        async with scene(ack_wait=0.05) as s:
+            await s.bus.store.put_done("r", encode(Done("r", b"", (), 0, 0, "", "")))
+            s.detokenizer.state = AttachState.UNKNOWN
+            await s.work("r", [5, 6])
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+            await s.until_idle()
+            assert not await s.bus.store.pull_work(MODEL, 1, expires=0.2)
+            assert len(s.detokenizer.attached) == 1
+
+    asyncio.run(main())
+
+
+def test_unreadable_items_and_requests_are_dropped_and_harm_nobody() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            await s.bus.store.put_work(MODEL, b"\x01nonsense")
+            await s.bus.store.put_work(MODEL, b"\x63")
+            s.bus.publish(f"{subjects.FINISH}.sched.finish", b"nonsense")
+            s.bus.publish(f"{subjects.STEPS}.exec", b"nonsense")
+            await s.work("r", [5, 6])
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+            await s.until_idle()
+
+    asyncio.run(main())
+
+
+def test_items_go_back_to_the_queue_when_the_scheduler_ends() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            s.executor.free_running = False
+            await s.work("r", [5, 6], max_tokens=100)
+            await s.detokenizer.until(lambda: bool(s.executor.plans))
+            broker = s.broker
+        items = await MemoryBus(broker).store.pull_work(MODEL, 1, expires=2)
+        assert [Decoder(WorkItem).decode(item.data).request_id for item in items] == ["r"]
+        assert items[0].deliveries == 2
+
+    asyncio.run(main())

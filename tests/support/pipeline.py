@@ -1,0 +1,99 @@
+"""The real services on a real broker, in one process and on one loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from pagewire import AsyncClient
+from pagewire.broker import Broker
+from services.detokenizer.service import Detokenizer
+from services.executor.service import Executor
+from services.scheduler.service import Scheduler
+from services.tokenizer.service import Tokenizer
+from shared import subjects
+from shared.bus import Bus, nats
+from shared.config import Settings
+from shared.messages.heartbeat import Heartbeat
+from shared.peers import Peers
+from shared.runtime import run_service
+
+SERVICES = {"tokenizer": Tokenizer, "scheduler": Scheduler, "executor": Executor, "detokenizer": Detokenizer}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A running stack."""
+
+    client: AsyncClient
+    bus: Bus
+    """With the permissions of a service."""
+    url: str
+    peers: Peers
+
+    def load(self, service: str) -> dict[str, float]:
+        """What the only instance of a service reported last."""
+        return self.beat(service).load
+
+    def beat(self, service: str) -> Heartbeat:
+        """The last heartbeat of the only instance of a service."""
+        (beat,) = self.peers.alive(service)
+        return beat
+
+    async def until_idle(self) -> None:
+        """Returns once the scheduler holds nothing: no request, no slot, no block."""
+        async with asyncio.timeout(20):
+            while any(
+                self.load("scheduler").get(name, 1) for name in ("requests", "running", "waiting", "blocks_held")
+            ):
+                await self._next_heartbeat("scheduler")
+
+    async def _next_heartbeat(self, service: str) -> None:
+        heard = asyncio.Event()
+        subscription = await self.bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", lambda _: heard.set())
+        await heard.wait()
+        await subscription.unsubscribe()
+
+    async def until_ready(self) -> None:
+        """Returns once every service says that it is ready."""
+        async with asyncio.timeout(30):
+            while not all(any(beat.ready for beat in self.peers.alive(name)) for name in SERVICES):
+                await self._next_heartbeat("*")
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Pipeline]:
+    """Starts a broker and the four services, and ends them."""
+    async with Broker(port=0) as broker:
+        buses = []
+
+        async def connect(name: str, prefix: str = subjects.SERVICE_INBOX) -> Bus:
+            bus = await nats.connect(
+                broker.url, name=name, user=broker.user, password=broker.password, inbox_prefix=prefix
+            )
+            buses.append(bus)
+            return bus
+
+        observer = await connect("observer")
+        peers = Peers(observer)
+        await peers.listen()
+        tasks = [
+            asyncio.create_task(run_service(name, cls, settings, await connect(name), subjects.new_instance()))
+            for name, cls in SERVICES.items()
+        ]
+        try:
+            async with AsyncClient(broker.url) as client:
+                pipeline = Pipeline(client, observer, broker.url, peers)
+                ready = asyncio.create_task(pipeline.until_ready())
+                await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                await ready
+                yield pipeline
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for bus in buses:
+                await bus.close()
