@@ -45,6 +45,10 @@ class BusUnavailable(BusError):
     """There is no connection, or its outbound buffer is full."""
 
 
+class NotPermitted(BusError):
+    """The broker does not let this user publish or subscribe there."""
+
+
 class RequestError(PagewireError):
     """Base of the errors that end one request with an error frame.
 

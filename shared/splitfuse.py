@@ -4,49 +4,44 @@ Source: DeepSpeed-FastGen (Holmes et al., 2024). Long prompts are split over ste
 step has the same number of tokens; decoding rows always come first and are never delayed by a prompt.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
 
 
 class Pending(NamedTuple):
-    """What a slot could compute next."""
+    """What each slot could compute next, as columns in the order in which prompts are served."""
 
-    slot: int
-    """Row in the executor's tables."""
-    remaining: int
-    """Known tokens whose KV is not written: 1 is a decode, more is a prompt. Not negative."""
-    room: int
-    """Positions that the slot's limit still allows. Not negative."""
-
-
-class Row(NamedTuple):
-    """A part of one step."""
-
-    slot: int
-    width: int
-    """Positions to compute, at least 1."""
+    slots: Int64
+    """[N] rows in the executor's tables; none twice."""
+    remaining: Int64
+    """[N] known tokens whose KV is not written: 1 is a decode, more is a prompt. Not negative."""
+    room: Int64
+    """[N] positions that the slot's limit still allows. Not negative."""
 
 
-def compose(pending: Iterable[Pending], budget: int) -> list[Row]:
+class Rows(NamedTuple):
+    """The parts of one step, as columns."""
+
+    slots: Int64
+    """[R] rows in the executor's tables; none twice."""
+    widths: Int64
+    """[R] positions to compute, at least 1."""
+
+
+def compose(pending: Pending, budget: int) -> Rows:
     """The rows of one step: every decode, then prompt chunks in the given order until `budget` tokens are reached.
 
     A slot without work or at its limit is skipped and delays nobody. The budget is filled exactly unless work runs out.
     """
-    decodes: list[Row] = []
-    prompts: list[Pending] = []
-    for entry in pending:
-        if entry.remaining == 0 or entry.room == 0:
-            continue
-        if entry.remaining == 1:
-            decodes.append(Row(entry.slot, 1))
-        else:
-            prompts.append(entry)
-    rows = decodes[:budget]
-    left = budget - len(rows)
-    for entry in prompts:
-        if left == 0:
-            break
-        width = min(entry.remaining, entry.room, left)
-        rows.append(Row(entry.slot, width))
-        left -= width
-    return rows
+    slots, remaining, room = pending
+    decodes = slots[(remaining == 1) & (room > 0)][:budget]
+    waiting = (remaining > 1) & (room > 0)
+    filled = np.minimum(np.cumsum(np.minimum(remaining, room)[waiting]), budget - len(decodes))
+    widths = np.diff(filled, prepend=0)
+    widths = widths[widths > 0]  # the budget runs out once: those left out are the last
+    prompts = slots[waiting][: len(widths)]
+    return Rows(np.concatenate((decodes, prompts)), np.concatenate((np.ones_like(decodes), widths)))

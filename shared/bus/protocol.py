@@ -1,21 +1,27 @@
 """What the services need of a message bus. `shared.bus.nats` and `shared.bus.memory` are its two implementations."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 Headers = Mapping[str, str]
 
+ACK_WAIT = 2.0
+"""Seconds after which an item that was not renewed is delivered again."""
+DONE_AGE = 120.0
+"""Seconds for which the record of an ended request is kept."""
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message as a subscriber sees it."""
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One message as a subscriber sees it. A struct, since a frozen dataclass takes most of a delivery to build."""
 
     subject: str
     data: bytes
     reply: str = ""
     """Where an answer goes; empty: none is wanted."""
-    headers: Headers = field(default_factory=dict)
+    headers: Headers = {}
 
 
 Handler = Callable[[Message], None]

@@ -24,6 +24,8 @@ class Attach(Wire, frozen=True):
     """Choice i is sequence `first_sequence + i`."""
     tokens: tuple[bytes, ...]
     """Per choice, the generated tokens that the scheduler knows, packed."""
+    finishes: bytes = b""
+    """Per choice one `step.Finish`: how the device ended it at the last of `tokens`. Empty: all go on."""
 
 
 class AttachState(IntEnum):

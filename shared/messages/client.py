@@ -1,5 +1,6 @@
 """The outer edge: what clients send and what they get back, in JSON or MessagePack maps."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -70,8 +71,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A request to `pagewire.v1.generate.<model>`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]] | None = None
-    """Text, token ids, or several of either; exactly one of `prompt` and `messages` is given."""
+    prompt: str | Sequence[int | str | Sequence[int]] | None = None
+    """Text, token ids, or several of either (not mixed); exactly one of `prompt` and `messages` is given."""
     messages: list[ChatMessage] | None = None
     """A conversation, laid out by the model's chat template."""
     stream: bool = False

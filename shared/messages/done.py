@@ -1,5 +1,7 @@
 """What ended in the last two minutes, so that no request is generated twice."""
 
+from typing import Literal
+
 from shared.messages.codec import Wire
 
 
@@ -10,8 +12,8 @@ class DoneChoice(Wire, frozen=True):
     """Packed ids."""
     texts: tuple[str, ...]
     """Text of each token's frame; joined, the text of the completion."""
-    finish_reason: str
-    """stop, length or cancelled."""
+    finish_reason: Literal["stop", "length", "cancelled"]
+    """Why it ended."""
     stop_reason: str | int | None
     """What stopped it, as the client is told."""
 

@@ -29,8 +29,8 @@ class OpenStream(Wire, frozen=True):
     """Frames as they come, or one result."""
     prompts: tuple[bytes, ...]
     """The last ids of each prompt, packed: context that the first characters of the text depend on."""
-    prompt_tokens: int
-    """Length of all prompts together, for `usage`."""
+    prompt_lengths: bytes
+    """Packed length of each prompt: the position of the first token of its completions, and for `usage`."""
     n: int
     """Completions per prompt. Choice `p * n + c` is completion c of prompt p."""
     stop: tuple[str, ...]

@@ -1,0 +1,59 @@
+"""The `pagewire` command: one module of `pagewire.commands` for each verb."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Protocol
+
+from pagewire.commands import bench, chat, demo, doctor, generate, serve, status, trace
+from shared.errors import PagewireError
+
+
+class Command(Protocol):
+    """A module of `pagewire.commands`; the first line of its docstring is its help."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares its arguments."""
+
+    def run(self, given: argparse.Namespace) -> int:
+        """Does it; returns the exit code."""
+
+
+COMMANDS: dict[str, Command] = {
+    "serve": serve,
+    "generate": generate,
+    "chat": chat,
+    "status": status,
+    "bench": bench,
+    "trace": trace,
+    "doctor": doctor,
+    "demo": demo,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Exit code 2 and one line on standard error when it cannot be done."""
+    given = build_parser().parse_args(arguments)
+    try:
+        return COMMANDS[given.command].run(given)
+    except PagewireError as error:
+        print(f"pagewire: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="pagewire", description="Serves language models as a pipeline of services over NATS."
+    )
+    parser.add_argument("--version", action="version", version=f"pagewire {version('pagewire')}")
+    verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        text = (command.__doc__ or "").partition("\n")[0].rstrip(".")
+        command.add_arguments(verbs.add_parser(name, help=text[0].lower() + text[1:], description=command.__doc__))
+    return parser

@@ -1,0 +1,23 @@
+"""Runs one of the benchmarks.
+
+Each is a module of `bench` with `main(arguments) -> int`, and takes arguments of its own: `pagewire bench NAME --help`.
+"""
+
+import argparse
+import importlib
+import pkgutil
+
+import bench as benchmarks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which benchmark, and what it takes."""
+    names = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name[0] != "_")
+    parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Hands over to the benchmark."""
+    code: int = importlib.import_module(f"bench.{given.name}").main(given.arguments)
+    return code

@@ -1,0 +1,92 @@
+"""Checks the machine, the settings, the model and the connection, and says what to mend; exit code 1 if anything."""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+from pagewire.broker import find_server
+from pagewire.client import AsyncClient
+from pagewire.commands import session
+from shared import flags, model_folder
+from shared.config import Settings
+from shared.errors import BusUnavailable, ConfigurationError, PagewireError
+
+MEMORY_WANTED = 2 << 30
+"""Bytes that the embedded stack with the bundled model should find free."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every setting."""
+    flags.add_settings(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Prints one line per check."""
+    wrong = 0
+    try:
+        settings = flags.read_settings(given)
+    except ConfigurationError as error:
+        print(f"WRONG  settings: {error}")
+        return 1
+    print("ok     settings")
+    for name, check in checks(settings):
+        try:
+            print(f"ok     {name}: {check()}")
+        except PagewireError as error:
+            wrong += 1
+            print(f"WRONG  {name}: {error}")
+    return 1 if wrong else 0
+
+
+def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Name of each check, and what makes it: it returns what it found or raises what is to be mended."""
+    yield "machine", _machine
+    yield "model", lambda: _model(settings)
+    if not settings.nats_url:
+        yield "broker", find_server
+    yield "connection", lambda: asyncio.run(_connection(settings))
+
+
+def _machine() -> str:
+    cores = len(os.sched_getaffinity(0))
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if free < MEMORY_WANTED:
+        raise ConfigurationError(
+            f"{free >> 20} MiB of memory are free, {MEMORY_WANTED >> 20} MiB are wanted: free some"
+        )
+    return f"Python {sys.version.partition(' ')[0]}, {cores} cores, {free >> 20} MiB of memory free"
+
+
+def _model(settings: Settings) -> str:
+    path = model_folder.resolve(settings.model)
+    config = model_folder.read_config(path)
+    weights = list(path.glob("*.safetensors"))
+    if not weights:
+        raise ConfigurationError(f"{path} has no *.safetensors: fetch the weights in that format")
+    if not (path / "tokenizer.json").exists():
+        raise ConfigurationError(f"{path} has no tokenizer.json: fetch it beside the weights")
+    size = sum(file.stat().st_size for file in weights)
+    context = model_folder.max_model_len(settings, config)
+    return f"{model_folder.served_name(settings)}, {size >> 20} MiB of weights, context {context}"
+
+
+async def _connection(settings: Settings) -> str:
+    url = session.url_of(settings)
+    try:
+        async with AsyncClient(url, api_key=settings.api_key, connect_timeout=session.CONNECT_WITHIN) as client:
+            names = ", ".join(info.name for info in await client.models())
+    except BusUnavailable:
+        if settings.nats_url:
+            raise
+        return f"no stack is running at {url}; `pagewire serve` starts one{_port(settings)}"
+    return f"{url} serves {names}"
+
+
+def _port(settings: Settings) -> str:
+    with socket.socket() as probe:
+        if probe.connect_ex((settings.host, settings.port)) == 0:
+            raise ConfigurationError(f"port {settings.port} is taken by another program: choose another --port")
+    return f" at port {settings.port}"

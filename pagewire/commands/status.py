@@ -1,0 +1,87 @@
+"""Shows who is there, how loaded, how healthy; exit code 1 unless every service is ready."""
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from pagewire.commands import session
+from pagewire.stack import PIPELINE
+from shared import flags
+from shared.bus import Bus, nats
+from shared.config import Settings
+from shared.errors import NoResponders, RequestTimeout
+
+ANSWER_WITHIN = 0.5
+"""Seconds without another answer after which everybody has answered."""
+
+
+class Stats(msgspec.Struct):
+    """What a service answers to `$SRV.STATS`, as far as it is shown."""
+
+    name: str
+    id: str
+    started: str
+    metadata: dict[str, str]
+
+
+_stats = msgspec.json.Decoder(Stats)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One service, and every setting."""
+    parser.add_argument("--service", metavar="NAME", help="only this service: exit code 0 while one of them is ready")
+    flags.add_settings(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Prints a line per service instance."""
+    settings = session.quiet(flags.read_settings(given))
+    return session.run(_status(settings, given.service), settings)
+
+
+async def _status(settings: Settings, service: str | None) -> int:
+    user = settings.nats_user or ("client" if settings.api_key else "")
+    bus = await nats.connect(
+        session.url_of(settings),
+        name="status",
+        user=user,
+        password=settings.nats_password or settings.api_key,
+        inbox_prefix="_INBOX",
+        connect_timeout=session.CONNECT_WITHIN,
+    )
+    try:
+        found = await ask(bus, service)
+    finally:
+        await bus.close()
+    print("\n".join(table(found)))
+    wanted = [service] if service else PIPELINE
+    ready = {stats.name for stats in found if stats.metadata.get("ready") == "true"}
+    missing = [name for name in wanted if f"pagewire-{name}" not in ready]
+    if missing:
+        print(f"not ready: {', '.join(missing)}")
+    return 1 if missing else 0
+
+
+async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
+    """What every service instance says of itself, by name."""
+    subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
+    found: list[Stats] = []
+    try:
+        async for reply in bus.request_many(subject, b"", stall=ANSWER_WITHIN):
+            found.append(_stats.decode(reply.data))  # noqa: PERF401 - what came before a timeout is kept
+    except (NoResponders, RequestTimeout):
+        pass  # nobody is there, or everybody has answered
+    return sorted(found, key=lambda stats: (stats.name, stats.id))
+
+
+def table(found: list[Stats]) -> list[str]:
+    """Lines for the terminal."""
+    lines = [f"{'service':<14}{'instance':<14}{'state':<10}{'model':<16}load"]
+    for stats in found:
+        details: dict[str, Any] = stats.metadata
+        state = "ready" if details.get("ready") == "true" else "not ready"
+        load = " ".join(f"{key[5:]}={value}" for key, value in sorted(details.items()) if key.startswith("load."))
+        name = stats.name.removeprefix("pagewire-")
+        lines.append(f"{name:<14}{stats.id:<14}{state:<10}{details.get('model', ''):<16}{load}")
+    return lines

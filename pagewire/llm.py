@@ -1,0 +1,98 @@
+"""Offline generation: a list of prompts in, a list of results out, with a stack of its own."""
+
+import asyncio
+import weakref
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pagewire.client import AsyncClient, Prompt
+from pagewire.stack import PIPELINE, Stack
+from pagewire.sync import LoopThread
+from shared import config
+from shared.errors import InvalidRequest, Overloaded, PagewireError
+from shared.messages.client import Result, SamplingParams
+
+REQUEST_TIMEOUT = 24 * 3600.0
+"""Seconds: offline, a request waits for its turn as long as it takes."""
+
+
+class LLM:
+    """`LLM("folder-or-id").generate(["Hello"], SamplingParams(max_tokens=16))`.
+
+    The stack starts here, on free ports, and ends with `close`, with the `with` block, or with the program.
+
+    Args:
+        model: folder or hub id; empty: the bundled model.
+        settings: any setting by its name with underscores, such as `max_num_seqs=8`.
+
+    Raises:
+        ConfigurationError: the model or a setting cannot be used.
+    """
+
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        flags = {name.replace("_", "-"): value for name, value in settings.items()}
+        self._settings = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+        self._thread = LoopThread()
+        self._stack = Stack(self._settings, PIPELINE)
+        self._finalizer = weakref.finalize(self, _end, self._thread, self._stack)
+        try:
+            self._thread.run(self._stack.__aenter__())
+            self._address = self._thread.run(self._stack.ready())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the stack. Harmless twice."""
+        self._finalizer()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Result]:
+        """One result per prompt, in order; `result.choices[0].text` is its text.
+
+        Args:
+            prompts: texts, or token ids of each.
+            sampling: for all prompts, or one for each.
+
+        Raises:
+            RequestError: a prompt is refused, or the pipeline failed.
+        """
+        several: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = sampling if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(several)
+        if len(each) != len(several):
+            raise InvalidRequest(f"there are {len(several)} prompts and {len(each)} sampling parameters")
+        return self._thread.run(self._generate(list(zip(several, each, strict=True))))
+
+    async def _generate(self, work: Sequence[tuple[Prompt, SamplingParams]]) -> list[Result]:
+        """Twice as many requests in flight as there are slots, so that the next is at hand when one ends."""
+        room = asyncio.Semaphore(2 * self._settings.max_num_seqs)
+        async with AsyncClient(self._address.nats, api_key=self._settings.api_key) as client:
+
+            async def one(prompt: Prompt, sampling: SamplingParams) -> Result:
+                async with room:
+                    while True:
+                        try:
+                            return await client.generate(prompt, sampling, timeout=REQUEST_TIMEOUT)
+                        except Overloaded as error:
+                            await asyncio.sleep((error.retry_after_ms or 100) / 1000)
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(one(prompt, sampling)) for prompt, sampling in work]
+            except* PagewireError as errors:
+                raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
+def _end(thread: LoopThread, stack: Stack) -> None:
+    thread.run(stack.__aexit__())
+    thread.close()

@@ -1,0 +1,157 @@
+"""What one reader of a stream has been sent, and the order in which readers are served."""
+
+import asyncio
+from collections import deque
+
+from services.detokenizer import frames
+from services.detokenizer.stream import Stream, StreamState
+from shared.bus import Bus
+from shared.errors import BusUnavailable, MessageTooLarge
+from shared.frames import encode_frame
+from shared.messages.client import Accepted, Delta, Queued
+
+HIGH_WATER = 1 << 20
+"""Bytes waiting for the socket above which frames stay where they are."""
+RETRY = 0.01
+"""Seconds between two looks at a connection that lags."""
+QUOTA = 64
+"""Frames that a reader gets before the next one has its turn."""
+
+
+class Mailbox:
+    """One reader, as a position in its stream: frames are made when they are sent, so a slow reader costs nothing."""
+
+    __slots__ = ("_encoding", "_greeting", "_next", "closed", "queued", "reply", "stream", "streaming")
+
+    def __init__(
+        self,
+        stream: Stream,
+        reply: str,
+        encoding: int,
+        *,
+        streaming: bool,
+        start: int = 0,
+        greeting: Accepted | None = None,
+    ) -> None:
+        """`start`: position in each completion of the first token wanted."""
+        self.stream = stream
+        self.reply = reply
+        self.streaming = streaming
+        self.closed = False
+        self.queued = False
+        self._encoding = encoding
+        self._greeting = greeting
+        self._next = [start] * len(stream.completions)
+
+    def pump(self, bus: Bus, quota: int) -> int:
+        """Sends up to about `quota` frames that are due; how many it sent. Less than `quota`: nothing is left for now.
+
+        Raises:
+            BusUnavailable: the connection takes no more; nothing is lost by that.
+        """
+        if self.closed:
+            return 0
+        if not self.streaming:
+            return self._close(bus)
+        sent = 0
+        if self._greeting is not None:
+            bus.publish(self.reply, encode_frame(self._greeting, self._encoding))
+            self._greeting = None
+            sent = 1
+        for index, completion in enumerate(self.stream.completions):
+            position = self._next[index]
+            end = min(len(completion.texts), position + quota - sent)
+            while position < end:
+                delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
+                bus.publish(self.reply, encode_frame(delta, self._encoding))
+                position += 1
+                sent += 1
+                self._next[index] = position
+        return sent if sent >= quota else sent + self._close(bus)
+
+    def rewind(self, start: int, greeting: Accepted | None = None) -> None:
+        """The reader wants the frames from `start` on again; what it was not sent yet, it gets in any case."""
+        self._greeting = greeting or self._greeting
+        self._next = [min(position, start) for position in self._next]
+
+    def keep_alive(self, bus: Bus) -> None:
+        """Tells the reader that the request still waits."""
+        if self.streaming and self._greeting is None:
+            bus.publish(self.reply, encode_frame(Queued(self.stream.request_id), self._encoding))
+
+    def _close(self, bus: Bus) -> int:
+        """Sends the last frame, if the stream has come to that; the number of frames."""
+        if self.stream.state is not StreamState.ENDED:
+            return 0
+        data, headers = frames.closing(self.stream, self._encoding, streaming=self.streaming)
+        try:
+            bus.publish(self.reply, data, headers=headers)
+        except MessageTooLarge:
+            data, headers = frames.too_large(self.stream, self._encoding)
+            bus.publish(self.reply, data, headers=headers)
+        if self.streaming:
+            bus.publish(self.reply, b"")
+        self.closed = True
+        return 1
+
+
+class Outbox:
+    """Serves mailboxes in turn, as fast as the connection takes frames and no faster.
+
+    Attributes:
+        frames: frames sent so far.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self.frames = 0
+        self._bus = bus
+        self._waiting: deque[Mailbox] = deque()
+        self._retry: asyncio.TimerHandle | None = None
+
+    def post(self, stream: Stream) -> None:
+        """The stream has something new for its readers; `drain` sends it."""
+        for mailbox in stream.mailboxes:
+            if not mailbox.queued:
+                mailbox.queued = True
+                self._waiting.append(mailbox)
+
+    def drain(self) -> None:
+        """Sends what waits, until the connection lags; then goes on by itself as soon as it has caught up."""
+        try:
+            while self._waiting and self._bus.backlog() < HIGH_WATER:
+                self._serve(self._waiting[0])
+        except BusUnavailable:
+            pass  # as with a lagging connection: what waits is sent when it is back
+        if self._waiting and self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY, self._try_again)
+
+    def keep_alive(self, stream: Stream) -> None:
+        """Tells the readers of a stream that it still waits, unless they lag anyway."""
+        try:
+            for mailbox in stream.mailboxes:
+                if self._bus.backlog() < HIGH_WATER:
+                    mailbox.keep_alive(self._bus)
+                    self.frames += 1
+        except BusUnavailable:
+            pass  # the next one tells as much
+
+    def close(self) -> None:
+        """Sends nothing more."""
+        self._waiting.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+
+    def _serve(self, mailbox: Mailbox) -> None:
+        sent = mailbox.pump(self._bus, QUOTA)
+        self.frames += sent
+        self._waiting.popleft()
+        if sent >= QUOTA:
+            self._waiting.append(mailbox)
+            return
+        mailbox.queued = False
+        if mailbox.closed:
+            mailbox.stream.drop(mailbox)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.drain()

@@ -1,0 +1,86 @@
+"""The streams in memory: those that go on, and those that ended lately."""
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from services.detokenizer.stream import Stream, StreamState, restore
+from shared.bus import Store
+from shared.errors import WireVersionError
+from shared.messages import Decoder
+from shared.messages.done import Done
+
+MAX_OPEN = 8192
+"""Streams that may be open at once."""
+MAX_ENDED = 4096
+"""Ended streams that are kept in memory; their records remain."""
+KEEP = 35.0
+"""Seconds for which an ended stream answers from memory."""
+
+_done = Decoder(Done)
+
+
+class Registry:
+    """Streams by request id."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: dict[str, Stream] = {}
+        self._ended: dict[str, Stream] = {}
+
+    @property
+    def open(self) -> Iterable[Stream]:
+        """The streams that have not ended."""
+        return self._open.values()
+
+    def __len__(self) -> int:
+        """Streams that have not ended."""
+        return len(self._open)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more streams can be opened."""
+        return len(self._open) >= MAX_OPEN
+
+    def find(self, request_id: str) -> Stream | None:
+        """The stream in memory."""
+        return self._open.get(request_id) or self._ended.get(request_id)
+
+    async def recall(self, request_id: str) -> Stream | None:
+        """The stream in memory, or as its record has it when it has ended.
+
+        Raises:
+            BusError: the record cannot be read now.
+        """
+        if (stream := self.find(request_id)) is not None:
+            return stream
+        data = await self._store.get_done(request_id)
+        if (stream := self.find(request_id)) is not None or data is None:
+            return stream
+        try:
+            stream = restore(_done.decode(data))
+        except (WireVersionError, msgspec.DecodeError):
+            return None  # of another release: its id counts as new
+        self._keep(stream)
+        return stream
+
+    def add(self, stream: Stream) -> None:
+        """A stream begins."""
+        self._open[stream.request_id] = stream
+
+    def retire(self, stream: Stream) -> None:
+        """A stream has ended."""
+        assert stream.state is StreamState.ENDED
+        del self._open[stream.request_id]
+        self._keep(stream)
+
+    def _keep(self, stream: Stream) -> None:
+        if len(self._ended) >= MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+        self._ended[stream.request_id] = stream
+        asyncio.get_running_loop().call_later(KEEP, self._forget, stream)
+
+    def _forget(self, stream: Stream) -> None:
+        if self._ended.get(stream.request_id) is stream:
+            del self._ended[stream.request_id]

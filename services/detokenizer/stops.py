@@ -1,0 +1,111 @@
+"""Stop strings in a text that arrives in pieces."""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+
+
+class StopAutomaton:
+    """Aho and Corasick's automaton (1975): after each character it is in the state of the longest suffix of the text
+    that begins a stop string.
+
+    State 0 is the empty suffix.
+
+    Attributes:
+        depth: length of each state's suffix.
+        matched: index of the first stop string, in the order given, that ends in each state; -1: none.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]
+        self.depth = [0]
+        self.matched = [-1]
+        for index, stop in enumerate(stops):
+            self._add(stop, index)
+        self._link()
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        while (found := self._next[state].get(character)) is None and state:
+            state = self._shorter[state]
+        return found or 0
+
+    def open(self, state: int) -> int:
+        """The state as far as more characters could complete it: a whole stop string that begins no longer one ends."""
+        while state and not self._next[state]:
+            state = self._shorter[state]
+        return state
+
+    def _add(self, stop: str, index: int) -> None:
+        state = 0
+        for character in stop:
+            following = self._next[state].setdefault(character, len(self.depth))
+            if following == len(self.depth):
+                self._next.append({})
+                self._shorter.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.matched.append(-1)
+            state = following
+        if state and self.matched[state] < 0:
+            self.matched[state] = index
+
+    def _link(self) -> None:
+        """Links each state with its longest proper suffix that is a state, shorter ones first."""
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for character, following in self._next[state].items():
+                self._shorter[following] = self.step(self._shorter[state], character)
+                waiting.append(following)
+            ending = [index for index in (self.matched[state], self.matched[self._shorter[state]]) if index >= 0]
+            self.matched[state] = min(ending, default=-1)
+
+
+@lru_cache(maxsize=256)
+def automaton(stops: tuple[str, ...]) -> StopAutomaton:
+    """The automaton of these stop strings; clients tend to send the same ones again and again."""
+    return StopAutomaton(stops)
+
+
+class StopStrings:
+    """Lets text pass up to the first stop string, and holds back what may still become one.
+
+    The stop string that is complete first ends the text; of several that end at the same character, the one that comes
+    first in the list. Work per character does not depend on number and length of the stop strings.
+    """
+
+    __slots__ = ("_automaton", "_held", "_include", "_state", "_stops")
+
+    def __init__(self, stops: tuple[str, ...], *, include: bool) -> None:
+        """`include`: the stop string stays in the text."""
+        self._stops = stops
+        self._include = include
+        self._automaton = automaton(stops)
+        self._state = 0
+        self._held = ""
+
+    def push(self, piece: str, *, armed: bool = True) -> tuple[str, str | None]:
+        """Text that is free to go, and the stop string that ended it, if one did.
+
+        A stop string that is complete while not `armed` is ordinary text. Nothing may be pushed after the end.
+        """
+        states, state = self._automaton, self._state
+        for end, character in enumerate(piece, 1):
+            state = states.step(state, character)
+            if armed and (index := states.matched[state]) >= 0:
+                stop = self._stops[index]
+                text = self._held + piece[:end]
+                self._held = ""
+                return text if self._include else text[: -len(stop)], stop
+        self._state = state = states.open(state)
+        text = self._held + piece
+        free = len(text) - states.depth[state]
+        self._held = text[free:]
+        return text[:free], None
+
+    def flush(self) -> str:
+        """What is held back: the text ends without a stop string."""
+        held, self._held = self._held, ""
+        self._state = 0
+        return held

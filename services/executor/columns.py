@@ -1,0 +1,29 @@
+"""Packed columns of messages, little-endian u32, as arrays."""
+
+import numpy as np
+
+from services.executor.devices.protocol import Int64
+
+
+def column(data: bytes) -> Int64:
+    """The numbers in `data`.
+
+    Raises:
+        ValueError: the last one is cut off.
+    """
+    return np.frombuffer(data, "<u4").astype(np.int64)
+
+
+def pairs(data: bytes) -> tuple[Int64, Int64]:
+    """The first and the second number of each pair in `data`.
+
+    Raises:
+        ValueError: the last pair is cut off.
+    """
+    table = column(data).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def packed(numbers: Int64) -> bytes:
+    """`numbers` as a packed column. -1 becomes 0xFFFF_FFFF."""
+    return numbers.astype("<u4").tobytes()

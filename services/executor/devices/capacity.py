@@ -1,0 +1,44 @@
+"""How large the KV pool is."""
+
+from pathlib import Path
+
+from shared.config import Settings
+from shared.errors import ConfigurationError
+
+FREE_SHARE = 0.5
+"""Of the free memory: the rest is for activations and for the other programs of the machine."""
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, free: int) -> int:
+    """Blocks of the KV pool: as set, or as many as `max_num_seqs` sequences can use and half of `free` bytes holds.
+
+    Raises:
+        ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens.
+    """
+    longest = -(-max_model_len // settings.block_size)
+    if settings.num_kv_blocks is not None:
+        blocks, source = settings.num_kv_blocks, "num-kv-blocks"
+    elif settings.kv_cache_memory is not None:
+        blocks, source = settings.kv_cache_memory // bytes_per_block, "kv-cache-memory"
+    else:
+        blocks = min(settings.max_num_seqs * longest, int(free * FREE_SHARE) // bytes_per_block)
+        source = "half of the free memory"
+    if blocks < longest:
+        raise ConfigurationError(
+            f"{source} gives {blocks} KV blocks of {bytes_per_block} bytes, one sequence of {max_model_len} tokens "
+            f"needs {longest}: raise kv-cache-memory or num-kv-blocks, or lower max-model-len"
+        )
+    return blocks
+
+
+def free_memory() -> int:
+    """Bytes that this process could still take: of the machine or, if that is less, of its container."""
+    lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.exists() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int(used.read_text()))
+    return max(free, 0)

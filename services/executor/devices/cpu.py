@@ -1,0 +1,52 @@
+"""The CPU as a device: PyTorch, eager, one step at a time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.executor.devices.attention import KVCache, PagedAttention
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.devices.slots import DeviceSlots
+from services.executor.models.model import CausalLM
+from services.executor.sampling import sample
+
+
+class CpuDevice:
+    """A `Device`."""
+
+    def __init__(self, model: CausalLM, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self._model = model
+        self._slots = DeviceSlots(capacity)
+        self._cache = KVCache(model.spec, capacity.num_blocks, capacity.block_size, model.embedding.dtype)
+
+    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+        """See `Device.add`."""
+        self._slots.add(slot, blocks, sampling)
+
+    def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """See `Device.extend`."""
+        self._slots.extend(slots, blocks)
+
+    def remove(self, slot: int) -> None:
+        """Nothing to do: what the slot held is overwritten when it is taken again."""
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch) -> Int64:
+        """See `Device.step`."""
+        ends = batch.starts + batch.widths
+        behind = np.cumsum(batch.widths)
+        positions = np.arange(len(batch.token_ids)) + np.repeat(ends - behind, batch.widths)
+        attend = PagedAttention(self._cache, self._slots.tables, batch, positions)
+        hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
+        tokens = np.full(len(batch.slots), -1, np.int64)
+        rows = np.flatnonzero(batch.samples)
+        if rows.size:
+            logits = self._model.logits(hidden[torch.from_numpy(behind[rows] - 1)])
+            tokens[rows] = sample(logits, self._slots.sampling(batch.slots[rows], ends[rows])).numpy()
+        return tokens
+
+    def close(self) -> None:
+        """Drops the model and the KV pool."""
+        del self._model, self._cache

@@ -1,0 +1,87 @@
+"""What the step loop asks of a device. A device knows slots, blocks and tokens; sequences and plans it does not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much a device holds."""
+
+    num_blocks: int
+    """Size of the KV pool; block ids are in [0, num_blocks)."""
+    block_size: int
+    """KV positions per block."""
+    max_num_seqs: int
+    """Slots; slot numbers are in [0, max_num_seqs)."""
+    max_model_len: int
+    """Context, in tokens."""
+    vocab_size: int
+    """Token ids are in [0, vocab_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSampling:
+    """How the tokens of one slot are picked."""
+
+    temperature: float
+    """0 is greedy."""
+    top_p: float
+    """In (0, 1]; 1 is off."""
+    top_k: int
+    """0 is off."""
+    min_p: float
+    """In [0, 1]; 0 is off."""
+    key: int
+    """64 bits, unsigned: see `services.executor.sampling.sequence_key`."""
+    stop_ids: tuple[int, ...]
+    """Ids that end the sequence."""
+    floor: int
+    """Sequence length, prompt included, below which no id of `stop_ids` is picked: prompt_tokens + min_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What one step computes: R rows of T tokens in all, as columns."""
+
+    slots: Int64
+    """[R] slot of each row; no slot twice."""
+    starts: Int64
+    """[R] first position of each row."""
+    widths: Int64
+    """[R] number of positions of each row, at least 1; their sum is T."""
+    token_ids: Int64
+    """[T] input ids, rows one after the other."""
+    samples: Bool
+    """[R] whether the row samples the token at position start + width."""
+
+
+class Device(Protocol):
+    """Computes steps. Every method runs on one thread, in order."""
+
+    capacity: Capacity
+
+    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+        """A sequence takes a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size)."""
+
+    def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Appends `blocks[i]` to the block table of `slots[i]`, for each i in order."""
+
+    def remove(self, slot: int) -> None:
+        """The slot is free again. Its blocks keep their content."""
+
+    def step(self, batch: StepBatch) -> Int64:
+        """Writes the KV of the batch's positions and samples: [R] the token of each row, or -1 where it sampled none.
+
+        A position must lie within the slot's blocks, and the KV of every position before it must be there.
+        """
+
+    def close(self) -> None:
+        """Gives the memory back. Nothing may be called afterwards."""

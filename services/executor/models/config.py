@@ -1,0 +1,50 @@
+"""config.json as typed, checked structs."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import torch
+
+from shared.errors import ConfigurationError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+class Common(msgspec.Struct, frozen=True, kw_only=True):
+    """What the files of all families have. Further keys are ignored."""
+
+    architectures: tuple[str, ...] = ()
+    """Class names of transformers; the first that is known counts."""
+    dtype: str | None = None
+    """Of the weights, as transformers 5 names it."""
+    torch_dtype: str | None = None
+    """Of the weights, as transformers 4 names it."""
+    quantization_config: dict[str, Any] | None = None
+    """Only there when the weights are quantized."""
+
+
+def parse(kind: type[C], config: dict[str, Any]) -> C:
+    """The struct that `config` describes.
+
+    Raises:
+        ConfigurationError: a value is missing, of the wrong type or out of range.
+    """
+    try:
+        return msgspec.convert(config, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"config.json cannot be used: {error}") from error
+
+
+def weights_dtype(setting: Literal["auto", "float32", "bfloat16", "float16"], config: Common) -> torch.dtype:
+    """The dtype to compute in: as set, else as the model was saved, else float32.
+
+    Raises:
+        ConfigurationError: the model was saved in another dtype than those of `DTYPES`.
+    """
+    name = setting if setting != "auto" else config.dtype or config.torch_dtype or "float32"
+    if name not in DTYPES:
+        raise ConfigurationError(f"config.json has dtype {name}: set dtype to one of {', '.join(DTYPES)}")
+    return DTYPES[name]

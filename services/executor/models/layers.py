@@ -1,0 +1,54 @@
+"""Layers that the families share."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same shape."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class PackedLinear(nn.Module):
+    """Several projections of one input as one matrix product.
+
+    The checkpoint has them one by one: `q_proj.weight` beside the others, where this module is `qkv_proj`.
+    """
+
+    def __init__(self, inputs: int, parts: Mapping[str, int], bias: bool) -> None:
+        super().__init__()
+        self.parts = dict(parts)
+        """Name in the checkpoint and number of outputs of each projection, in order."""
+        outputs = sum(parts.values())
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, inputs] -> [T, outputs of all parts]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU feed-forward layer (Shazeer, 2020)."""
+
+    def __init__(self, width: int, inner: int, bias: bool) -> None:
+        super().__init__()
+        self.gate_up_proj = PackedLinear(width, {"gate_proj": inner, "up_proj": inner}, bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out

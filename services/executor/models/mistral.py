@@ -1,0 +1,15 @@
+"""Mistral: Llama with one sliding window on every layer."""
+
+from services.executor.models.config import Positive
+from services.executor.models.decoder import DecoderConfig
+
+
+class MistralConfig(DecoderConfig, frozen=True, kw_only=True):
+    """config.json of Mistral."""
+
+    sliding_window: Positive | None = None
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The same window for every layer, or none."""
+        return (self.sliding_window or 0,) * self.num_hidden_layers

@@ -1,0 +1,53 @@
+"""Which class computes which model."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from services.executor.models.config import Common, parse, weights_dtype
+from services.executor.models.decoder import DecoderConfig, DecoderLM
+from services.executor.models.llama import LlamaConfig
+from services.executor.models.mistral import MistralConfig
+from services.executor.models.model import CausalLM
+from services.executor.models.opt import OPT, OPTConfig
+from services.executor.models.qwen2 import Qwen2Config
+from services.executor.models.qwen3 import Qwen3Config
+from services.executor.models.weights import load_weights
+from shared.errors import ConfigurationError
+
+
+def _decoder(kind: type[DecoderConfig]) -> Callable[[dict[str, Any]], CausalLM]:
+    return lambda config: DecoderLM(parse(kind, config))
+
+
+FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
+    "LlamaForCausalLM": _decoder(LlamaConfig),
+    "MistralForCausalLM": _decoder(MistralConfig),
+    "Qwen2ForCausalLM": _decoder(Qwen2Config),
+    "Qwen3ForCausalLM": _decoder(Qwen3Config),
+    "OPTForCausalLM": lambda config: OPT(parse(OPTConfig, config)),
+}
+"""Architecture as config.json names it, to what builds the module of a config.json."""
+
+
+def load_model(
+    folder: Path, config: dict[str, Any], dtype: Literal["auto", "float32", "bfloat16", "float16"]
+) -> CausalLM:
+    """The model of `folder`, with `config` its config.json, in CPU memory and ready for inference.
+
+    Raises:
+        ConfigurationError: the architecture is not supported, or configuration and weights do not fit.
+    """
+    common = parse(Common, config)
+    if common.quantization_config is not None:
+        raise ConfigurationError("the weights are quantized, which is not supported: use the model in its plain form")
+    build = next((FAMILIES[name] for name in common.architectures if name in FAMILIES), None)
+    if build is None:
+        named = ", ".join(common.architectures) or "none"
+        raise ConfigurationError(f"architecture {named} is not supported; these are: {', '.join(FAMILIES)}")
+    with torch.device("meta"):
+        model = build(config)
+    load_weights(model, folder, weights_dtype(dtype, common))
+    return model.eval()

@@ -1,0 +1,120 @@
+"""Rotary position embedding (Su et al., 2021) and the ways to stretch it to longer contexts."""
+
+import math
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from shared.errors import ConfigurationError
+
+SUPPORTED = ("default", "linear", "llama3", "yarn")
+
+
+class Rope(msgspec.Struct, frozen=True, kw_only=True):
+    """How positions become angles."""
+
+    rope_type: str = "default"
+    """One of `SUPPORTED`."""
+    rope_theta: float = 10000.0
+    """Base of the wavelengths."""
+    factor: float = 1.0
+    """How much longer the context is than the one trained on."""
+    low_freq_factor: float = 1.0
+    """llama3: wavelengths above original / low_freq_factor are stretched in full."""
+    high_freq_factor: float = 4.0
+    """llama3: wavelengths below original / high_freq_factor stay."""
+    beta_fast: float | None = None
+    """yarn: dimensions with more turns than this over the original context stay; None: 32."""
+    beta_slow: float | None = None
+    """yarn: dimensions with fewer turns than this are stretched in full; None: 1."""
+    attention_factor: float | None = None
+    """yarn: multiplies sine and cosine; None: 0.1 ln(factor) + 1."""
+    original_max_position_embeddings: int | None = None
+    """llama3 and yarn: the context trained on."""
+    partial_rotary_factor: float = 1.0
+    """Share of each head that turns; only 1 is supported."""
+
+    def __post_init__(self) -> None:
+        if self.rope_type not in SUPPORTED:
+            raise ValueError(f"rope type {self.rope_type} is not supported, only {', '.join(SUPPORTED)}")
+        if self.partial_rotary_factor != 1.0:
+            raise ValueError("partial_rotary_factor is not supported")
+        if self.rope_type != "default" and self.factor < 1.0:
+            raise ValueError(f"the rope factor is {self.factor}, it must be at least 1")
+
+
+def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embeddings: int) -> Rope:
+    """The `Rope` of `rope_parameters` (transformers 5) or of `rope_scaling` with `rope_theta` (transformers 4).
+
+    Raises:
+        ConfigurationError: a kind of scaling that is not supported, or a value of the wrong type.
+    """
+    given = {name: value for name, value in (parameters or {}).items() if value is not None}
+    given.setdefault("rope_type", given.get("type", "default"))
+    given.setdefault("rope_theta", theta)
+    given.setdefault("original_max_position_embeddings", max_position_embeddings)
+    try:
+        return msgspec.convert(given, Rope)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"config.json has rope parameters that cannot be used: {error}") from error
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of the positions of one step, for all layers."""
+
+    def __init__(self, rope: Rope, head_dim: int) -> None:
+        super().__init__()
+        frequencies, self.scale = _frequencies(rope, head_dim)
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Positions [T] -> what `rotate` takes, twice [T, 1, d]."""
+        angles = positions[:, None].float() * self.frequencies
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns the pairs (i, i + d/2) of every head of x [T, H, d]."""
+    cos, sin = rotation
+    half = x.shape[-1] // 2
+    return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), -1), sin)
+
+
+def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """Radians per position [head_dim / 2] in float32, and the factor of sine and cosine."""
+    plain = 1.0 / rope.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
+    if rope.rope_type == "linear":
+        return plain / rope.factor, 1.0
+    if rope.rope_type == "llama3":
+        return _llama3(rope, plain), 1.0
+    if rope.rope_type == "yarn":
+        default = 0.1 * math.log(rope.factor) + 1.0
+        return _yarn(rope, plain, head_dim), rope.attention_factor or default
+    return plain, 1.0
+
+
+def _llama3(rope: Rope, plain: Tensor) -> Tensor:
+    """Source: the published code of Llama 3.1: stretch long waves, keep short ones, blend between."""
+    assert rope.original_max_position_embeddings is not None
+    turns = rope.original_max_position_embeddings * plain / (2 * math.pi)
+    keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    return torch.lerp(plain / rope.factor, plain, keep.clamp(0, 1))
+
+
+def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
+    """Source: YaRN (Peng et al., 2023), "NTK by parts": the same blend, linear in the dimension."""
+    assert rope.original_max_position_embeddings is not None
+
+    def dimension(turns: float) -> float:
+        """The dimension that makes so many turns over the original context."""
+        length = rope.original_max_position_embeddings or 0
+        return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    low = max(math.floor(dimension(rope.beta_fast or 32.0)), 0)
+    high = min(math.ceil(dimension(rope.beta_slow or 1.0)), head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
+    return torch.lerp(plain, plain / rope.factor, ramp.clamp(0, 1))

@@ -1,0 +1,25 @@
+"""Philox4x32-10, a counter-based random generator: the same words for the same counter and key, on every device.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+UInt64 = npt.NDArray[np.uint64]
+
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
+_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64)
+_ROUNDS = np.arange(10, dtype=np.uint64)[:, None, None]
+_LOW = np.uint64(0xFFFF_FFFF)
+_WORD = np.uint64(32)
+
+
+def philox4x32(counters: UInt64, keys: UInt64) -> UInt64:
+    """Random words [4, N] of the counters [4, N], both of 32 bits, under the 64-bit keys [N]."""
+    words = np.stack((keys & _LOW, keys >> _WORD))
+    even, odd = counters[0::2], counters[1::2]  # words 0 and 2 are multiplied, words 1 and 3 are mixed in
+    for round_keys in (words + _ROUNDS * _WEYL) & _LOW:
+        products = even * _MULTIPLIERS
+        even, odd = (products[::-1] >> _WORD) ^ odd ^ round_keys, products[::-1] & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]))

@@ -1,0 +1,139 @@
+"""Picks tokens. One uniform number per token, inverted through the cumulative distribution in vocabulary order.
+
+The number depends on the sequence and the position alone, so a sequence that is computed again, elsewhere or beside
+others, gets the same tokens. The filters are those of vLLM, in its order: temperature, min_p, top_k, top_p. Each is
+a lower bound on the logits, so that no filter needs the vocabulary sorted, and tokens whose logits tie with the bound
+are all kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from services.executor.philox import UInt64, philox4x32
+
+CANDIDATES = 1024
+"""How many of the best tokens are tried for top_p before the whole vocabulary is sorted."""
+
+_MASK = (1 << 64) - 1
+_LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each of R rows is sampled, as columns; `SlotSampling` says what the values mean."""
+
+    temperature: npt.NDArray[np.float64]
+    top_p: npt.NDArray[np.float64]
+    top_k: npt.NDArray[np.int64]
+    min_p: npt.NDArray[np.float64]
+    keys: UInt64
+    positions: npt.NDArray[np.int64]
+    """Of the token to be picked, in its sequence."""
+    banned: Sequence[tuple[int, tuple[int, ...]]]
+    """Rows with ids that they must not pick."""
+
+
+def sequence_key(seed: int, prompt_index: int, choice_index: int) -> int:
+    """The 64-bit key of one completion's random numbers: a chain of splitmix64 (Steele et al., 2014)."""
+    key = _splitmix64(seed)
+    key = _splitmix64(key ^ prompt_index)
+    return _splitmix64(key ^ choice_index)
+
+
+def uniforms(keys: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Numbers in (0, 1) for tokens at `positions` [N] of the sequences with `keys` [N]; positions are below 2**32."""
+    counters = np.zeros((4, len(keys)), np.uint64)
+    counters[0] = positions
+    bits: npt.NDArray[np.float64] = (philox4x32(counters, keys)[0] >> np.uint64(8)).astype(np.float64)
+    return np.multiply(bits + 0.5, 2.0**-24)
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """One token id per row: logits [R, V] in float32 -> [R] int64. The logits are overwritten.
+
+    Temperature 0 picks the largest logit, of equal ones the lowest id. A NaN counts as the lowest finite number and
+    +inf as the highest, so that a row of a broken model still gets some token.
+    """
+    for row, ids in rows.banned:
+        logits[row, list(ids)] = -torch.inf
+    peaks, picked = logits.max(dim=1)
+    if not peaks.isfinite().all():
+        torch.nan_to_num(logits, nan=_LOWEST, neginf=-torch.inf, out=logits)
+        peaks, picked = logits.max(dim=1)
+    drawn = np.flatnonzero(rows.temperature)
+    if drawn.size:
+        index = torch.from_numpy(drawn).to(logits.device)
+        temperature = _column(rows.temperature[drawn], logits)
+        scaled = (logits[index] - peaks[index, None].clamp_min(_LOWEST)).div_(temperature)
+        _filter(scaled, rows.min_p[drawn], rows.top_k[drawn], rows.top_p[drawn])
+        picked[index] = _invert(scaled.exp_(), uniforms(rows.keys[drawn], rows.positions[drawn]))
+    return picked
+
+
+def _invert(weights: Tensor, numbers: npt.NDArray[np.float64]) -> Tensor:
+    """The first index of each row [R, V] at which the cumulative weight exceeds its number times the total."""
+    cumulative = weights.cumsum(dim=1)
+    total = cumulative[:, -1:]
+    target = (total * torch.from_numpy(numbers)[:, None].to(weights.device)).float()
+    target = torch.minimum(target, total.nextafter(torch.zeros_like(total)))  # rounded up to the total it finds nothing
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_max(weights.shape[1] - 1)
+
+
+def _filter(
+    scaled: Tensor,
+    min_p: npt.NDArray[np.float64],
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+) -> None:
+    """Sets to -inf what the filters drop from logits [R, V] whose largest is 0 in each row."""
+    limited = (top_k > 0) & (top_k < scaled.shape[1])
+    nucleus = top_p < 1
+    for group in (~limited & ~nucleus & (min_p > 0), limited, ~limited & nucleus):
+        if not group.any():
+            continue
+        index = torch.from_numpy(np.flatnonzero(group)).to(scaled.device)
+        some = scaled[index]
+        bound = _column(np.log(min_p[group], where=min_p[group] > 0, out=np.full(group.sum(), -np.inf)), scaled)
+        if limited[group].any():
+            best = some.topk(int(top_k[group].max())).values
+            bound = torch.maximum(bound, best.gather(1, _column(top_k[group], scaled, torch.int64) - 1))
+        elif nucleus[group].any():
+            best = some.topk(min(CANDIDATES, some.shape[1])).values
+        if nucleus[group].any():
+            bound = _nucleus(some, best, bound, _column(top_p[group], scaled, torch.float64))
+        scaled[index] = some.masked_fill_(some < bound, -torch.inf)
+
+
+def _nucleus(scaled: Tensor, best: Tensor, bound: Tensor, top_p: Tensor) -> Tensor:
+    """Raises the bound [R, 1] to the least logit that is needed to make up the share `top_p` of what is above it.
+
+    `best` [R, K] holds the largest logits in falling order: all that may be needed, or else the row is sorted.
+    """
+    share = top_p * _weights(scaled, bound).sum(dim=1, keepdim=True)
+    reached = _weights(best, bound).cumsum(dim=1)
+    short = ((reached[:, -1:] < share) & (best[:, -1:] > bound)).squeeze(1)
+    last = torch.searchsorted(reached, share).clamp_max(best.shape[1] - 1)
+    raised = torch.maximum(bound, best.gather(1, last))
+    if short.any():
+        raised[short] = _nucleus(scaled[short], scaled[short].sort(descending=True).values, bound[short], top_p[short])
+    return raised
+
+
+def _weights(scaled: Tensor, bound: Tensor) -> Tensor:
+    return scaled.exp().masked_fill_(scaled < bound, 0.0).double()
+
+
+def _column(values: npt.NDArray[np.generic], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.from_numpy(values).to(like.device, dtype)[:, None]
+
+
+def _splitmix64(value: int) -> int:
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,163 @@
+"""The executor: belongs to one scheduler at a time, obeys its plans, and publishes what each step made."""
+
+import asyncio
+from dataclasses import asdict
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+import structlog
+
+from services.executor.claims import Ownership
+from services.executor.devices.protocol import Capacity
+from services.executor.inbox import PlanInbox
+from services.executor.loop import Ran, Refused, StepLoop
+from services.executor.replays import Replays
+from services.executor.ring import Ring
+from services.executor.spans import Spans
+from services.executor.thread import DeviceThread
+from shared import model_folder, subjects
+from shared.bus import Message
+from shared.context import Context
+from shared.errors import BusError, WireVersionError
+from shared.messages import Decoder, encode
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.plan import Claim, Claimed, Plan, Replay
+from shared.peers import Peers
+
+T = TypeVar("T", Claim, Plan, Replay)
+
+_claims = Decoder(Claim)
+_plans = Decoder(Plan)
+_wanted = Decoder(Replay)
+_log = structlog.get_logger()
+
+
+class Executor:
+    """One device behind the bus.
+
+    A plan that contradicts the slot table ends the term: the slots are emptied, nothing is answered any more, and the
+    heartbeat is not ready, until a scheduler claims the executor with a higher term.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._bus = context.bus
+        self._steps_subject = f"{subjects.STEPS}.{context.instance}"
+        self._peers = Peers(context.bus)
+        self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
+        self._inbox = PlanInbox()
+        self._ring = Ring()
+        self._replays = Replays(context.bus, self._ring)
+        self._spans = Spans()
+        self._steps: StepLoop | None = None
+        self._ready = False
+        self._last_step = -1
+
+    def heartbeat(self) -> Heartbeat:
+        """Ready while it can run steps. `plan` is the last one received without a gap, `step` the last published."""
+        steps = self._steps
+        return Heartbeat(
+            service="executor",
+            instance=self._context.instance,
+            ready=self._ready and steps is not None and not steps.overdue,
+            term=self._owner.term,
+            plan=self._inbox.last,
+            step=self._last_step,
+            load={} if steps is None else {name: float(value) for name, value in asdict(steps.counters).items()},
+        )
+
+    async def run(self) -> None:
+        """Opens the device, then serves until cancelled.
+
+        Raises:
+            ConfigurationError: the model or the device cannot be opened as configured.
+            ExceptionGroup: a step failed. The process ends then: what the device holds is unknown.
+        """
+        device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
+        self._steps = device.steps
+        try:
+            await self._serve(device)
+        finally:
+            self._ready = False
+            await device.close()
+
+    async def _serve(self, device: DeviceThread) -> None:
+        instance = self._context.instance
+        await self._peers.listen("scheduler")
+        subscriptions = [
+            await self._bus.subscribe(f"{subjects.PLAN}.{instance}", self._on_plan),
+            await self._bus.subscribe(f"{subjects.REPLAY}.{instance}", self._on_replay),
+            await self._bus.subscribe(subjects.CLAIM, partial(self._on_claim, device.capacity), queue="executor"),
+        ]
+        self._ready = True
+        self._context.announce()
+        _log.info("device_open", device=self._context.settings.device, **asdict(device.capacity))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._replays.run())
+                await device.failure()
+        finally:
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
+
+    def _on_claim(self, capacity: Capacity, message: Message) -> None:
+        claim = _decoded(_claims, message)
+        if claim is None or not message.reply:
+            return
+        accepted = self._owner.decide(claim)
+        if accepted and self._inbox.term != claim.term:
+            self._inbox.begin(claim.term)
+            self._ready, self._last_step = True, -1
+            self._context.announce()
+            _log.info("claimed", scheduler=claim.scheduler, term=claim.term)
+        answer = Claimed(
+            executor=self._context.instance,
+            accepted=accepted,
+            num_blocks=capacity.num_blocks,
+            block_size=capacity.block_size,
+            max_num_seqs=capacity.max_num_seqs,
+            max_model_len=capacity.max_model_len,
+        )
+        self._publish(message.reply, encode(answer))
+
+    def _on_plan(self, message: Message) -> None:
+        plan = _decoded(_plans, message)
+        if plan is not None and plan.term == self._owner.term:
+            self._owner.hear()
+            self._inbox.put(plan)
+
+    def _on_replay(self, message: Message) -> None:
+        wanted = _decoded(_wanted, message)
+        if wanted is not None and message.reply:
+            self._replays.ask(wanted, message.reply)
+
+    def _deliver(self, result: Ran | Refused) -> None:
+        """Sends what the step thread made, unless another term has begun since."""
+        if isinstance(result, Ran):
+            output = result.output
+            if output.term == self._owner.term:
+                data = encode(output)
+                self._ring.append(output.term, output.step, data)
+                self._publish(self._steps_subject, data)
+                self._last_step = output.step
+            self._spans.observe(result)
+        elif result.term == self._owner.term:
+            _log.error("plan_refused", term=result.term, reason=result.reason)
+            self._owner.release()
+            self._ready = False
+            self._context.announce()
+
+    def _publish(self, subject: str, data: bytes) -> None:
+        try:
+            self._bus.publish(subject, data)
+        except BusError as error:  # readers see the gap and ask for a replay; claims are asked again
+            _log.warning("not_published", subject=subject, reason=str(error))
+
+
+def _decoded(decoder: Decoder[T], message: Message) -> T | None:
+    try:
+        return decoder.decode(message.data)
+    except (WireVersionError, msgspec.DecodeError) as error:
+        _log.warning("message_refused", subject=message.subject, reason=str(error))
+        return None

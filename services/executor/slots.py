@@ -1,0 +1,193 @@
+"""The slot table: what of each running sequence is known, computed and allowed. No I/O, no device."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from services.executor.columns import column, packed, pairs
+from services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch
+from shared.errors import PagewireError
+from shared.messages.plan import AddSlot, Plan
+from shared.messages.step import Finish
+from shared.splitfuse import Pending, compose
+
+
+class PlanViolation(PagewireError):
+    """A plan contradicts the table or the device's capacity.
+
+    Scheduler and executor no longer mean the same state, so nothing of this term can be trusted: a new claim is due.
+    """
+
+
+class Columns(NamedTuple):
+    """The rows of one step, packed as `StepOutput` carries them."""
+
+    sequences: bytes = b""
+    starts: bytes = b""
+    counts: bytes = b""
+    tokens: bytes = b""
+    finishes: bytes = b""
+
+
+class SlotTable:
+    """One sequence per slot. A finished sequence keeps its slot, but never runs again, until a plan removes it.
+
+    Of each sequence `known` tokens are there and the KV of the first `computed` positions is written. A row computes
+    further positions; one that reaches the last known token samples the next.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        slots = capacity.max_num_seqs
+        self._capacity = capacity
+        self._budget = 0
+        self._order: Int64 = np.empty(0, np.int64)
+        self._occupied: Bool = np.zeros(slots, np.bool_)
+        self._running: Bool = np.zeros(slots, np.bool_)
+        self._sequences: Int64 = np.zeros(slots, np.int64)
+        self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
+        self._known: Int64 = np.zeros(slots, np.int64)
+        self._computed: Int64 = np.zeros(slots, np.int64)
+        self._limits: Int64 = np.zeros(slots, np.int64)
+        self._blocks: Int64 = np.zeros(slots, np.int64)
+        self._ends: Int64 = np.zeros(slots, np.int64)
+        self._stop_ids: Int64 = np.empty((slots, 0), np.int64)  # as wide as the longest list, filled up with -1
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is unfinished, be it allowed to run or not."""
+        return bool(self._running.any())
+
+    def clear(self) -> None:
+        """Every slot is free."""
+        self._order = self._order[:0]
+        self._occupied[:] = self._running[:] = False
+
+    def apply(self, plan: Plan) -> None:
+        """Takes in a delta: removed, added, blocks, limits and order, in this order.
+
+        Slots that the plan's order does not name keep their place behind those that it names.
+
+        Raises:
+            PlanViolation: the plan cannot be meant for this table. Parts of it may have been applied.
+        """
+        try:
+            self._remove(column(plan.removed))
+            for added in plan.added:
+                self._add(added, column(added.tokens), column(added.blocks))
+            self._extend(*pairs(plan.blocks))
+            self._limit(*pairs(plan.limits))
+            self._reorder(column(plan.order))
+        except ValueError as error:
+            raise PlanViolation(f"a packed column is cut off: {error}") from error
+        if plan.budget < 1:
+            raise PlanViolation(f"the plan's budget is {plan.budget} tokens per step")
+        self._budget = plan.budget
+
+    def pending(self) -> Pending:
+        """What each unfinished sequence could compute next, in order."""
+        slots = self._order[self._running[self._order]]
+        computed = self._computed[slots]
+        return Pending(slots, self._known[slots] - computed, np.maximum(self._limits[slots] - computed, 0))
+
+    def next_batch(self) -> StepBatch | None:
+        """What the next step computes; None when no sequence can go on."""
+        slots, widths = compose(self.pending(), self._budget)
+        if not len(slots):
+            return None
+        starts = self._computed[slots]
+        ends = np.cumsum(widths)
+        positions = np.arange(ends[-1]) + np.repeat(starts - ends + widths, widths)
+        return StepBatch(
+            slots=slots,
+            starts=starts,
+            widths=widths,
+            token_ids=self._tokens[np.repeat(slots, widths), positions],
+            samples=starts + widths == self._known[slots],
+        )
+
+    def take(self, batch: StepBatch, tokens: Int64) -> Columns:
+        """Takes in what the device made of `batch`: `tokens` [R], -1 where a row sampled none."""
+        slots, samples = batch.slots, batch.samples
+        sampled, new = slots[samples], tokens[samples]
+        length = self._known[sampled]
+        self._computed[slots] = batch.starts + batch.widths
+        self._tokens[sampled, length] = new
+        self._known[sampled] = length + 1
+
+        stopped = (self._stop_ids[sampled] == new[:, None]).any(axis=1)
+        full = np.where(length + 1 == self._ends[sampled], Finish.LENGTH, Finish.NONE)
+        finishes = np.zeros(len(slots), np.uint8)
+        finishes[samples] = np.where(stopped, Finish.STOP, full)
+        self._running[slots] = finishes == Finish.NONE
+        return Columns(
+            sequences=packed(self._sequences[slots]),
+            starts=packed(batch.starts),
+            counts=packed(batch.widths),
+            tokens=packed(tokens),  # -1 becomes NO_TOKEN
+            finishes=finishes.tobytes(),
+        )
+
+    def _remove(self, slots: Int64) -> None:
+        self._check_occupied(slots)
+        self._occupied[slots] = self._running[slots] = False
+        self._order = self._order[self._occupied[self._order]]
+
+    def _add(self, added: AddSlot, tokens: Int64, blocks: Int64) -> None:
+        slot, capacity = added.slot, self._capacity
+        end = added.prompt_tokens + added.sampling.max_tokens
+        if not 0 <= slot < capacity.max_num_seqs:
+            raise PlanViolation(f"slot {slot} is not one of the {capacity.max_num_seqs} slots")
+        if self._occupied[slot]:
+            raise PlanViolation(f"slot {slot} is given to sequence {added.sequence} while it is in use")
+        if not 1 <= added.prompt_tokens <= len(tokens) <= capacity.max_model_len or len(tokens) >= end:
+            raise PlanViolation(
+                f"sequence {added.sequence} comes with {len(tokens)} tokens, {added.prompt_tokens} of them its prompt, "
+                f"and ends at {end}; the context is {capacity.max_model_len}"
+            )
+        if not 0 <= added.computed < len(tokens):
+            raise PlanViolation(f"sequence {added.sequence}: {added.computed} of {len(tokens)} positions are computed")
+        if (tokens >= capacity.vocab_size).any():
+            raise PlanViolation(f"sequence {added.sequence} has token ids beyond the vocabulary")
+        self._occupied[slot] = self._running[slot] = True
+        self._order = np.append(self._order, slot)
+        self._sequences[slot] = added.sequence
+        self._tokens[slot, : len(tokens)] = tokens
+        self._known[slot] = len(tokens)
+        self._computed[slot] = added.computed
+        self._ends[slot] = end
+        self._set_stop_ids(slot, column(added.sampling.stop_ids))
+        self._blocks[slot] = 0
+        self._extend(np.full(len(blocks), slot), blocks)
+        self._limit(np.array([slot]), np.array([added.limit]))
+
+    def _set_stop_ids(self, slot: int, ids: Int64) -> None:
+        missing = max(len(ids) - self._stop_ids.shape[1], 0)
+        self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self._stop_ids[slot] = -1
+        self._stop_ids[slot, : len(ids)] = ids
+
+    def _extend(self, slots: Int64, blocks: Int64) -> None:
+        self._check_occupied(slots)
+        capacity = self._capacity
+        if (blocks >= capacity.num_blocks).any():
+            raise PlanViolation(f"block {blocks.max()} is not one of the {capacity.num_blocks} blocks")
+        np.add.at(self._blocks, slots, 1)
+        if (self._blocks[slots] > -(-capacity.max_model_len // capacity.block_size)).any():
+            raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
+
+    def _limit(self, slots: Int64, limits: Int64) -> None:
+        self._check_occupied(slots)
+        held = self._blocks[slots] * self._capacity.block_size
+        if ((limits > held) | (self._computed[slots] > held)).any():
+            raise PlanViolation("a slot's limit or its computed positions lie beyond its blocks")
+        self._limits[slots] = np.minimum(limits, self._capacity.max_model_len)  # the last block may reach past it
+
+    def _reorder(self, named: Int64) -> None:
+        self._check_occupied(named)
+        if len(np.unique(named)) < len(named):
+            raise PlanViolation("the plan's order names a slot twice")
+        self._order = np.concatenate((named, self._order[~np.isin(self._order, named)]))
+
+    def _check_occupied(self, slots: Int64) -> None:
+        if len(slots) and (slots.max() >= len(self._occupied) or not self._occupied[slots].all()):
+            raise PlanViolation(f"the plan names slots without a sequence: {slots[:8].tolist()}")

@@ -1,0 +1,85 @@
+"""Spans of traced sequences, put together from step outputs after the fact: one for prefill, one for decode."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry.util.types import AttributeValue
+
+from services.executor.loop import Ran
+from shared import telemetry
+from shared.messages import unpack
+from shared.messages.plan import AddSlot
+from shared.messages.step import NO_TOKEN, Finish, StepOutput
+
+Record = Callable[[str, str, float, float, dict[str, AttributeValue]], None]
+
+
+@dataclass(slots=True)
+class _Life:
+    """A traced sequence in its slot."""
+
+    added: AddSlot
+    began: float | None = None
+    """When its first step began."""
+    answered: float | None = None
+    """When its first token was there."""
+
+
+class Spans:
+    """Follows the sequences whose `AddSlot` names a trace. Costs nothing per step while there is none."""
+
+    def __init__(self, record: Record = telemetry.span) -> None:
+        self._record = record
+        self._term = 0
+        self._slots: dict[int, _Life] = {}
+        self._prefilling: dict[int, _Life] = {}
+        self._decoding: dict[int, _Life] = {}
+
+    def observe(self, ran: Ran) -> None:
+        """Takes in one result of the step loop."""
+        if ran.output.term != self._term:
+            self._term = ran.output.term
+            for slot in list(self._slots):
+                self._leave(slot, ran.began)
+        for plan in ran.plans:
+            for slot in unpack(plan.removed):
+                self._leave(slot, ran.began)
+            for added in plan.added:
+                if added.trace:
+                    self._slots[added.slot] = self._prefilling[added.sequence] = _Life(added)
+        if self._prefilling or (self._decoding and any(ran.output.finishes)):
+            self._look(ran.output, ran.began, ran.ended)
+
+    def _look(self, output: StepOutput, began: float, ended: float) -> None:
+        for sequence, token, finish in zip(
+            unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True
+        ):
+            life = self._prefilling.get(sequence)
+            if life is not None:
+                life.began = life.began or began
+                if token != NO_TOKEN:
+                    self._answer(life, ended)
+            if finish != Finish.NONE and sequence in self._decoding:
+                self._end(self._decoding[sequence], ended, Finish(finish).name.lower())
+
+    def _answer(self, life: _Life, now: float) -> None:
+        added = life.added
+        computed = len(added.tokens) // 4 - added.computed
+        self._span("prefill", life, life.began or now, now, {"tokens": computed, "cached_tokens": added.computed})
+        life.answered = now
+        self._decoding[added.sequence] = self._prefilling.pop(added.sequence)
+
+    def _leave(self, slot: int, now: float) -> None:
+        life = self._slots.pop(slot, None)
+        if life is None:
+            return
+        self._prefilling.pop(life.added.sequence, None)
+        if life.added.sequence in self._decoding:
+            self._end(life, now, "removed")
+
+    def _end(self, life: _Life, now: float, reason: str) -> None:
+        del self._decoding[life.added.sequence]
+        self._span("decode", life, life.answered or now, now, {"finish": reason})
+
+    def _span(self, name: str, life: _Life, start: float, end: float, about: dict[str, AttributeValue]) -> None:
+        self._record(name, life.added.trace, start, end, {"sequence": life.added.sequence, **about})

@@ -1,0 +1,74 @@
+"""The one thread that touches the device: it opens it, steps, and closes it."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from services.executor.devices import open_device
+from services.executor.devices.protocol import Capacity, Device
+from services.executor.inbox import PlanInbox
+from services.executor.loop import Ran, Refused, StepLoop
+from services.executor.outbox import Outbox
+from shared.config import Settings
+from shared.model_folder import resolve
+
+
+class DeviceThread:
+    """A step loop on its own thread, which devices want for all their calls.
+
+    Attributes:
+        capacity: of the device.
+        steps: the loop.
+    """
+
+    def __init__(self, thread: ThreadPoolExecutor, device: Device, inbox: PlanInbox, steps: StepLoop) -> None:
+        self.capacity: Capacity = device.capacity
+        self.steps = steps
+        self._inbox = inbox
+        self._thread = thread
+        self._stepping = asyncio.get_running_loop().run_in_executor(thread, _run, steps, device)
+
+    @classmethod
+    async def open(
+        cls, settings: Settings, inbox: PlanInbox, deliver: Callable[[Ran | Refused], None]
+    ) -> "DeviceThread":
+        """Opens the device, which may take minutes, and starts the loop. `deliver` is called on the event loop.
+
+        Raises:
+            ConfigurationError: the model or the device cannot be opened as configured.
+        """
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "device")
+        try:
+            device = await loop.run_in_executor(thread, _open, settings)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(thread, device, inbox, StepLoop(device, inbox, Outbox(loop, deliver).put))
+
+    async def failure(self) -> None:
+        """Waits until a step fails, and raises its exception. What the device holds is unknown then."""
+        await asyncio.shield(self._stepping)
+
+    async def close(self) -> None:
+        """Ends the loop behind the step that is running, and closes the device."""
+        self._inbox.close()
+        await asyncio.wait({self._stepping})
+        self._thread.shutdown(wait=False)
+
+
+def _open(settings: Settings) -> Device:
+    device = open_device(settings, resolve(settings.model))
+    gc.collect()
+    gc.freeze()  # what the weights and the libraries brought stays until the end
+    return device
+
+
+def _run(steps: StepLoop, device: Device) -> None:
+    try:
+        with closing(device):
+            steps.run()
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,89 @@
+"""The HTTP application: which path leads where, and who may go there."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pagewire.client import AsyncClient
+from services.gateway import errors
+from services.gateway.completions import Completions
+from services.gateway.health import Health
+from services.gateway.shapes import Model, ModelList
+from shared.errors import ModelNotFound, PagewireError
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def build(client: AsyncClient, completions: Completions, health: Health, api_key: str) -> ASGIApp:
+    """The application. With `api_key`, everything under /v1 needs it as bearer token."""
+
+    async def alive(_: Request) -> Response:
+        return PlainTextResponse("alive")
+
+    async def ready(_: Request) -> Response:
+        missing = health.missing()
+        return PlainTextResponse(missing or "ready", 503 if missing else 200)
+
+    async def models(request: Request) -> Response:
+        served = [Model(info.name, info.max_model_len) for info in await client.models()]
+        wanted = request.path_params.get("model")
+        if wanted is None:
+            return _json(ModelList(served))
+        for model in served:
+            if model.id == wanted:
+                return _json(model)
+        raise ModelNotFound(f"no model {wanted} is served here")
+
+    app = Starlette(
+        routes=[
+            Route("/livez", alive),
+            Route("/readyz", ready),
+            Route("/health", ready),
+            Route("/v1/models", models),
+            Route("/v1/models/{model:path}", models),
+            Route("/v1/completions", completions, methods=["POST"]),
+        ],
+        exception_handlers={PagewireError: _refuse, HTTPException: _explain},
+    )
+    return BearerToken(app, api_key) if api_key else app
+
+
+class BearerToken:
+    """Lets nobody to /v1 without the key."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 401 itself, and passes on what may pass."""
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if scope["path"].startswith("/v1") and not hmac.compare_digest(given, self._expected):
+            content = errors.body(401, "invalid_api_key", "send the API key as `Authorization: Bearer KEY`")
+            await Response(content, 401, media_type="application/json")(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, PagewireError)
+    return errors.response(error)
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    """A path or a method that does not exist."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    content = errors.body(error.status_code, "not_found", message)
+    return Response(content, error.status_code, error.headers, "application/json")
+
+
+def _json(answer: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")

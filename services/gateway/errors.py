@@ -1,0 +1,62 @@
+"""OpenAI's error shape."""
+
+import re
+
+import msgspec
+from starlette.responses import Response
+
+from services.gateway.request import FIELDS
+from shared.errors import BusError, PagewireError, RequestError, Unavailable
+
+_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+_PLACE = re.compile(r"`\$\.(\w+)|field `(\w+)`")
+_LEADING = re.compile(r"(\w+) ")
+
+
+class Detail(msgspec.Struct):
+    """What went wrong."""
+
+    message: str
+    type: str
+    """Family of errors, as OpenAI names it."""
+    param: str | None
+    """The field of the request that is to blame."""
+    code: str | None
+    """Name of the error."""
+
+
+class ErrorBody(msgspec.Struct):
+    """Body of every answer that is an error, and of the event that ends a stream which failed."""
+
+    error: Detail
+
+
+def body(status: int, code: str, message: str) -> bytes:
+    """The JSON of an error. The field to blame is read from the message, which names it first or in backquotes."""
+    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+    return msgspec.json.encode(ErrorBody(Detail(message, kind, _field(message) if status == 400 else None, code)))
+
+
+def body_of(error: PagewireError) -> tuple[int, bytes]:
+    """Status and JSON of an exception."""
+    if isinstance(error, BusError):
+        error = Unavailable("the broker does not answer")
+    assert isinstance(error, RequestError)
+    return error.code, body(error.code, error.kind, error.message)
+
+
+def response(error: PagewireError) -> Response:
+    """The answer to a request that ended with an exception."""
+    status, content = body_of(error)
+    retry_after = getattr(error, "retry_after_ms", None)
+    headers = {"Retry-After": str(max(1, round(retry_after / 1000)))} if retry_after is not None else None
+    return Response(content, status, headers, "application/json")
+
+
+def _field(message: str) -> str | None:
+    for pattern in (_PLACE, _LEADING):
+        if found := pattern.search(message):
+            name = found[1] or found[2]
+            if name in FIELDS or pattern is _PLACE:
+                return name
+    return None

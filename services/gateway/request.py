@@ -1,0 +1,103 @@
+"""The body of `/v1/completions`, with vLLM's extra sampling fields, and what it means for the pipeline."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from shared.errors import InvalidRequest
+from shared.messages.client import SamplingParams
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream carries beside text."""
+
+    include_usage: bool = False
+    """A last event with the usage."""
+    continuous_usage_stats: bool = False
+    """Not built."""
+
+
+class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields that are None have their default. Names and meaning are OpenAI's, then vLLM's."""
+
+    prompt: str | Sequence[int | str | Sequence[int]]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    request_id: str | None = None
+    priority: int | None = None
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: dict[str, object] | None = None
+    length_penalty: float | None = None
+
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    use_beam_search: bool | None = None
+    response_format: dict[str, object] | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+
+
+FIELDS = frozenset(CompletionRequest.__struct_fields__)
+SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in FIELDS)
+"""Fields that the pipeline knows by the same name."""
+NOT_BUILT: dict[str, object] = {
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+    "use_beam_search": False,
+    "response_format": {"type": "text"},
+    "truncate_prompt_tokens": None,
+    "add_special_tokens": True,
+    "spaces_between_special_tokens": True,
+}
+"""Fields that are accepted with the value that changes nothing, and refused with any other."""
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+def decode(body: bytes) -> CompletionRequest:
+    """The request in a body.
+
+    Raises:
+        InvalidRequest: it is malformed, or a field is unknown, of the wrong type, or not built; names the field.
+    """
+    try:
+        request = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not a completion request: {error}") from error
+    for name, neutral in NOT_BUILT.items():
+        if getattr(request, name) not in (None, neutral):
+            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+    return request
+
+
+def sampling(request: CompletionRequest) -> SamplingParams:
+    """How tokens are chosen."""
+    given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+    return SamplingParams(**given)

@@ -1,0 +1,41 @@
+"""The gateway: OpenAI-compatible HTTP in front of the pipeline, whose client it is like any other."""
+
+import structlog
+
+from pagewire.client import AsyncClient
+from services.gateway import app, server
+from services.gateway.completions import Completions
+from services.gateway.health import Health
+from shared.context import Context
+from shared.messages.heartbeat import Heartbeat
+
+_log = structlog.get_logger()
+
+
+class Gateway:
+    """One HTTP server. Ready while a request would be served."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._listener = server.listen(context.settings.host, context.settings.port)
+        self._client = AsyncClient(bus=context.bus)
+        self._completions = Completions(self._client, body_limit=context.bus.max_payload)
+        self._health = Health(context.bus, changed=context.announce)
+
+    def heartbeat(self) -> Heartbeat:
+        """Its port, and how many requests there are and were."""
+        load = {
+            "port": float(self._listener.getsockname()[1]),
+            "running": float(self._completions.running),
+            "requests": float(self._completions.served),
+        }
+        ready = not self._health.missing()
+        return Heartbeat("gateway", self._context.instance, ready, term=0, plan=0, step=0, load=load)
+
+    async def run(self) -> None:
+        """Serves HTTP until cancelled."""
+        await self._health.listen()
+        application = app.build(self._client, self._completions, self._health, self._context.settings.api_key)
+        with self._listener:
+            _log.info("http_listening", port=self._listener.getsockname()[1])
+            await server.serve(application, self._listener)

@@ -1,0 +1,67 @@
+"""What OpenAI's completions answer with."""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from shared.messages import client
+
+
+class PromptDetails(msgspec.Struct):
+    """Part of the usage."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """What a request used, in tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Choice(msgspec.Struct):
+    """A completion, or the next part of one."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class Completion(msgspec.Struct):
+    """The answer to a completion request, or one event of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+    object: Literal["text_completion"] = "text_completion"
+
+
+class Model(msgspec.Struct):
+    """A model that is served."""
+
+    id: str
+    max_model_len: int
+    object: Literal["model"] = "model"
+    created: int = int(time.time())
+    owned_by: str = "pagewire"
+
+
+class ModelList(msgspec.Struct):
+    """The answer of `/v1/models`."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+def usage_of(usage: client.Usage) -> Usage:
+    """The usage in OpenAI's shape."""
+    total = usage.prompt_tokens + usage.completion_tokens
+    return Usage(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))

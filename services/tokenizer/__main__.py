@@ -1,0 +1,6 @@
+"""`python -m services.tokenizer`."""
+
+from services.tokenizer.service import Tokenizer
+from shared.runtime import main
+
+main("tokenizer", Tokenizer)

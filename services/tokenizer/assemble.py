@@ -1,0 +1,76 @@
+"""From a checked request and its token ids to the two messages that hand it over."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from services.tokenizer import sampling
+from shared.messages import pack
+from shared.messages.client import GenerateRequest
+from shared.messages.open import Encoding, OpenStream
+from shared.messages.work import Sampling, WorkItem
+
+TAIL = 16
+"""Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
+
+_canonical = msgspec.msgpack.Encoder(order="deterministic")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asked, and until when the answer is wanted."""
+
+    request_id: str
+    reply: str
+    """The client's inbox."""
+    encoding: Encoding
+    deadline: float
+    """Unix time in seconds."""
+
+
+def digest_of(request: GenerateRequest) -> bytes:
+    """A fingerprint of what is asked for: equal for the same body in either encoding, streamed or not."""
+    # Structs leave out defaults by identity, not by value, when they are encoded: dictionaries leave out nothing.
+    body = msgspec.structs.asdict(request) | {"sampling": msgspec.structs.asdict(request.sampling)}
+    del body["request_id"], body["stream"]
+    return hashlib.sha256(_canonical.encode(body)).digest()
+
+
+def open_stream(
+    request: GenerateRequest, caller: Caller, prompts: Sequence[Sequence[int]], digest: bytes, timeout_ms: int
+) -> OpenStream:
+    """What the detokenizer needs to speak to the client."""
+    params = request.sampling
+    return OpenStream(
+        request_id=caller.request_id,
+        digest=digest,
+        reply=caller.reply,
+        encoding=caller.encoding,
+        stream=request.stream,
+        prompts=tuple(pack(ids[-TAIL:]) for ids in prompts),
+        prompt_lengths=pack(map(len, prompts)),
+        n=params.n,
+        stop=sampling.stop_strings(params),
+        stop_token_ids=sampling.stop_tokens(params),
+        include_stop=params.include_stop_str_in_output,
+        skip_special=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+        timeout_ms=timeout_ms,
+    )
+
+
+def work_item(
+    request: GenerateRequest, caller: Caller, prompts: Sequence[Sequence[int]], resolved: Sampling
+) -> WorkItem:
+    """What the scheduler needs. The detokenizer is filled in once one has opened the stream."""
+    return WorkItem(
+        request_id=caller.request_id,
+        detokenizer="",
+        prompts=tuple(map(pack, prompts)),
+        n=request.sampling.n,
+        sampling=resolved,
+        priority=request.priority,
+        deadline=caller.deadline,
+    )

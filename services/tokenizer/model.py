@@ -1,0 +1,55 @@
+"""The model that this tokenizer serves, as far as a tokenizer knows it."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from services.tokenizer.encoder import Encoder
+from services.tokenizer.load import load_tokenizer
+from shared import model_folder, subjects
+from shared.config import Settings
+from shared.messages.client import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One served model."""
+
+    name: str
+    """As requests and people call it."""
+    encoder: Encoder
+    eos: frozenset[int]
+    """Tokens that end a text."""
+    max_model_len: int
+    """Context, in tokens."""
+    vocab_size: int
+    """Token ids are below this."""
+    revision: str
+
+    @classmethod
+    def load(cls, settings: Settings) -> Self:
+        """Reads the model folder; this blocks for as long as files or a download take.
+
+        Raises:
+            ConfigurationError: the folder or a setting cannot be used.
+        """
+        path = model_folder.resolve(settings.model)
+        config = model_folder.read_config(path)
+        tokenizer = load_tokenizer(path)
+        return cls(
+            name=model_folder.served_name(settings),
+            encoder=Encoder(tokenizer),
+            eos=model_folder.eos_ids(path),
+            max_model_len=model_folder.max_model_len(settings, config),
+            vocab_size=config.get("vocab_size", len(tokenizer)),
+            revision=model_folder.revision(path),
+        )
+
+    @property
+    def token(self) -> str:
+        """The name as a token of subjects."""
+        return subjects.model_token(self.name)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What clients are told."""
+        return ModelInfo(self.name, f"{subjects.GENERATE}.{self.token}", self.max_model_len, self.revision)

@@ -1,0 +1,137 @@
+"""Sampling parameters: what is refused, and what the device is told. Ranges and special values are vLLM's."""
+
+import hashlib
+import math
+import secrets
+
+from shared.errors import InvalidRequest
+from shared.messages import pack
+from shared.messages.client import SamplingParams
+from shared.messages.work import Sampling
+
+MAX_STOPS = 64
+"""Stop strings in one request."""
+MAX_STOP_LENGTH = 1024
+"""Characters in one stop string."""
+MAX_STOP_TOKENS = 1024
+"""Stop tokens in one request."""
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy."""
+COLDEST = 0.01
+"""Temperatures between greedy and this are raised to it: colder ones overflow."""
+NOT_BUILT = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logprobs",
+    "prompt_logprobs",
+    "structured_outputs",
+    "beam_width",
+    "length_penalty",
+)
+"""Fields that are refused unless they have their default."""
+
+_DEFAULTS = SamplingParams()
+
+
+def check(params: SamplingParams, vocab_size: int) -> None:
+    """Refuses what has no meaning or is not built.
+
+    Raises:
+        InvalidRequest: names the field.
+    """
+    for name in NOT_BUILT:
+        if getattr(params, name) != getattr(_DEFAULTS, name):
+            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+    _require(params.n >= 1, f"n must be at least 1, not {params.n}")
+    _require(_within(params.temperature, 0.0, 2.0), f"temperature must be in [0, 2], not {params.temperature}")
+    _require(
+        _within(params.top_p, 0.0, 1.0) and params.top_p > 0, f"top_p must be above 0 and at most 1, not {params.top_p}"
+    )
+    _require(params.top_k >= -1, f"top_k must be at least 1, or 0 or -1 for all, not {params.top_k}")
+    _require(_within(params.min_p, 0.0, 1.0), f"min_p must be in [0, 1], not {params.min_p}")
+    _require(
+        params.n == 1 or not _greedy(params), "n must be 1 when temperature is 0: greedy completions are all equal"
+    )
+    _require(params.seed is None or -(2**63) <= params.seed < 2**64, "seed must be an integer of 64 bits")
+    _check_length(params)
+    _check_stops(params, vocab_size)
+
+
+def stop_strings(params: SamplingParams) -> tuple[str, ...]:
+    """The stop strings, each once, in the order given."""
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop
+    return tuple(dict.fromkeys(stops))
+
+
+def stop_tokens(params: SamplingParams) -> tuple[int, ...]:
+    """The stop tokens that the client named, each once, in the order given."""
+    return tuple(dict.fromkeys(params.stop_token_ids))
+
+
+def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> int:
+    """64 bits: the request's own seed, else one that follows from the deployment's and the body, else a drawn one."""
+    if params.seed is not None and params.seed != -1:
+        return params.seed % 2**64
+    if deployment_seed:
+        return int.from_bytes(hashlib.sha256(b"%d " % deployment_seed + digest).digest()[:8], "little")
+    return secrets.randbits(63)
+
+
+def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozenset[int], vocab_size: int) -> Sampling:
+    """What the device is told: checked parameters with nothing left to default."""
+    stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
+    greedy = _greedy(params)
+    return Sampling(
+        temperature=0.0 if greedy else max(params.temperature, COLDEST),
+        top_p=1.0 if greedy else params.top_p,
+        top_k=params.top_k if not greedy and 0 < params.top_k < vocab_size else 0,
+        min_p=0.0 if greedy else params.min_p,
+        seed=seed,
+        stop_ids=pack(sorted(stop_ids)),
+        min_tokens=params.min_tokens,
+        max_tokens=max_tokens,
+    )
+
+
+def _check_length(params: SamplingParams) -> None:
+    _require(
+        params.max_tokens is None or params.max_tokens >= 1, f"max_tokens must be at least 1, not {params.max_tokens}"
+    )
+    _require(params.min_tokens >= 0, f"min_tokens must not be negative, as {params.min_tokens} is")
+    _require(
+        params.max_tokens is None or params.min_tokens <= params.max_tokens,
+        f"min_tokens {params.min_tokens} exceeds max_tokens {params.max_tokens}",
+    )
+
+
+def _check_stops(params: SamplingParams, vocab_size: int) -> None:
+    stops = stop_strings(params)
+    _require(len(stops) <= MAX_STOPS, f"there are {len(stops)} stop strings, at most {MAX_STOPS} are allowed")
+    _require(all(stops), "a stop string is empty")
+    longest = max(map(len, stops), default=0)
+    _require(
+        longest <= MAX_STOP_LENGTH, f"a stop string has {longest} characters, at most {MAX_STOP_LENGTH} are allowed"
+    )
+    tokens = stop_tokens(params)
+    _require(
+        len(tokens) <= MAX_STOP_TOKENS, f"there are {len(tokens)} stop tokens, at most {MAX_STOP_TOKENS} are allowed"
+    )
+    for token in tokens:
+        _require(0 <= token < vocab_size, f"stop token {token} is outside the vocabulary of {vocab_size} tokens")
+
+
+def _greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidRequest(message)

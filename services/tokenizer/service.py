@@ -1,0 +1,67 @@
+"""The tokenizer service: takes requests from clients, refuses what cannot be served, hands the rest over."""
+
+import asyncio
+
+import structlog
+
+from services.tokenizer.inflight import InFlight
+from services.tokenizer.model import Model
+from services.tokenizer.verbs import Verbs
+from shared import subjects
+from shared.context import Context
+from shared.messages.heartbeat import Heartbeat
+from shared.peers import Peers
+
+QUEUE = "tokenizer"
+"""Queue group: each request goes to one tokenizer."""
+DRAIN_WITHIN = 5.0
+"""Seconds that requests in progress have to be handed over when the service stops."""
+
+_log = structlog.get_logger()
+
+
+class Tokenizer:
+    """One tokenizer process. Why a request is refused is the only thing that it ever tells a generating client."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._in_flight = InFlight()
+        self._verbs: Verbs | None = None
+        """Set while requests are taken."""
+
+    def heartbeat(self) -> Heartbeat:
+        """Ready once the model's tokenizer is loaded."""
+        load = {"in_flight": float(len(self._in_flight))}
+        if self._verbs is not None:
+            load |= {"requests": float(self._verbs.requests), "dropped": float(self._verbs.dropped)}
+        ready = self._verbs is not None
+        return Heartbeat("tokenizer", self._context.instance, ready, term=0, plan=0, step=0, load=load)
+
+    async def run(self) -> None:
+        """Serves until cancelled.
+
+        Raises:
+            ConfigurationError: the model folder or a setting cannot be used.
+        """
+        bus = self._context.bus
+        model = await asyncio.to_thread(Model.load, self._context.settings)
+        peers = Peers(bus)
+        verbs = Verbs(self._context, peers, model, self._in_flight)
+        await peers.listen("detokenizer")
+        subscriptions = [
+            await bus.subscribe(f"{subjects.GENERATE}.*", verbs.on_generate, queue=QUEUE),
+            await bus.subscribe(f"{subjects.TOKENIZE}.*", verbs.on_tokenize, queue=QUEUE),
+            await bus.subscribe(subjects.MODELS, verbs.on_models, queue=QUEUE),
+        ]
+        self._verbs = verbs
+        self._context.announce()
+        _log.info("serving", model=model.name, revision=model.revision, max_model_len=model.max_model_len)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._verbs = None
+            self._context.announce()
+            for subscription in subscriptions:
+                await subscription.unsubscribe()
+            await self._in_flight.drain(DRAIN_WITHIN)
+            model.encoder.close()

@@ -1,0 +1,67 @@
+"""The rules of NATS that both buses keep: what a subject may be, how headers are written, how a handler is called."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+
+import structlog
+
+from shared.bus.protocol import Handler, Message
+
+MAX_CONTROL_LINE = 4096
+"""Bytes of subject, reply and sizes together that a server accepts by default."""
+STATUS = "Status"
+"""Header of the messages that the broker itself sends."""
+NO_RESPONDERS = "503"
+"""Status sent to the reply subject of a message that nobody subscribes to."""
+
+_SUBJECT = re.compile(r"[!-)+-=?-~]+")
+_PATTERN = re.compile(r"(?:(?:\*|[!-)+\-/-=?-~]+)\.)*(?:\*|>|[!-)+\-/-=?-~]+)")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LINE_BREAKS = str.maketrans("\r\n", "  ")
+
+log = structlog.get_logger()
+
+
+def check_subject(subject: str) -> None:
+    """Refuses what would be another command on the wire. Wildcards are refused too.
+
+    Raises:
+        ValueError
+    """
+    if _SUBJECT.fullmatch(subject) is None:
+        raise ValueError(f"not a subject: {subject!r}")
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuses subscriptions with empty tokens or misplaced wildcards: a server would end the connection.
+
+    Raises:
+        ValueError
+    """
+    if _PATTERN.fullmatch(pattern) is None:
+        raise ValueError(f"not a subject to subscribe to: {pattern!r}")
+
+
+def header_block(headers: Mapping[str, str] | None) -> bytes:
+    """Headers as they cross the wire; empty without any. Line breaks in values become spaces.
+
+    Raises:
+        ValueError: a name that HTTP would not allow.
+    """
+    if not headers:
+        return b""
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if _HEADER_NAME.fullmatch(name) is None:
+            raise ValueError(f"not a header name: {name!r}")
+        lines.append(f"{name}: {value.translate(_LINE_BREAKS).strip()}")
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def deliver(handler: Handler, message: Message) -> None:
+    """Calls a handler. Whatever it raises is logged, so that one bad message does not silence a subscription."""
+    try:
+        handler(message)
+    except (Exception, asyncio.CancelledError):
+        log.exception("handler_failed", subject=message.subject)

@@ -1,0 +1,191 @@
+"""The bus inside one process: the same meaning as NATS, for tests and for a stack without a broker."""
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable
+
+from shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, check_subject, deliver, header_block
+from shared.bus.memory_store import MemoryStore
+from shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message
+from shared.bus.requests import Requests
+from shared.errors import BusUnavailable, MessageTooLarge
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether `subject` falls under `pattern`: `*` is one token, a last `>` is one or more."""
+    wanted, given = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(given) <= len(wanted):
+            return False
+        given = given[: len(wanted)]
+    return len(wanted) == len(given) and all(token in {"*", other} for token, other in zip(wanted, given, strict=True))
+
+
+class MemoryBroker:
+    """What the buses of one process share. All of them live on one event loop."""
+
+    def __init__(self, *, max_payload: int = 8 << 20, ack_wait: float = ACK_WAIT, done_age: float = DONE_AGE) -> None:
+        self.max_payload = max_payload
+        self.store = MemoryStore(max_payload=max_payload, ack_wait=ack_wait, done_age=done_age)
+        self._exact: dict[str, list[MemorySubscription]] = {}
+        self._wild: list[MemorySubscription] = []
+
+    def add(self, subscription: "MemorySubscription") -> None:
+        """From now on the subscription receives what matches."""
+        self._place(subscription).append(subscription)
+
+    def remove(self, subscription: "MemorySubscription") -> None:
+        """The subscription receives nothing more."""
+        self._place(subscription).remove(subscription)
+        if not self._exact.get(subscription.subject, True):
+            del self._exact[subscription.subject]
+
+    def route(self, sender: "MemoryBus", message: Message) -> None:
+        """Delivers to every plain subscription and to one of each queue group, or tells the sender that none is."""
+        groups: dict[str, list[MemorySubscription]] = {}
+        found = self._find(message.subject)
+        for subscription in found:
+            if subscription.queue:
+                groups.setdefault(subscription.queue, []).append(subscription)
+            else:
+                subscription.put(message)
+        for members in groups.values():
+            random.choice(members).put(message)
+        if message.reply and not found:
+            status = Message(message.reply, b"", headers={STATUS: NO_RESPONDERS})
+            for subscription in self._find(message.reply):
+                if subscription.bus is sender:
+                    subscription.put(status)
+
+    def _find(self, subject: str) -> list["MemorySubscription"]:
+        wild = [subscription for subscription in self._wild if matches(subscription.subject, subject)]
+        return self._exact.get(subject, []) + wild
+
+    def _place(self, subscription: "MemorySubscription") -> list["MemorySubscription"]:
+        if "*" in subscription.subject or ">" in subscription.subject:
+            return self._wild
+        return self._exact.setdefault(subscription.subject, [])
+
+
+class MemorySubscription:
+    """Interest of one bus in a subject."""
+
+    def __init__(self, bus: "MemoryBus", subject: str, handler: Handler, queue: str) -> None:
+        self.bus = bus
+        self.subject = subject
+        self.queue = queue
+        self._handler = handler
+
+    def put(self, message: Message) -> None:
+        """Has the handler called soon, never from within `publish`; the loop keeps the order."""
+        asyncio.get_running_loop().call_soon(deliver, self._handler, message)
+
+    async def unsubscribe(self) -> None:
+        """See `Subscription`."""
+        self.bus.forget(self)
+        await _turn()
+
+
+class MemoryBus:
+    """One connection to a `MemoryBroker`. It cannot break, so nobody is called back after a reconnection."""
+
+    def __init__(self, broker: MemoryBroker, *, inbox_prefix: str = "_SVC") -> None:
+        self._broker = broker
+        self._prefix = inbox_prefix
+        self._closing = self._closed = False
+        self._subscriptions: set[MemorySubscription] = set()
+        self._requests = Requests(self, self.new_inbox())
+        self._inbox = MemorySubscription(self, self._requests.pattern, self._requests.receive, "")
+        broker.add(self._inbox)
+
+    @property
+    def max_payload(self) -> int:
+        """See `Bus`."""
+        return self._broker.max_payload
+
+    @property
+    def store(self) -> MemoryStore:
+        """See `Bus`."""
+        return self._broker.store
+
+    @property
+    def connected(self) -> bool:
+        """See `Bus`."""
+        return not self._closed
+
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
+        """See `Bus`."""
+        check_subject(subject)
+        if reply:
+            check_subject(reply)
+        size = len(header_block(headers)) + len(data)
+        if size > self.max_payload:
+            raise MessageTooLarge(size, self.max_payload)
+        self._check_open()
+        self._broker.route(self, Message(subject, bytes(data), reply, dict(headers or {})))
+
+    def backlog(self) -> int:
+        """See `Bus`. Nothing waits between publisher and broker here."""
+        return 0
+
+    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        """See `Bus`."""
+        return await self._requests.request(subject, data, timeout=timeout, headers=headers)
+
+    def request_many(
+        self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
+    ) -> AsyncIterator[Message]:
+        """See `Bus`."""
+        return self._requests.request_many(subject, data, stall=stall, headers=headers)
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
+        """See `Bus`."""
+        check_pattern(subject)
+        self._check_open()
+        subscription = MemorySubscription(self, subject, handler, queue)
+        self._subscriptions.add(subscription)
+        self._broker.add(subscription)
+        return subscription
+
+    def new_inbox(self) -> str:
+        """See `Bus`."""
+        return f"{self._prefix}.{secrets.token_hex(11)}"
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """See `Bus`."""
+
+    async def flush(self, *, timeout: float = 2.0) -> None:
+        """See `Bus`."""
+        self._check_open()
+        await _turn()
+
+    async def close(self) -> None:
+        """See `Bus`."""
+        if self._closing:
+            return
+        self._closing = True
+        for subscription in list(self._subscriptions):
+            self.forget(subscription)
+        await _turn()
+        self._closed = True
+        self._broker.remove(self._inbox)
+        self._requests.fail("the bus is closed")
+
+    def forget(self, subscription: MemorySubscription) -> None:
+        """Ends a subscription, if it has not ended."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            self._broker.remove(subscription)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusUnavailable("the bus is closed")
+
+
+async def _turn() -> None:
+    """Waits until every callback that the loop holds by now has run."""
+    turn = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(turn.set_result, None)
+    await turn

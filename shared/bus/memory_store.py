@@ -1,0 +1,154 @@
+"""The store of the in-memory bus: the same deliveries as JetStream, without a disk."""
+
+import asyncio
+import bisect
+import time
+from dataclasses import dataclass
+
+from shared.bus.framing import header_block
+from shared.bus.protocol import Headers, Item
+from shared.errors import MessageTooLarge
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One stored item."""
+
+    model: str
+    sequence: int
+    data: bytes
+    headers: Headers
+    stored_at: float
+    deliveries: int = 0
+    redelivery: asyncio.TimerHandle | None = None
+    """Set while it is with a worker."""
+
+
+class _Queue:
+    """The items of one model that wait for a worker: those that come again first, then by age."""
+
+    def __init__(self) -> None:
+        self._ready: list[_Entry] = []
+        self._stocked = asyncio.Event()
+
+    def add(self, entry: _Entry) -> None:
+        """Lets an entry wait."""
+        bisect.insort(self._ready, entry, key=lambda other: (other.deliveries == 0, other.sequence))
+        self._stocked.set()
+
+    def remove(self, entry: _Entry) -> None:
+        """Takes one entry out."""
+        self._ready.remove(entry)
+
+    async def take(self, count: int) -> list[_Entry]:
+        """Waits for the first entry and takes up to `count`."""
+        while not self._ready:
+            self._stocked.clear()
+            await self._stocked.wait()
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        return taken
+
+
+class MemoryStore:
+    """Work queue, records of what ended, and terms, for every connection of one broker."""
+
+    def __init__(self, *, max_payload: int, ack_wait: float, done_age: float) -> None:
+        self._max_payload = max_payload
+        self._ack_wait = ack_wait
+        self._done_age = done_age
+        self._queues: dict[str, _Queue] = {}
+        self._entries: dict[str, _Entry] = {}
+        self._done: dict[str, tuple[float, bytes]] = {}
+        self._sequence = 0
+        self._term = 0
+
+    async def put_work(self, model: str, data: bytes, *, headers: Headers | None = None) -> None:
+        """See `Store`."""
+        self._check_size(data, headers)
+        self._sequence += 1
+        entry = _Entry(model, self._sequence, data, dict(headers or {}), time.time())
+        self._entries[str(entry.sequence)] = entry
+        self._queue(model).add(entry)
+
+    async def pull_work(self, model: str, count: int, *, expires: float) -> list[Item]:
+        """See `Store`."""
+        try:
+            async with asyncio.timeout(expires):
+                taken = await self._queue(model).take(count)
+        except TimeoutError:
+            return []
+        return [self._hand_out(entry) for entry in taken]
+
+    async def renew_work(self, ack: str) -> None:
+        """See `Store`."""
+        entry = self._find(ack)
+        if entry is not None and entry.redelivery is not None:
+            entry.redelivery.cancel()
+            self._start_redelivery(entry)
+
+    async def end_work(self, ack: str) -> None:
+        """See `Store`."""
+        entry = self._find(ack)
+        if entry is None:
+            return
+        del self._entries[str(entry.sequence)]
+        if entry.redelivery is not None:
+            entry.redelivery.cancel()
+        else:
+            self._queue(entry.model).remove(entry)
+
+    async def return_work(self, ack: str) -> None:
+        """See `Store`."""
+        entry = self._find(ack)
+        if entry is not None and entry.redelivery is not None:
+            entry.redelivery.cancel()
+            self._take_back(entry)
+
+    async def put_done(self, request_id: str, data: bytes) -> None:
+        """See `Store`."""
+        self._check_size(data, None)
+        self._forget_done()
+        self._done.pop(request_id, None)
+        self._done[request_id] = (asyncio.get_running_loop().time(), data)
+
+    async def get_done(self, request_id: str) -> bytes | None:
+        """See `Store`."""
+        self._forget_done()
+        record = self._done.get(request_id)
+        return record[1] if record is not None else None
+
+    async def next_term(self) -> int:
+        """See `Store`."""
+        self._term += 1
+        return self._term
+
+    def _check_size(self, data: bytes, headers: Headers | None) -> None:
+        size = len(header_block(headers)) + len(data)
+        if size > self._max_payload:
+            raise MessageTooLarge(size, self._max_payload)
+
+    def _queue(self, model: str) -> _Queue:
+        return self._queues.setdefault(model, _Queue())
+
+    def _find(self, ack: str) -> _Entry | None:
+        """The entry of any delivery, also of one that was followed by another: JetStream goes by sequence, too."""
+        return self._entries.get(ack.split(".")[-2])
+
+    def _hand_out(self, entry: _Entry) -> Item:
+        entry.deliveries += 1
+        self._start_redelivery(entry)
+        ack = f"$JS.ACK.memory.{entry.model}.{entry.sequence}.{entry.deliveries}"
+        return Item(entry.data, entry.headers, ack, entry.deliveries, entry.stored_at)
+
+    def _start_redelivery(self, entry: _Entry) -> None:
+        entry.redelivery = asyncio.get_running_loop().call_later(self._ack_wait, self._take_back, entry)
+
+    def _take_back(self, entry: _Entry) -> None:
+        entry.redelivery = None
+        self._queue(entry.model).add(entry)
+
+    def _forget_done(self) -> None:
+        """Drops the records that are too old; they stand in the order of their age."""
+        oldest = asyncio.get_running_loop().time() - self._done_age
+        for request_id in [name for name, (stored, _) in self._done.items() if stored < oldest]:
+            del self._done[request_id]

@@ -1,0 +1,127 @@
+"""Requests over publish and subscribe: one inbox per connection, replies told apart by their subject's last token."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from shared.bus.framing import NO_RESPONDERS, STATUS
+from shared.bus.protocol import Bus, Headers, Message
+from shared.errors import BusError, BusUnavailable, NoResponders, RequestTimeout
+
+REPLY_LIMIT = 65_536
+"""Replies that one request may leave unread; past it the reader has fallen behind for good."""
+
+
+class Exchange:
+    """One request and the replies to it, in order of arrival."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.closed = False
+        """Whether nobody waits for replies any more."""
+        self._arrived: deque[Message] = deque()
+        self._error: BusError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, message: Message) -> None:
+        """Takes in a reply."""
+        if len(self._arrived) < REPLY_LIMIT:
+            self._arrived.append(message)
+            self._wake()
+        else:
+            self.fail(BusUnavailable(f"the replies of {self.subject} arrive faster than they are read"))
+
+    def fail(self, error: BusError) -> None:
+        """Lets the reader meet `error` behind the replies that have arrived."""
+        self._error = self._error or error
+        self._wake()
+
+    async def next(self, timeout: float) -> Message:
+        """The next reply.
+
+        Raises:
+            NoResponders, RequestTimeout: none came within `timeout` seconds.
+            BusError: what `fail` was given.
+        """
+        if not self._arrived and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._waiter
+            except TimeoutError:
+                raise RequestTimeout(f"no reply from {self.subject} within {timeout:g} s") from None
+            finally:
+                self._waiter = None
+        if not self._arrived:
+            assert self._error is not None
+            raise self._error
+        message = self._arrived.popleft()
+        if message.headers.get(STATUS) == NO_RESPONDERS:
+            raise NoResponders(f"nobody subscribes to {self.subject}")
+        return message
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Requests:
+    """The open requests of one connection. The bus subscribes `receive` to `pattern`."""
+
+    def __init__(self, bus: Bus, inbox: str) -> None:
+        self.pattern = f"{inbox}.*"
+        self._bus = bus
+        self._prefix = f"{inbox}."
+        self._open: dict[str, Exchange] = {}
+        self._tokens = itertools.count()
+
+    def receive(self, message: Message) -> None:
+        """Handler of the inbox."""
+        exchange = self._open.get(message.subject[len(self._prefix) :])
+        if exchange is not None:
+            exchange.put(message)
+
+    def fail(self, reason: str, subject: str = "", kind: type[BusError] = BusUnavailable) -> None:
+        """Fails the open requests to `subject` (in lower case, as servers report it), or all of them."""
+        for exchange in self._open.values():
+            if not subject or exchange.subject.lower() == subject:
+                exchange.fail(kind(reason))
+
+    @contextmanager
+    def open(self, subject: str, token: str) -> Iterator[Exchange]:
+        """Holds an exchange open, known under a token of its own.
+
+        Raises:
+            BusUnavailable: there is no connection. A request is not kept for the next one: its time would run out.
+        """
+        if not self._bus.connected:
+            raise BusUnavailable("there is no connection to the broker")
+        self._open[token] = exchange = Exchange(subject)
+        try:
+            yield exchange
+        finally:
+            exchange.closed = True
+            del self._open[token]
+
+    @contextmanager
+    def exchange(self, subject: str, data: bytes, headers: Headers | None) -> Iterator[Exchange]:
+        """Publishes a request whose replies go to the inbox."""
+        token = str(next(self._tokens))
+        with self.open(subject, token) as exchange:
+            self._bus.publish(subject, data, reply=self._prefix + token, headers=headers)
+            yield exchange
+
+    async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None) -> Message:
+        """See `Bus.request`."""
+        with self.exchange(subject, data, headers) as exchange:
+            return await exchange.next(timeout)
+
+    async def request_many(
+        self, subject: str, data: bytes, *, stall: float, headers: Headers | None
+    ) -> AsyncIterator[Message]:
+        """See `Bus.request_many`."""
+        with self.exchange(subject, data, headers) as exchange:
+            while (message := await exchange.next(stall)).data:
+                yield message

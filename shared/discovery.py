@@ -1,0 +1,83 @@
+"""Discovery as NATS ADR-32 has it: `nats service ls`, `info` and `stats` find every Pagewire service."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from shared import model_folder, subjects
+from shared.bus import Bus, Message
+from shared.config import Settings
+from shared.context import Service
+from shared.messages import WIRE_VERSION
+
+_ENDPOINTS: dict[str, dict[str, str]] = {
+    "tokenizer": {
+        "generate": subjects.GENERATE + ".*",
+        "tokenize": subjects.TOKENIZE + ".*",
+        "detokenize": subjects.DETOKENIZE + ".*",
+        "models": subjects.MODELS,
+    },
+    "detokenizer": {"cancel": subjects.CANCEL + ".*", "resume": subjects.RESUME + ".*"},
+}
+"""What a client may ask of each service. The others are found, but not asked."""
+
+
+class Responder:
+    """Answers `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` for one instance, also when it is asked by name and by id."""
+
+    def __init__(self, bus: Bus, name: str, instance: str, settings: Settings, service: Service) -> None:
+        self._bus = bus
+        self._service = service
+        self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self._endpoints = [
+            {"name": endpoint, "subject": subject, "queue_group": name}
+            for endpoint, subject in _ENDPOINTS.get(name, {}).items()
+        ]
+        self._identity: dict[str, Any] = {
+            "name": f"pagewire-{name}",
+            "id": instance,
+            "version": version("pagewire"),
+            "metadata": {"model": model_folder.served_name(settings), "wire_version": str(WIRE_VERSION)},
+        }
+
+    async def listen(self) -> None:
+        """Starts to answer."""
+        answers: dict[str, Callable[[], dict[str, Any]]] = {"PING": dict, "INFO": self._info, "STATS": self._stats}
+        name, instance = self._identity["name"], self._identity["id"]
+        for verb, answer in answers.items():
+            for suffix in ("", f".{name}", f".{name}.{instance}"):
+                await self._bus.subscribe(f"$SRV.{verb}{suffix}", self._replier(verb, answer))
+
+    def _replier(self, verb: str, answer: Callable[[], dict[str, Any]]) -> Callable[[Message], None]:
+        kind = f"io.nats.micro.v1.{verb.lower()}_response"
+
+        def reply(message: Message) -> None:
+            if subjects.is_client_inbox(message.reply):
+                body = {"type": kind, **self._identity, **answer()}
+                self._bus.publish(message.reply, msgspec.json.encode(body))
+
+        return reply
+
+    def _info(self) -> dict[str, Any]:
+        endpoints = [{**endpoint, "metadata": {}} for endpoint in self._endpoints]
+        return {"description": "A part of Pagewire, which serves language models", "endpoints": endpoints}
+
+    def _stats(self) -> dict[str, Any]:
+        """Counts are per service, not per endpoint: they are in the metadata, and the endpoints' own are zero."""
+        beat = self._service.heartbeat()
+        load = {f"load.{name}": f"{value:g}" for name, value in beat.load.items()}
+        counts = {
+            "num_requests": 0,
+            "num_errors": 0,
+            "last_error": "",
+            "processing_time": 0,
+            "average_processing_time": 0,
+        }
+        return {
+            "metadata": {**self._identity["metadata"], "ready": str(beat.ready).lower(), **load},
+            "started": self._started,
+            "endpoints": [{**endpoint, **counts} for endpoint in self._endpoints],
+        }

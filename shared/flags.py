@@ -1,0 +1,48 @@
+"""Command-line flags, one per setting: name, kind and help all come from `shared.config.Settings`."""
+
+import argparse
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+from shared import config
+from shared.config import FIELDS, Settings
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Adds `--max-num-seqs` and all the others, and `--config`. The model is a flag as well: `--model`."""
+    group = parser.add_argument_group("settings", "each is also an environment variable, such as PAGEWIRE_MAX_NUM_SEQS")
+    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
+    descriptions = describe()
+    for name, field in FIELDS.items():
+        flags = [f"--{name}", "--num-scheduler-steps"] if name == "lease-window" else [f"--{name}"]
+        text = descriptions[field.name].replace("%", "%%")
+        if field.type is bool:
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            metavar = name.rsplit("-", 1)[-1].upper()
+            group.add_argument(*flags, default=argparse.SUPPRESS, metavar=metavar, help=text, dest=field.name)
+
+
+def read_settings(namespace: argparse.Namespace) -> Settings:
+    """The settings in force, from parsed flags, environment, file and defaults.
+
+    Raises:
+        ConfigurationError: a value is refused.
+    """
+    given: dict[str, Any] = vars(namespace)
+    flags = {name: given[field.name] for name, field in FIELDS.items() if field.name in given}
+    return config.load(flags, config=given.get("config"))
+
+
+def describe() -> dict[str, str]:
+    """The doc line of each setting. They are read from the source, where each stands below its field."""
+    (body,) = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(body, ast.ClassDef)
+    lines: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(line))):
+                lines[name] = line
+    return lines

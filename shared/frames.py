@@ -1,0 +1,46 @@
+"""How frames to clients become bytes and headers: used by whoever answers a client."""
+
+import msgspec
+
+from shared.errors import RequestError
+from shared.messages.client import (
+    CancelReply,
+    DetokenizeReply,
+    ErrorFrame,
+    Frame,
+    ModelList,
+    TokenizeReply,
+)
+from shared.messages.open import Encoding
+
+Reply = Frame | TokenizeReply | DetokenizeReply | ModelList | CancelReply
+"""Whatever a client may be sent, but for the empty message that closes a stream."""
+
+_MESSAGE_LENGTH = 1000
+_HEADER_LENGTH = 200
+_json = msgspec.json.Encoder()
+_msgpack = msgspec.msgpack.Encoder()
+
+
+def encode_frame(frame: Reply, encoding: int) -> bytes:
+    """The bytes of a frame in the `Encoding` of its request."""
+    return (_msgpack if encoding == Encoding.MSGPACK else _json).encode(frame)
+
+
+def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -> ErrorFrame:
+    """The frame that ends a request with `error`."""
+    return ErrorFrame(
+        code=error.code,
+        error=error.kind,
+        message=error.message[:_MESSAGE_LENGTH],  # it may quote what the client sent
+        retryable=error.retryable,
+        request_id=request_id,
+        tokens_emitted=tokens_emitted,
+        retry_after_ms=error.retry_after_ms,
+    )
+
+
+def error_headers(error: RequestError) -> dict[str, str]:
+    """The headers of an error frame. A header is one line of ASCII, so the message is cut to that."""
+    line = " ".join(error.message.split()).encode("ascii", "replace").decode()
+    return {"Nats-Service-Error": line[:_HEADER_LENGTH], "Nats-Service-Error-Code": str(error.code)}

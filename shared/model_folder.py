@@ -1,0 +1,128 @@
+"""A model in the Hugging Face format: where its folder is, and what its configuration says."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from shared.config import Settings
+from shared.errors import ConfigurationError
+
+BUNDLED = Path(__file__).resolve().parent.parent / "pagewire" / "bundled"
+"""The small model that comes with the package."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def resolve(model: str) -> Path:
+    """The folder of `model`: a folder, a hub id that is downloaded when it is not in the cache, or "", the bundled one.
+
+    Raises:
+        ConfigurationError: there is no such folder and no such model on the hub.
+    """
+    if not model:
+        return BUNDLED
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if not _HUB_ID.fullmatch(model):
+        raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
+    return _download(model)
+
+
+def served_name(settings: Settings) -> str:
+    """The model's name in requests: as configured, else the folder's name or the hub id."""
+    if settings.served_model_name:
+        return settings.served_model_name
+    if not settings.model:
+        return BUNDLED.name
+    folder = Path(settings.model).expanduser()
+    return folder.resolve().name if folder.is_dir() else settings.model
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The model's config.json.
+
+    Raises:
+        ConfigurationError: it is missing or broken.
+    """
+    return _read_object(path / "config.json")
+
+
+def eos_ids(path: Path) -> frozenset[int]:
+    """Tokens that end a text: those of config.json and of generation_config.json together.
+
+    Raises:
+        ConfigurationError: a file is broken, or names something that is no token id.
+    """
+    found: set[int] = set()
+    for file in (path / "config.json", path / "generation_config.json"):
+        value = _read_object(file).get("eos_token_id") if file.exists() else None
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise ConfigurationError(f"{file} has an eos_token_id that is neither a token id nor a list of them")
+        found.update(ids)
+    return frozenset(found)
+
+
+def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
+    """The context in tokens: the setting, at most what the model was made for.
+
+    Raises:
+        ConfigurationError: the setting exceeds the model, or neither names a length.
+    """
+    own: int | None = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+    wanted = settings.max_model_len
+    if wanted is not None and wanted < 1:
+        raise ConfigurationError(f"max-model-len is {wanted}: it must be at least 1")
+    if wanted is None:
+        if own is None:
+            raise ConfigurationError("config.json has no max_position_embeddings: set max-model-len")
+        return own
+    if own is not None and wanted > own:
+        raise ConfigurationError(f"max-model-len {wanted} exceeds the model's context of {own}: set at most {own}")
+    return wanted
+
+
+def revision(path: Path) -> str:
+    """A fingerprint of config.json and of the weight files' names and sizes: 12 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: config.json is missing.
+    """
+    digest = hashlib.sha256(json.dumps(read_config(path), sort_keys=True).encode())
+    for file in sorted(path.glob("*.safetensors")):
+        digest.update(f"\n{file.name} {file.stat().st_size}".encode())
+    return digest.hexdigest()[:12]
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{file.parent} has no {file.name}: give a model folder in Hugging Face format"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is not JSON ({error}): fetch the model again") from error
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file} does not hold a JSON object: fetch the model again")
+    return value
+
+
+def _download(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # base of its connection errors
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_WANTED))
+    except (OSError, ValueError, HTTPError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigurationError(
+            f"there is no folder {model}, and the hub does not give a model of that id: {reason[0]}"
+        ) from error

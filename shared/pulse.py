@@ -1,0 +1,54 @@
+"""The heartbeat of one service instance."""
+
+import asyncio
+import time
+
+import structlog
+
+from shared import subjects
+from shared.bus import Bus
+from shared.context import Service
+from shared.errors import BusUnavailable
+from shared.messages import encode
+
+INTERVAL = 0.5
+"""Seconds between two beats."""
+LOST_AFTER = 60.0
+"""Seconds without a broker after which the connection counts as lost for good."""
+
+_log = structlog.get_logger()
+
+
+class Pulse:
+    """Publishes a service's heartbeat: twice a second, and at once when it is announced."""
+
+    def __init__(self, bus: Bus, name: str, instance: str) -> None:
+        self._bus = bus
+        self._subject = f"{subjects.HEARTBEAT}.{name}.{instance}"
+        self._service: Service | None = None
+
+    def announce(self) -> None:
+        """Sends a heartbeat now. A service that is still being built has none to send."""
+        if self._service is None:
+            return
+        try:
+            self._bus.publish(self._subject, encode(self._service.heartbeat()))
+        except BusUnavailable:
+            _log.debug("heartbeat_not_sent")
+
+    async def run(self, service: Service) -> None:
+        """Beats until cancelled.
+
+        Raises:
+            BusUnavailable: there was no broker for `LOST_AFTER` seconds.
+        """
+        self._service = service
+        heard = time.monotonic()
+        while True:
+            self.announce()
+            now = time.monotonic()
+            if self._bus.connected:
+                heard = now
+            elif now - heard > LOST_AFTER:
+                raise BusUnavailable(f"no broker for {LOST_AFTER:.0f} s")
+            await asyncio.sleep(INTERVAL)

@@ -1,0 +1,135 @@
+"""Runs one service in a process of its own: settings, logs, traces, the bus, heartbeats, signals and the exit code."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+import uvloop
+
+from shared import flags, logs, subjects, telemetry
+from shared.bus import Bus, nats
+from shared.config import Settings
+from shared.context import Context, Service
+from shared.discovery import Responder
+from shared.errors import BusUnavailable, ConfigurationError
+from shared.process import INSTANCE, die_with_parent
+from shared.pulse import Pulse
+
+CLOSE_WITHIN = 8.0
+"""Seconds that a service has to finish what it owes after SIGINT or SIGTERM."""
+
+_log = structlog.get_logger()
+
+
+def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
+    """Entry point of `python -m services.<name>`.
+
+    Exit codes: 0 after a signal, 1 when the service cannot go on, 2 when a setting is refused.
+    """
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
+    flags.add_settings(parser)
+    try:
+        settings = flags.read_settings(parser.parse_args())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(_process(name, cls, settings))
+    except ConfigurationError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        code = 2
+    sys.exit(code)
+
+
+async def _process(name: str, cls: Callable[[Context], Service], settings: Settings) -> int:
+    instance = os.environ.get(INSTANCE) or subjects.new_instance()
+    logs.configure(settings, service=name, instance=instance)
+    telemetry.configure(name, instance, settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(_connect_and_run(name, cls, settings, instance))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if serving.done():
+        return _outcome(serving)
+    _log.info("stopping")
+    serving.cancel()
+    await asyncio.wait({serving}, timeout=CLOSE_WITHIN)
+    if not serving.done():
+        _log.error("not_stopped_in_time", seconds=CLOSE_WITHIN)
+        os._exit(1)
+    return 0 if serving.cancelled() else _outcome(serving)
+
+
+def _outcome(serving: "asyncio.Task[None]") -> int:
+    """Exit code of a service that ended by itself."""
+    error = serving.exception()
+    if isinstance(error, ConfigurationError):
+        raise error
+    if error is not None:
+        _log.error("failed", exc_info=error)
+        return 1
+    return 0
+
+
+async def _connect_and_run(name: str, cls: Callable[[Context], Service], settings: Settings, instance: str) -> None:
+    bus = await connect_patiently(name, settings, instance)
+    try:
+        await run_service(name, cls, settings, bus, instance)
+    finally:
+        await bus.close()
+
+
+async def run_service(
+    name: str, cls: Callable[[Context], Service], settings: Settings, bus: Bus, instance: str
+) -> None:
+    """Runs a service on a bus until cancelled, with heartbeats and discovery.
+
+    Raises:
+        ConfigurationError: the service cannot use a setting.
+        BusUnavailable: the broker was away for too long.
+        ExceptionGroup: the service failed in several places at once.
+    """
+    pulse = Pulse(bus, name, instance)
+    service = cls(Context(settings, bus, instance, pulse.announce))
+    await Responder(bus, name, instance, settings, service).listen()
+    serving = asyncio.create_task(service.run())
+    beating = asyncio.create_task(pulse.run(service))
+    try:
+        done, _ = await asyncio.wait({serving, beating}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        beating.cancel()
+        serving.cancel()
+        await asyncio.wait({serving, beating})
+
+
+async def connect_patiently(name: str, settings: Settings, instance: str) -> Bus:
+    """Connects to the broker, and tries again for as long as it takes: services start in any order."""
+    url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or 4222}"
+    # The gateway is a client of the tokenizers, which answer to nothing but client inboxes.
+    prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
+    delay = 0.1
+    while True:
+        try:
+            bus = await nats.connect(
+                url,
+                name=f"{name}/{instance}",
+                user=settings.nats_user,
+                password=settings.nats_password,
+                inbox_prefix=prefix,
+            )
+        except BusUnavailable as error:
+            _log.warning("broker_unreachable", url=url, reason=str(error), retry_in=delay)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 2.0)
+        else:
+            _log.info("connected", url=url)
+            return bus

@@ -1,0 +1,73 @@
+"""Spans in files: one JSON object per line, one file per process, read back by `pagewire trace`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import format_span_id, format_trace_id
+
+
+class Span(msgspec.Struct, omit_defaults=True):
+    """One finished span as a file has it."""
+
+    name: str
+    service: str
+    instance: str
+    trace_id: str
+    span_id: str
+    start: float
+    """Unix seconds."""
+    end: float
+    """Unix seconds."""
+    parent_id: str = ""
+    attributes: dict[str, str | bool | int | float | list[str | bool | int | float]] = {}
+    """What the service knew about it, such as `request_id`."""
+
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+_decoder = msgspec.json.Decoder(Span)
+
+
+class SpanFile(SpanExporter):
+    """Appends finished spans to `<folder>/<service>-<instance>.jsonl`."""
+
+    def __init__(self, folder: str, service: str, instance: str) -> None:
+        self._service, self._instance = service, instance
+        self._path = Path(folder, f"{service}-{instance}.jsonl")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Writes a batch; called on the exporter's own thread."""
+        with self._path.open("ab") as file:
+            file.writelines(_encoder.encode(self._row(span)) + b"\n" for span in spans)
+        return SpanExportResult.SUCCESS
+
+    def _row(self, span: ReadableSpan) -> Span:
+        context = span.context
+        return Span(
+            name=span.name,
+            service=self._service,
+            instance=self._instance,
+            trace_id=format_trace_id(context.trace_id),
+            span_id=format_span_id(context.span_id),
+            start=(span.start_time or 0) / 1e9,
+            end=(span.end_time or 0) / 1e9,
+            parent_id=format_span_id(span.parent.span_id) if span.parent is not None else "",
+            attributes={name: _plain(value) for name, value in (span.attributes or {}).items()},
+        )
+
+
+def _plain(value: object) -> str | bool | int | float | list[str | bool | int | float]:
+    return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]
+
+
+def read(folder: Path) -> Iterator[Span]:
+    """Every span in the folder's files. A line cut off by a crash is passed over."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            try:
+                yield _decoder.decode(line)
+            except msgspec.DecodeError:
+                continue

@@ -1,0 +1,98 @@
+"""Traces of requests, in OpenTelemetry's terms. Off, and nearly free, until a place to send spans to is named.
+
+Spans go to a collector when one of the standard variables OTEL_EXPORTER_OTLP_ENDPOINT,
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER=otlp is set, and to the folder `trace_dir` when that is.
+"""
+
+import atexit
+import os
+from collections.abc import Mapping, MutableMapping
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from shared.config import Settings
+
+_NANOSECONDS = 1_000_000_000
+_propagator = TraceContextTextMapPropagator()
+_tracer: Tracer = trace.NoOpTracer()
+_on = False
+
+
+def configure(service: str, instance: str, settings: Settings) -> None:
+    """Turns tracing on for this process if a setting or the environment asks for it."""
+    global _tracer, _on
+    to_collector = _wants_collector()
+    if not (settings.trace_dir or to_collector):
+        return
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create({"service.name": f"pagewire-{service}", "service.instance.id": instance})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    if settings.trace_dir:
+        from shared.spans import SpanFile
+
+        exporter = SpanFile(settings.trace_dir, service, instance)
+        provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=16384, schedule_delay_millis=200))
+    if to_collector:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=16384))
+    atexit.register(provider.shutdown)
+    _tracer, _on = provider.get_tracer("pagewire"), True
+
+
+def tracer() -> Tracer:
+    """Starts spans; a tracer without effect while tracing is off."""
+    return _tracer
+
+
+def extract(headers: Mapping[str, str]) -> Context | None:
+    """The caller's trace context from the header `traceparent`; None without one or while tracing is off."""
+    if not _on or "traceparent" not in headers:
+        return None
+    return _propagator.extract(headers)
+
+
+def inject(headers: MutableMapping[str, str], span: trace.Span) -> None:
+    """Writes the header `traceparent` for work that continues `span`; nothing while tracing is off."""
+    if value := traceparent(span):
+        headers["traceparent"] = value
+
+
+def traceparent(span: trace.Span) -> str:
+    """W3C form of the span's context; empty while tracing is off."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return ""
+    trace_id, span_id = trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
+    return f"00-{trace_id}-{span_id}-{context.trace_flags:02x}"
+
+
+def span(name: str, parent: str, start: float, end: float, attributes: dict[str, AttributeValue] | None = None) -> None:
+    """Records a span that is over. `parent` is a traceparent, times are unix seconds.
+
+    Does nothing while tracing is off or without a parent.
+    """
+    if not _on or not parent:
+        return
+    finished = _tracer.start_span(
+        name,
+        context=_propagator.extract({"traceparent": parent}),
+        attributes=attributes,
+        start_time=int(start * _NANOSECONDS),
+    )
+    finished.end(int(end * _NANOSECONDS))
+
+
+def _wants_collector() -> bool:
+    exporters = os.environ.get("OTEL_TRACES_EXPORTER", "")
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporters == "none":
+        return False
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return "otlp" in exporters or any(os.environ.get(name) for name in endpoints)

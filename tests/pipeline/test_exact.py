@@ -1,0 +1,111 @@
+"""What the whole pipeline generates is what `transformers` generates, whatever the settings."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagewire import SamplingParams
+from shared.config import Settings
+from shared.messages.client import Result
+from tests.support.checkpoints import checkpoint
+from tests.support.greedy import Case, cases
+from tests.support.pairwise import pairwise
+from tests.support.pipeline import Pipeline, running
+
+CONTEXT = 96
+FAMILIES = ["llama", "llama-llama3", "llama-sharded", "mistral", "qwen2", "qwen3", "opt"]
+AXES: dict[str, list[Any]] = {
+    "family": FAMILIES,
+    "window": [1, 2, 8],
+    "budget": [16, 64, 2048],
+    "block_size": [8, 16],
+    "pool": ["ample", "tiny"],
+    "prefix_cache": [True, False],
+}
+
+
+def settings_for(row: dict[str, Any], **changes: Any) -> Settings:
+    size = row["block_size"]
+    blocks = {"ample": 4096 // size, "tiny": CONTEXT // size + 2}[row["pool"]]
+    values = {
+        "model": str(checkpoint(row["family"])),
+        "dtype": "float32",
+        "max_model_len": CONTEXT,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": row["budget"],
+        "block_size": size,
+        "num_kv_blocks": blocks,
+        "lease_window": row["window"],
+        "prefix_cache": row["prefix_cache"],
+        "log_level": "error",
+    }
+    return Settings(**values | changes)
+
+
+async def generate(pipeline: Pipeline, wanted: tuple[Case, ...], **sampling: Any) -> list[Result]:
+    """All cases at once, half of them as streams."""
+
+    async def one(i: int, case: Case) -> Result:
+        params = SamplingParams(max_tokens=case.max_tokens, **sampling)
+        if i % 2:
+            return await pipeline.client.generate(case.prompt, params)
+        stream = pipeline.client.stream(case.prompt, params)
+        return await stream.result()
+
+    return await asyncio.gather(*(one(i, case) for i, case in enumerate(wanted)))
+
+
+async def check_greedy(row: dict[str, Any]) -> None:
+    wanted = cases(row["family"])
+    async with running(settings_for(row)) as pipeline:
+        results = await generate(pipeline, wanted, temperature=0.0)
+        for case, result in zip(wanted, results, strict=True):
+            assert result.choices[0].token_ids == case.tokens
+            assert result.choices[0].finish_reason == ("length" if len(case.tokens) == case.max_tokens else "stop")
+        await pipeline.until_idle()
+        preemptions = pipeline.load("scheduler")["preemptions"]
+        assert (preemptions > 0) == (row["pool"] == "tiny")
+
+
+@pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))
+def test_greedy_equals_transformers(row: dict[str, Any]) -> None:
+    asyncio.run(check_greedy(row))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("window", AXES["window"])
+@pytest.mark.parametrize("budget", AXES["budget"])
+@pytest.mark.parametrize("block_size", AXES["block_size"])
+@pytest.mark.parametrize("pool", AXES["pool"])
+def test_greedy_equals_transformers_everywhere(
+    family: str, window: int, budget: int, block_size: int, pool: str
+) -> None:
+    row = {"family": family, "window": window, "budget": budget, "block_size": block_size, "pool": pool}
+    asyncio.run(check_greedy(row | {"prefix_cache": True}))
+
+
+def test_seeded_sampling_gives_the_same_tokens_under_all_settings() -> None:
+    axes = AXES | {"family": ["llama"]}
+    wanted = cases("llama")[:12]
+    seen: list[list[list[int]]] = []
+
+    async def sample(row: dict[str, Any]) -> list[list[int]]:
+        async with running(settings_for(row)) as pipeline:
+            filters: list[dict[str, Any]] = [{}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05, "n": 2}]
+            results = await asyncio.gather(
+                *(
+                    pipeline.client.generate(
+                        case.prompt,
+                        SamplingParams(max_tokens=case.max_tokens, seed=i, temperature=0.8, **filters[i % 4]),
+                    )
+                    for i, case in enumerate(wanted)
+                )
+            )
+            return [choice.token_ids for result in results for choice in result.choices]
+
+    for row in pairwise(axes):
+        seen.append(asyncio.run(sample(row)))
+    assert all(tokens == seen[0] for tokens in seen)
+    assert len({tuple(tokens) for tokens in seen[0]}) > len(wanted)

@@ -1,0 +1,43 @@
+"""A real NATS server for tests, on a thread of its own, so that each test may run its own event loop."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pagewire.broker import Broker
+from shared import subjects
+from shared.bus import nats
+from shared.bus.nats import NatsBus
+
+
+@contextmanager
+def running_broker(api_key: str = "") -> Iterator[Broker]:
+    """A server on a free port, stopped and cleaned up at the end. On one loop, use `Broker` itself instead."""
+    broker = Broker(port=0, api_key=api_key)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="broker")
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(broker.start(), loop).result(20)
+        yield broker
+    finally:
+        asyncio.run_coroutine_threadsafe(broker.stop(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def connect_service(broker: Broker, name: str = "test") -> NatsBus:
+    """A connection with the rights of a service."""
+    return await nats.connect(broker.url, name=name, user=broker.user, password=broker.password)
+
+
+async def connect_client(broker: Broker, *, api_key: str = "") -> NatsBus:
+    """A connection with the rights of a client, without credentials unless there is a key."""
+    user = "client" if api_key else ""
+    return await nats.connect(broker.url, name="client", user=user, password=api_key, inbox_prefix=CLIENT_INBOX)
+
+
+CLIENT_INBOX = "_INBOX"
+SERVICE_INBOX = subjects.SERVICE_INBOX

@@ -1,0 +1,97 @@
+"""Drives a CPU device by hand: steps from plain lists, and the logits behind the tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.executor.devices.cpu import CpuDevice
+from services.executor.devices.protocol import Capacity, SlotSampling, StepBatch
+from services.executor.models.model import Attend, CausalLM
+from services.executor.models.registry import load_model
+from shared.model_folder import read_config
+from tests.support.checkpoints import CONTEXT, VOCABULARY
+
+BLOCK_SIZE = 8
+GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
+
+
+class Row(NamedTuple):
+    """One row of a step."""
+
+    slot: int
+    start: int
+    ids: Sequence[int]
+    samples: bool = True
+
+
+class Recorder(CausalLM):
+    """A model that remembers the last logits that it gave."""
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__(model.spec, width=1, tied=True)
+        self.model = model
+        self.last = torch.empty(0)
+
+    @property
+    def embedding(self) -> Tensor:
+        return self.model.embedding
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        hidden: Tensor = self.model(token_ids, positions, attend)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self.last = self.model.logits(hidden)
+        return self.last.clone()
+
+
+class Driver:
+    """A CPU device over a checkpoint, with `max_num_seqs` sequences of up to `CONTEXT` tokens."""
+
+    def __init__(
+        self, folder: Path, dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32", max_num_seqs: int = 8
+    ) -> None:
+        torch.set_num_threads(1)
+        self.model = load_model(folder, read_config(folder), dtype)
+        self._recorder = Recorder(self.model)
+        blocks = max_num_seqs * CONTEXT // BLOCK_SIZE
+        self.device = CpuDevice(self._recorder, Capacity(blocks, BLOCK_SIZE, max_num_seqs, CONTEXT, VOCABULARY))
+        self._free = np.random.default_rng(0).permutation(blocks).tolist()
+
+    def add(self, slot: int, tokens: int, sampling: SlotSampling = GREEDY) -> list[int]:
+        """A sequence with room for `tokens` positions, in blocks in random order, which are returned."""
+        blocks = [self._free.pop() for _ in range(-(-tokens // BLOCK_SIZE))]
+        self.device.add(slot, blocks, sampling)
+        return blocks
+
+    def step(self, *rows: Row) -> list[int]:
+        """The sampled tokens of one step."""
+        batch = StepBatch(
+            slots=np.array([row.slot for row in rows], np.int64),
+            starts=np.array([row.start for row in rows], np.int64),
+            widths=np.array([len(row.ids) for row in rows], np.int64),
+            token_ids=np.array([token for row in rows for token in row.ids], np.int64),
+            samples=np.array([row.samples for row in rows], np.bool_),
+        )
+        tokens: list[int] = self.device.step(batch).tolist()
+        return tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """[rows that sampled, V] of the last step."""
+        return self._recorder.last
+
+    def generate(self, slot: int, prompt: Sequence[int], count: int, chunk: int = CONTEXT) -> list[int]:
+        """Prefills `prompt` in chunks, then decodes until there are `count` tokens."""
+        ids = list(prompt)
+        for start in range(0, len(prompt), chunk):
+            part = prompt[start : start + chunk]
+            (token,) = self.step(Row(slot, start, part, samples=start + len(part) == len(prompt)))
+        ids.append(token)
+        while len(ids) < len(prompt) + count:
+            ids += self.step(Row(slot, len(ids) - 1, ids[-1:]))
+        return ids[len(prompt) :]

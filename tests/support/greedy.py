@@ -1,0 +1,55 @@
+"""Prompts for a checkpoint, with what `transformers.generate` makes of them."""
+
+import functools
+import random
+from typing import NamedTuple
+
+import torch
+
+from tests.support.checkpoints import VOCABULARY, checkpoint, reference_model
+
+GAP = 1e-4
+"""Two best logits closer than this could change places by rounding: such a prompt is replaced by another."""
+
+
+class Case(NamedTuple):
+    """A prompt and its greedy continuation."""
+
+    prompt: list[int]
+    max_tokens: int
+    tokens: list[int]
+    """Ends with EOS if that came before `max_tokens`."""
+
+
+@functools.cache
+def cases(name: str, count: int = 32, longest: int = 60, most: int = 24) -> tuple[Case, ...]:
+    """`count` cases of mixed lengths for a checkpoint, in float32. Two are equal, and three share a beginning."""
+    random_ids = random.Random(name)
+    found: list[Case] = []
+    while len(found) < count:
+        prompt = [random_ids.randrange(1, VOCABULARY) for _ in range(random_ids.randint(1, longest))]
+        if len(found) in {5, 6}:
+            prompt = found[4].prompt[:1] * 20 + prompt[:20]
+        if len(found) == 9:
+            prompt = found[8].prompt
+        max_tokens = random_ids.randint(4, most)
+        tokens, gap = _generate(name, prompt, max_tokens)
+        if gap >= GAP:
+            found.append(Case(prompt, max_tokens, tokens))
+    return tuple(found)
+
+
+def _generate(name: str, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
+    model = reference_model(checkpoint(name))
+    with torch.inference_mode():
+        made = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            pad_token_id=0,
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    best = torch.cat(made.logits).topk(2).values
+    return made.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())

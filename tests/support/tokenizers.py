@@ -1,0 +1,83 @@
+"""Real tokenizers and texts for the tests of the detokenizer."""
+
+import json
+import lzma
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from services.detokenizer.vocabulary import Vocabulary
+
+DATA = Path(__file__).parents[1] / "data"
+NAMES = ("gpt2", "phi-3-mini")
+"""Byte-level BPE, and SentencePiece BPE with byte fallback (both MIT)."""
+PHI_BYTE = 3
+"""Id of phi-3-mini's token for byte 0."""
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    return Tokenizer.from_str(lzma.decompress((DATA / "tokenizers" / f"{name}.json.xz").read_bytes()).decode())
+
+
+@cache
+def vocabulary(name: str) -> Vocabulary:
+    return Vocabulary(tokenizer(name))
+
+
+@cache
+def texts() -> list[str]:
+    """Hard strings, and the Universal Declaration of Human Rights in ten scripts."""
+    cases = (DATA / "detokenization" / "cases_dev.jsonl").read_text().splitlines()
+    declarations = (DATA / "multilingual").glob("*.txt")
+    return [json.loads(case)["text"] for case in cases] + [
+        path.read_text(errors="replace")[:3000] for path in sorted(declarations)
+    ]
+
+
+def whole_text(name: str, ids: list[int], *, skip_special: bool = True) -> str:
+    """The text of `ids` as the library decodes them at once.
+
+    Bytes of phi-3-mini that are no character are spelled as U+FFFD first: the library would drop the characters around
+    them, too.
+    """
+    library = tokenizer(name)
+    if name == "phi-3-mini":
+        ids = _well_formed([i for i in ids if _is_seen(library, i, skip_special)])
+    return library.decode(ids, skip_special_tokens=skip_special)
+
+
+def _is_seen(library: Tokenizer, token: int, skip_special: bool) -> bool:
+    added = library.get_added_tokens_decoder().get(token)
+    return library.id_to_token(token) is not None and not (skip_special and added is not None and added.special)
+
+
+def _well_formed(ids: list[int]) -> list[int]:
+    out: list[int] = []
+    run = bytearray()
+    for token in [*ids, None]:
+        if token is not None and PHI_BYTE <= token < PHI_BYTE + 256:
+            run.append(token - PHI_BYTE)
+            continue
+        out += [PHI_BYTE + byte for byte in _spell(bytes(run)).encode()]
+        run.clear()
+        if token is not None:
+            out.append(token)
+    return out
+
+
+def _spell(run: bytes) -> str:
+    """SentencePiece's rule: whole characters, and one U+FFFD for each other byte."""
+    text = ""
+    while run:
+        for length in (1, 2, 3, 4):
+            try:
+                character = run[:length].decode()
+            except UnicodeDecodeError:
+                continue
+            text, run = text + character, run[length:]
+            break
+        else:
+            text, run = text + "\ufffd", run[1:]
+    return text
