@@ -105,14 +105,11 @@ class Broker:
             PortTaken: the port of the first start has been taken in between.
             BusUnavailable: the server did not get ready.
         """
-        try:
+        if self._bound:
             await self._launch(self.port)
-        except PortTaken:
-            if self._bound:
-                raise
-            log.info("nats_port_taken", port=self.port)
-            await self._launch(0)
-        self._bound = True
+        else:
+            await self._first_launch()
+            self._bound = True
         log.info("nats_started", url=self.url, pid=self.pid)
 
     async def wait(self) -> int:
@@ -126,6 +123,17 @@ class Broker:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    async def _first_launch(self) -> None:
+        try:
+            try:
+                await self._launch(self.port)
+            except PortTaken:
+                log.info("nats_port_taken", port=self.port)
+                await self._launch(0)
+        except (BusUnavailable, ConfigurationError, asyncio.CancelledError):
+            await self.stop()
+            raise
 
     async def _launch(self, port: int) -> None:
         if self._folder is None:

@@ -23,6 +23,7 @@ class Program:
     """What to run."""
 
     name: str
+    """Different for each program of a supervisor."""
     command: tuple[str, ...]
     environment: Callable[[], Mapping[str, str]]
     """The whole environment of the next start."""

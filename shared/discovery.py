@@ -68,7 +68,7 @@ class Responder:
     def _stats(self) -> dict[str, Any]:
         """Counts are per service, not per endpoint: they are in the metadata, and the endpoints' own are zero."""
         beat = self._service.heartbeat()
-        load = {f"load.{name}": f"{value:g}" for name, value in beat.load.items()}
+        load = {f"load.{name}": f"{value:.10g}" for name, value in beat.load.items()}
         counts = {
             "num_requests": 0,
             "num_errors": 0,

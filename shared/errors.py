@@ -45,6 +45,10 @@ class BusUnavailable(BusError):
     """There is no connection, or its outbound buffer is full."""
 
 
+class ConnectionLost(BusUnavailable):
+    """There is no connection, or it broke while a reply was awaited: whether the request arrived is unknown."""
+
+
 class NotPermitted(BusError):
     """The broker does not let this user publish or subscribe there."""
 

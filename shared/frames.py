@@ -1,5 +1,7 @@
 """How frames to clients become bytes and headers: used by whoever answers a client."""
 
+import re
+
 import msgspec
 
 from shared.errors import RequestError
@@ -18,6 +20,7 @@ Reply = Frame | TokenizeReply | DetokenizeReply | ModelList | CancelReply
 
 _MESSAGE_LENGTH = 1000
 _HEADER_LENGTH = 200
+_UNPRINTABLE = re.compile(r"[^ -~]")
 _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
 
@@ -41,6 +44,6 @@ def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """The headers of an error frame. A header is one line of ASCII, so the message is cut to that."""
-    line = " ".join(error.message.split()).encode("ascii", "replace").decode()
+    """The headers of an error frame. A header is a short line of ASCII, so the message is cut to that."""
+    line = _UNPRINTABLE.sub("?", " ".join(error.message.split()))
     return {"Nats-Service-Error": line[:_HEADER_LENGTH], "Nats-Service-Error-Code": str(error.code)}

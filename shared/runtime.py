@@ -125,6 +125,7 @@ async def connect_patiently(name: str, settings: Settings, instance: str) -> Bus
                 user=settings.nats_user,
                 password=settings.nats_password,
                 inbox_prefix=prefix,
+                connect_timeout=1.0,
             )
         except BusUnavailable as error:
             _log.warning("broker_unreachable", url=url, reason=str(error), retry_in=delay)

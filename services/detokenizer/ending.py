@@ -89,7 +89,8 @@ class Ending:
     def _report(self, stream: Stream) -> None:
         finishes = [completion.finish or "" for completion in stream.completions]
         outcome = stream.error.kind if stream.error is not None else ",".join(finishes)
-        trace_id = format_trace_id(stream.span.get_span_context().trace_id)
+        context = stream.span.get_span_context()
+        trace_id = format_trace_id(context.trace_id) if context.is_valid else ""
         _log.info(
             "request_ended", request_id=stream.request_id, trace_id=trace_id, tokens=stream.tokens, finish=outcome
         )

@@ -13,10 +13,12 @@ class StopAutomaton:
 
     Attributes:
         depth: length of each state's suffix.
+        beginnings: first characters of the stop strings.
         matched: index of the first stop string, in the order given, that ends in each state; -1: none.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        self.beginnings = frozenset(stop[0] for stop in stops if stop)
         self._next: list[dict[str, int]] = [{}]
         self._shorter = [0]
         self.depth = [0]
@@ -91,6 +93,8 @@ class StopStrings:
         A stop string that is complete while not `armed` is ordinary text. Nothing may be pushed after the end.
         """
         states, state = self._automaton, self._state
+        if not state and states.beginnings.isdisjoint(piece):
+            return piece, None
         for end, character in enumerate(piece, 1):
             state = states.step(state, character)
             if armed and (index := states.matched[state]) >= 0:

@@ -28,6 +28,7 @@ PLAN_SHARE = 0.5
 
 _log = structlog.get_logger()
 _finish = Decoder(FinishSequences)
+_heartbeat = Decoder(Heartbeat)
 
 
 class Scheduler:
@@ -142,8 +143,13 @@ class Scheduler:
             self._intake.ended(sequence for sequence, finish in rows if finish)
         self._pump()
 
-    def _on_executor(self, _: Message) -> None:
-        self._executors.set()
+    def _on_executor(self, message: Message) -> None:
+        """One that could obey may be free: worth a claim."""
+        try:
+            if _heartbeat.decode(message.data).ready:
+                self._executors.set()
+        except (WireVersionError, msgspec.DecodeError):
+            return  # a peer that cannot be understood is not there
 
     def _on_finish(self, message: Message) -> None:
         try:

@@ -15,9 +15,9 @@ STATUS = "Status"
 NO_RESPONDERS = "503"
 """Status sent to the reply subject of a message that nobody subscribes to."""
 
-_SUBJECT = re.compile(r"[!-)+-=?-~]+")
-_PATTERN = re.compile(r"(?:(?:\*|[!-)+\-/-=?-~]+)\.)*(?:\*|>|[!-)+\-/-=?-~]+)")
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_is_subject = re.compile(r"[!-)+-=?-~]+").fullmatch
+_is_pattern = re.compile(r"(?:(?:\*|[!-)+\-/-=?-~]+)\.)*(?:\*|>|[!-)+\-/-=?-~]+)").fullmatch
+_is_header_name = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
 log = structlog.get_logger()
@@ -29,7 +29,7 @@ def check_subject(subject: str) -> None:
     Raises:
         ValueError
     """
-    if _SUBJECT.fullmatch(subject) is None:
+    if _is_subject(subject) is None:
         raise ValueError(f"not a subject: {subject!r}")
 
 
@@ -39,7 +39,7 @@ def check_pattern(pattern: str) -> None:
     Raises:
         ValueError
     """
-    if _PATTERN.fullmatch(pattern) is None:
+    if _is_pattern(pattern) is None:
         raise ValueError(f"not a subject to subscribe to: {pattern!r}")
 
 
@@ -53,7 +53,7 @@ def header_block(headers: Mapping[str, str] | None) -> bytes:
         return b""
     lines = ["NATS/1.0"]
     for name, value in headers.items():
-        if _HEADER_NAME.fullmatch(name) is None:
+        if _is_header_name(name) is None:
             raise ValueError(f"not a header name: {name!r}")
         lines.append(f"{name}: {value.translate(_LINE_BREAKS).strip()}")
     return "\r\n".join([*lines, "", ""]).encode()

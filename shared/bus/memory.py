@@ -171,7 +171,7 @@ class MemoryBus:
         await _turn()
         self._closed = True
         self._broker.remove(self._inbox)
-        self._requests.fail("the bus is closed")
+        self._requests.fail(BusUnavailable("the bus is closed"))
 
     def forget(self, subscription: MemorySubscription) -> None:
         """Ends a subscription, if it has not ended."""

@@ -1,29 +1,31 @@
 """The bus over NATS. The traps of nats-py are known to `shared.bus.nats_client`."""
 
 import asyncio
-import random
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from urllib.parse import urlsplit
 
 import structlog
-from nats import errors
-from nats.aio.client import Server
 
 from shared import subjects
 from shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
-from shared.bus.nats_client import Interest, MendedClient
+from shared.bus.nats_client import Interest, MendedClient, address_of
 from shared.bus.nats_store import NatsStore
 from shared.bus.protocol import Handler, Headers, Message
 from shared.bus.requests import Requests
-from shared.errors import BusError, BusUnavailable, ConfigurationError, MessageTooLarge, NotPermitted, RequestTimeout
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    ConfigurationError,
+    ConnectionLost,
+    MessageTooLarge,
+    NotPermitted,
+    RequestTimeout,
+)
 
 OUTBOUND_LIMIT = 32 << 20
-"""Bytes that may wait for the socket, in an outage too."""
-PING_INTERVAL = 1.0
-"""Seconds; a frozen server is noticed after three."""
+"""Bytes that may wait while the socket takes no more, or while there is none."""
 CLOSE_TIMEOUT = 2.0
 """Seconds that `close` waits for a server that does not read."""
 
@@ -45,8 +47,10 @@ async def connect(
 
     Raises:
         BusUnavailable: no server answered within `connect_timeout` seconds.
-        ConfigurationError: the server refuses the credentials or the inbox, or has no JetStream for a service.
+        ConfigurationError: `url` is none, or the server refuses the credentials or the inbox, or has no JetStream
+            for a service.
     """
+    address_of(url)
     bus = NatsBus(inbox_prefix)
     try:
         await bus.open(url, name, user, password, connect_timeout)
@@ -74,7 +78,7 @@ class NatsBus:
     """One connection to a NATS server, made again for ever when it breaks. Obtained from `connect`."""
 
     def __init__(self, inbox_prefix: str) -> None:
-        self._client = MendedClient(self._on_refusal)
+        self._client = MendedClient(self._on_refusal, self._on_lost, self._on_restored)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
         self._store = NatsStore(self, self._requests)
@@ -82,37 +86,11 @@ class NatsBus:
         self._denied: set[str] = set()
         self._up = asyncio.Event()
         self._callbacks: list[Callable[[], None]] = []
-        self._last_error = ""
         self._closing = False
 
     async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
         """Makes the first connection; see `connect`."""
-        try:
-            async with asyncio.timeout(connect_timeout):
-                await self._client.connect(
-                    url,
-                    name=name,
-                    user=user or None,
-                    password=password or None,
-                    allow_reconnect=False,  # so that a refusal ends the first attempt; see below
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.1,
-                    reconnect_to_server_handler=_next_server,
-                    ping_interval=PING_INTERVAL,
-                    pending_size=0,  # the parent's own bound blocks its read loop
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                )
-        except TimeoutError:
-            raise BusUnavailable(f"no NATS server answers at {_address(url)}: {self._last_error}") from None
-        except errors.Error as error:
-            if "authorization" in str(error).lower():
-                raise ConfigurationError(f"the NATS server at {_address(url)} refuses these credentials") from None
-            raise BusUnavailable(f"no NATS server answers at {_address(url)}: {error}") from None
-        except ValueError as error:
-            raise ConfigurationError(f"{_address(url)} is not the address of a NATS server: {error}") from None
-        self._client.options["allow_reconnect"] = True
+        await self._client.open(url, name, user, password, connect_timeout)
         self._up.set()
         try:
             await self._listen(self._requests.pattern, self._requests.receive, "")
@@ -134,41 +112,37 @@ class NatsBus:
         """See `Bus`."""
         return bool(self._client.is_connected)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closing
-
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See `Bus`."""
         check_subject(subject)
         if reply:
             check_subject(reply)
-        block = header_block(headers)
+        client = self._client
+        block = header_block(headers) if headers else b""
         size = len(block) + len(data)
-        if size > self._client.max_payload:
+        if size > client.max_payload:
             raise MessageTooLarge(size, self.max_payload)
         line = f"HPUB {subject} {reply} {len(block)} {size}\r\n" if block else f"PUB {subject} {reply} {size}\r\n"
         if len(line) > MAX_CONTROL_LINE:
             raise MessageTooLarge(len(line), MAX_CONTROL_LINE)
-        if self._client.is_closed:
+        if client.is_closed:
             raise BusUnavailable("the bus is closed")
-        if self._client.backlog() + size > OUTBOUND_LIMIT:
+        if client.pending_data_size + size > OUTBOUND_LIMIT:
             raise BusUnavailable("the broker does not keep up: the outbound buffer is full")
-        self._client.push(b"".join((line.encode(), block, data, b"\r\n")))
+        client.push(b"".join((line.encode(), block, data, b"\r\n")))
 
     def backlog(self) -> int:
         """See `Bus`."""
         return self._client.backlog()
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """See `Bus`. A lost connection ends it at once with `BusUnavailable`."""
+        """See `Bus`. A lost connection ends it at once with `ConnectionLost`."""
         return await self._requests.request(subject, data, timeout=timeout, headers=headers)
 
     def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
     ) -> AsyncIterator[Message]:
-        """See `Bus`. A lost connection ends it at once with `BusUnavailable`."""
+        """See `Bus`. A lost connection ends it at once with `ConnectionLost`."""
         return self._requests.request_many(subject, data, stall=stall, headers=headers)
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
@@ -201,7 +175,7 @@ class NatsBus:
         """See `Bus`.
 
         Raises:
-            BusUnavailable: there is no connection, or it was lost.
+            ConnectionLost: there is none, or it was lost.
             RequestTimeout: the broker did not answer within `timeout` seconds.
         """
         await self._pass(self._client.ping(), timeout)
@@ -229,7 +203,7 @@ class NatsBus:
             return
         self._closing = True
         await self.withdraw(self._interests)
-        self._requests.fail("the bus is closed")
+        self._requests.fail(BusUnavailable("the bus is closed"))
         watchdog = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT, self._client.cut)
         try:
             with suppress(OSError):
@@ -258,7 +232,7 @@ class NatsBus:
             barrier.cancel()
             raise RequestTimeout(f"the broker did not answer within {timeout:g} s") from None
         if barrier.cancelled():
-            raise BusUnavailable("there is no connection to the broker")
+            raise ConnectionLost("there is no connection to the broker")
 
     def _on_refusal(self, text: str) -> None:
         """The server reports a missing permission, in the order of the commands and before the next barrier."""
@@ -267,35 +241,18 @@ class NatsBus:
         if refusal is None:
             return
         if refusal[1] == "publish":
-            self._requests.fail(f"this user may not publish to {refusal[2]}", refusal[2], NotPermitted)
+            self._requests.fail(NotPermitted(f"this user may not publish to {refusal[2]}"), refusal[2])
         else:
             self._denied.add(refusal[2])
 
-    async def _on_error(self, error: Exception) -> None:
-        """Must not raise: the parent's read loop would end while the client looks connected."""
-        self._last_error = str(error) or type(error).__name__
-        log.debug("nats_error", error=self._last_error)
-
-    async def _on_disconnected(self) -> None:
+    def _on_lost(self, reason: str) -> None:
         self._up.clear()
-        self._client.forget_pings()
-        self._requests.fail("the connection to the broker was lost")
+        self._requests.fail(ConnectionLost("the connection to the broker was lost"))
         if not self._closing:
-            log.warning("nats_disconnected", reason=self._last_error)
+            log.warning("nats_disconnected", reason=reason)
 
-    async def _on_reconnected(self) -> None:
+    def _on_restored(self) -> None:
         self._up.set()
         log.info("nats_reconnected")
         for callback in self._callbacks:
             asyncio.get_running_loop().call_soon(callback)
-
-
-def _next_server(servers: list[Server], info: dict[str, object]) -> tuple[Server, float]:
-    """The least tried server, and the seconds to wait before: 50 ms doubling to 1 s, spread by half."""
-    server = min(servers, key=lambda known: known.reconnects)
-    return server, min(0.05 * 2 ** min(server.reconnects, 10), 1.0) * (0.5 + random.random())
-
-
-def _address(url: str) -> str:
-    """The URL without credentials."""
-    return urlsplit(url).netloc.rpartition("@")[2] or url

@@ -1,16 +1,21 @@
 """The client of nats-py, mended: what it does wrong under load, on cancellation and in outages is known only here."""
 
 import asyncio
+import random
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from nats import errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Server
 from nats.aio.subscription import Subscription
 from nats.protocol.command import sub_cmd, unsub_cmd
 
 from shared.bus.framing import deliver
 from shared.bus.protocol import Handler, Message
+from shared.errors import BusUnavailable, ConfigurationError
 
+PING_INTERVAL = 1.0
+"""Seconds; a frozen server is noticed after three."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
 
@@ -37,10 +42,54 @@ class MendedClient(Client):  # type: ignore[misc]
         - A connection that is given up is cut: the parent waits for its peer to read what is left.
     """
 
-    def __init__(self, on_refusal: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_refusal: Callable[[str], None], on_lost: Callable[[str], None], on_restored: Callable[[], None]
+    ) -> None:
+        """A client that is yet to connect.
+
+        Args:
+            on_refusal: called with what the server says when a permission is missing, in lower case.
+            on_lost: called with the reason when the connection breaks.
+            on_restored: called when there is one again and the server knows the subscriptions.
+        """
         super().__init__()
         self._on_refusal = on_refusal
-        """Called with what the server says when a permission is missing, in lower case."""
+        self._on_lost = on_lost
+        self._on_restored = on_restored
+        self._last_error = "it does not answer"
+
+    async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
+        """Makes the first connection; from then on, a lost one is made again for ever.
+
+        Raises:
+            BusUnavailable: no server answered within `connect_timeout` seconds.
+            ConfigurationError: the server refuses the credentials.
+        """
+        address = address_of(url)
+        try:
+            async with asyncio.timeout(connect_timeout):
+                await self.connect(
+                    url,
+                    name=name,
+                    user=user or None,
+                    password=password or None,
+                    allow_reconnect=False,  # lets a refusal end the first attempt
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.1,
+                    reconnect_to_server_handler=_next_server,
+                    ping_interval=PING_INTERVAL,
+                    pending_size=0,  # the parent's own bound blocks its read loop
+                    error_cb=self._note_error,
+                    disconnected_cb=self._note_loss,
+                    reconnected_cb=self._note_return,
+                )
+        except TimeoutError:
+            raise BusUnavailable(f"no NATS server answers at {address}: {self._last_error}") from None
+        except errors.Error as error:
+            if "authorization" in str(error).lower():
+                raise ConfigurationError(f"the NATS server at {address} refuses these credentials") from None
+            raise BusUnavailable(f"no NATS server answers at {address}: {error}") from None
+        self.options["allow_reconnect"] = True
 
     def push(self, command: bytes) -> None:
         """Appends a command to what is sent next."""
@@ -80,14 +129,6 @@ class MendedClient(Client):  # type: ignore[misc]
             answer.cancel()
         return answer
 
-    def forget_pings(self) -> None:
-        """After a lost connection: pings left in the buffer would be answered on the next one, for later ones."""
-        for answer in self._pongs:
-            answer.cancel()
-        self._pongs: list[asyncio.Future[bool]] = []
-        self._pending: list[bytes] = [command for command in self._pending if command is not PING]
-        self._pending_data_size = sum(map(len, self._pending))
-
     def cut(self) -> None:
         """Ends the connection at once, with whatever is unsent."""
         if self._transport:
@@ -121,3 +162,41 @@ class MendedClient(Client):  # type: ignore[misc]
             await self._error_cb(e)
             self.cut()
         await super()._process_op_err(e)
+
+    async def _note_error(self, error: Exception) -> None:
+        """Must not raise: the parent's read loop would end while the client looks connected."""
+        self._last_error = str(error) or type(error).__name__
+
+    async def _note_loss(self) -> None:
+        """Pings that are left in the buffer would be answered on the next connection, for later ones."""
+        for answer in self._pongs:
+            answer.cancel()
+        self._pongs: list[asyncio.Future[bool]] = []
+        self._pending: list[bytes] = [command for command in self._pending if command is not PING]
+        self._pending_data_size = sum(map(len, self._pending))
+        self._on_lost(self._last_error)
+
+    async def _note_return(self) -> None:
+        self._on_restored()
+
+
+def address_of(url: str) -> str:
+    """Host and port, without credentials.
+
+    Raises:
+        ConfigurationError: the URL is not like nats://host:port.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 4222
+    except ValueError:
+        host, port = None, 0
+    if not host or parts.scheme not in {"nats", "tls"}:
+        raise ConfigurationError(f"the address of a NATS server is like nats://127.0.0.1:4222, not {url!r}")
+    return f"{host}:{port}"
+
+
+def _next_server(servers: list[Server], info: dict[str, object]) -> tuple[Server, float]:
+    """The least tried server, and the seconds to wait before: 50 ms doubling to 1 s, spread by half."""
+    server = min(servers, key=lambda known: known.reconnects)
+    return server, min(0.05 * 2 ** min(server.reconnects, 10), 1.0) * (0.5 + random.random())

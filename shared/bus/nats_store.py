@@ -9,7 +9,7 @@ from shared import subjects
 from shared.bus.framing import STATUS
 from shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Item, Message
 from shared.bus.requests import Exchange, Requests
-from shared.errors import BusUnavailable, ConfigurationError, NoResponders, RequestTimeout
+from shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
     from shared.bus.nats import NatsBus
@@ -94,11 +94,8 @@ class NatsStore:
                 await self._bus.wait_connected()
                 await self._prepare_consumer(model)
                 await self._pull(model, count, expires, items)
-        except (TimeoutError, RequestTimeout):
-            pass
-        except BusUnavailable:
-            if self._bus.closed:
-                raise
+        except (TimeoutError, RequestTimeout, ConnectionLost):
+            return items
         except NoResponders:
             self._consumers.clear()
             await self.prepare()

@@ -26,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 Handler = Callable[[Message], None]
 """Called once per message, in the order of the subscription, on the event loop. It must return at once: what takes
-time is handed to a bounded set of tasks. An exception that it raises is logged and counted; the next follows."""
+time is handed to a bounded set of tasks. An exception that it raises is logged; the next follows."""
 
 
 class Subscription(Protocol):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from shared.bus.framing import NO_RESPONDERS, STATUS
 from shared.bus.protocol import Bus, Headers, Message
-from shared.errors import BusError, BusUnavailable, NoResponders, RequestTimeout
+from shared.errors import BusError, BusUnavailable, ConnectionLost, NoResponders, RequestTimeout
 
 REPLY_LIMIT = 65_536
 """Replies that one request may leave unread; past it the reader has fallen behind for good."""
@@ -83,21 +83,21 @@ class Requests:
         if exchange is not None:
             exchange.put(message)
 
-    def fail(self, reason: str, subject: str = "", kind: type[BusError] = BusUnavailable) -> None:
+    def fail(self, error: BusError, subject: str = "") -> None:
         """Fails the open requests to `subject` (in lower case, as servers report it), or all of them."""
         for exchange in self._open.values():
             if not subject or exchange.subject.lower() == subject:
-                exchange.fail(kind(reason))
+                exchange.fail(error)
 
     @contextmanager
     def open(self, subject: str, token: str) -> Iterator[Exchange]:
         """Holds an exchange open, known under a token of its own.
 
         Raises:
-            BusUnavailable: there is no connection. A request is not kept for the next one: its time would run out.
+            ConnectionLost: there is none. A request is not kept for the next one: its time would run out.
         """
         if not self._bus.connected:
-            raise BusUnavailable("there is no connection to the broker")
+            raise ConnectionLost("there is no connection to the broker")
         self._open[token] = exchange = Exchange(subject)
         try:
             yield exchange

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.executor.devices.cpu import CpuDevice
 from services.executor.devices.protocol import Capacity, SlotSampling, StepBatch
+from services.executor.models.config import DtypeSetting
 from services.executor.models.model import Attend, CausalLM
 from services.executor.models.registry import load_model
 from shared.model_folder import read_config
@@ -52,9 +53,7 @@ class Recorder(CausalLM):
 class Driver:
     """A CPU device over a checkpoint, with `max_num_seqs` sequences of up to `CONTEXT` tokens."""
 
-    def __init__(
-        self, folder: Path, dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32", max_num_seqs: int = 8
-    ) -> None:
+    def __init__(self, folder: Path, dtype: DtypeSetting = "float32", max_num_seqs: int = 8) -> None:
         torch.set_num_threads(1)
         self.model = load_model(folder, read_config(folder), dtype)
         self._recorder = Recorder(self.model)

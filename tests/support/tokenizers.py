@@ -26,6 +26,13 @@ def vocabulary(name: str) -> Vocabulary:
     return Vocabulary(tokenizer(name))
 
 
+def token_id(name: str, token: str) -> int:
+    """The id of a token that is there."""
+    found = tokenizer(name).token_to_id(token)
+    assert found is not None
+    return found
+
+
 @cache
 def texts() -> list[str]:
     """Hard strings, and the Universal Declaration of Human Rights in ten scripts."""

@@ -41,6 +41,11 @@ class FakeServer:
         for writer in self._writers:
             writer.write(text.encode())
 
+    def cut(self) -> None:
+        """Ends every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     def release(self) -> None:
         """Answers the pings that were held back, and all later ones at once."""
         self.holding = False

@@ -8,6 +8,7 @@ import torch
 from shared.errors import ConfigurationError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+DtypeSetting = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 C = TypeVar("C", bound=msgspec.Struct)
@@ -38,7 +39,7 @@ def parse(kind: type[C], config: dict[str, Any]) -> C:
         raise ConfigurationError(f"config.json cannot be used: {error}") from error
 
 
-def weights_dtype(setting: Literal["auto", "float32", "bfloat16", "float16"], config: Common) -> torch.dtype:
+def weights_dtype(setting: DtypeSetting, config: Common) -> torch.dtype:
     """The dtype to compute in: as set, else as the model was saved, else float32.
 
     Raises:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 class Attend(Protocol):
     """Causal attention over everything that a row has seen. It belongs to the device, which owns the KV cache.
 
-    The call writes `k` and `v` at the positions of the batch, then attends from `q` with the scale d ** -0.5. It holds
-    one layer's share of the step's metadata, prepared once per step, so that a device may put a kernel or a graph of
-    kernels here.
+    A call writes `k` and `v` at the positions of the batch, then attends from `q` with the scale d ** -0.5. Which rows
+    and blocks these are is prepared once per step, outside of the model: what a layer launches depends on shapes alone,
+    so a device may put a kernel here and capture the whole model as a graph.
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

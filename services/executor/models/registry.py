@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from services.executor.models.config import Common, parse, weights_dtype
+from services.executor.models.config import Common, DtypeSetting, parse, weights_dtype
 from services.executor.models.decoder import DecoderConfig, DecoderLM
 from services.executor.models.llama import LlamaConfig
 from services.executor.models.mistral import MistralConfig
@@ -32,9 +32,7 @@ FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
 """Architecture as config.json names it, to what builds the module of a config.json."""
 
 
-def load_model(
-    folder: Path, config: dict[str, Any], dtype: Literal["auto", "float32", "bfloat16", "float16"]
-) -> CausalLM:
+def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
     """The model of `folder`, with `config` its config.json, in CPU memory and ready for inference.
 
     Raises:

@@ -86,7 +86,7 @@ LIMITS = Limits(num_blocks=64, block_size=4, max_num_seqs=8, budget=16, window=2
 
 def house(**changes: object) -> House:
     values = {name: getattr(LIMITS, name) for name in LIMITS.__slots__} | changes
-    return House(Limits(**values))  # type: ignore[arg-type]
+    return House(Limits(**values))
 
 
 @pytest.mark.parametrize("window", [1, 2, 8])

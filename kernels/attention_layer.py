@@ -1,0 +1,103 @@
+"""What the attention kernels share: a layer's constants, a step's batch, and the shapes that devices meet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What a layer's attention computes, the same for every step. Units of length are positions."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    """Multiplies query times key."""
+    window: int = 0
+    """Positions seen, the query's own included; 0: all."""
+    soft_cap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0: as they are."""
+    key_scale: float = 1.0
+    """A stored key times this is the key (fp8 cache)."""
+    value_scale: float = 1.0
+    """A stored value times this is the value (fp8 cache)."""
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.heads // self.kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Where the sequences of one step are, on the device. R rows, T tokens; int32 unless said otherwise."""
+
+    slots: torch.Tensor
+    """[R] row of `block_tables` that belongs to each sequence."""
+    lengths: torch.Tensor
+    """[R] positions cached, those of this step included; 0 is a dead row, whose output is zero."""
+    cu_queries: torch.Tensor
+    """[R + 1] where each sequence's tokens begin in the step; rows may be empty, the last entry is at most T."""
+    block_tables: torch.Tensor
+    """[slots, blocks] entry i holds positions [i * block_size, (i + 1) * block_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An attention layer of a known model, as `kernels.compile` compiles it."""
+
+    name: str
+    layer: Attention
+    dtype: str = "bf16"
+    cache: str = "bf16"
+    alibi: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element of the query."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @property
+    def minimum_arch(self) -> int:
+        """Float8 conversions came with compute capability 8.9."""
+        return 89 if self.cache == "fp8e4nv" else 80
+
+    @property
+    def tensors(self) -> Mapping[str, str]:
+        """Element types of the parameters that depend on the shape."""
+        return {"query": self.dtype, "out": self.dtype, "key_cache": self.cache, "value_cache": self.cache}
+
+    @property
+    def constants(self) -> Mapping[str, object]:
+        """Compile-time parameters that depend on the shape."""
+        layer = self.layer
+        constants = {
+            "KV_HEADS": layer.kv_heads,
+            "GROUP": layer.group,
+            "HEAD_SIZE": layer.head_size,
+            "BLOCK_SIZE": 16,
+            "WINDOW": layer.window,
+            "SOFT_CAP": layer.soft_cap,
+        }
+        return constants if self.alibi else {**constants, "alibi": None}
+
+
+TENSORS = {"slots": "i32", "lengths": "i32", "cu_queries": "i32", "block_tables": "i32", "alibi": "fp32"}
+"""Element types of the parameters that every shape has."""
+
+SHAPES = (
+    Shape("llama-3-8b", Attention(32, 8, 128, 1.0)),
+    Shape("llama-3-8b fp16", Attention(32, 8, 128, 1.0), "fp16", "fp16"),
+    Shape("llama-3-8b fp32", Attention(32, 8, 128, 1.0), "fp32", "fp32"),
+    Shape("llama-3-8b fp8 cache", Attention(32, 8, 128, 1.0), cache="fp8e4nv"),
+    Shape("qwen3-14b", Attention(40, 8, 128, 1.0)),
+    Shape("qwen3-0.6b", Attention(16, 8, 128, 1.0)),
+    Shape("opt-125m", Attention(12, 12, 64, 1.0)),
+    Shape("phi-2 (head 80)", Attention(32, 32, 80, 1.0)),
+    Shape("gemma-2-2b (window, cap)", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0)),
+    Shape("gemma-2-2b fp32", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0), "fp32", "fp32"),
+    Shape("bloom-7b (alibi)", Attention(32, 32, 128, 1.0), alibi=True),
+    Shape("falcon-7b (71 heads on one)", Attention(71, 1, 64, 1.0)),
+)

@@ -1,0 +1,121 @@
+"""`python -m kernels.compile --arch sm_80 sm_90 sm_100`: compiles every kernel on a machine without a GPU.
+
+Prints registers, spills and shared memory of each configuration, and fails where attention or sampling spills or a
+kernel wants more shared memory than the part has.
+"""
+
+import argparse
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.jit import Configuration
+
+MODULES = (
+    "edit_logits",
+    "sampler",
+    "top_logprobs",
+    "step_inputs",
+    "bookkeeping",
+    "paged_attention",
+    "split_attention",
+    "plan_splits",
+    "reduce_splits",
+    "rotary_cache",
+    "rms_norm",
+    "layer_norm",
+    "silu_mul",
+    "gelu",
+    "embedding",
+    "scatter",
+)
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Bytes that one block may have, per compute capability times ten."""
+
+
+class Usage(NamedTuple):
+    """What one compiled kernel takes."""
+
+    registers: int
+    """Per thread."""
+    spills: int
+    """Bytes stored and loaded per thread because registers ran out."""
+    shared: int
+    """Bytes per block."""
+
+
+def compile_configuration(configuration: Configuration, arch: int) -> Usage:
+    """Compiles for one compute capability (times ten), pointers taken as aligned to 16 bytes as PyTorch's are.
+
+    Raises:
+        triton.TritonError: the kernel does not compile.
+    """
+    kernel: Any = configuration.kernel
+    signature = {}
+    for parameter in kernel.params:
+        if parameter.name in configuration.constants:
+            signature[parameter.name] = "constexpr"
+        elif parameter.name in configuration.tensors:
+            signature[parameter.name] = "*" + configuration.tensors[parameter.name]
+        else:
+            signature[parameter.name] = parameter.annotation_type
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    source = ASTSource(kernel, signature, dict(configuration.constants), aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(configuration.options))
+    registers, spills = resources(compiled.asm["cubin"])
+    return Usage(registers, spills, compiled.metadata.shared)
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers per thread and bytes of stack per thread, the home of spills, as `cuobjdump` reads them."""
+    tool = triton.knobs.nvidia.cuobjdump.path
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        report = subprocess.run([tool, "-res-usage", path], check=True, capture_output=True, text=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def configurations() -> list[tuple[str, Configuration]]:
+    """Every configuration with the name of its module."""
+    return [
+        (name, configuration)
+        for name in MODULES
+        for configuration in importlib.import_module(f"kernels.{name}").configurations()
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Compiles, prints the table, and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.compile", description=__doc__)
+    parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{arch}" for arch in SHARED_LIMIT])
+    parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")
+    chosen = parser.parse_args(arguments)
+    failed = False
+    for arch in (int(name.removeprefix("sm_")) for name in chosen.arch):
+        print(f"{f'sm_{arch}':<48}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>7}")
+        for module, configuration in configurations():
+            if module not in chosen.kernel or arch < configuration.minimum_arch:
+                continue
+            usage = compile_configuration(configuration, arch)
+            bad = usage.shared > SHARED_LIMIT[arch] or (usage.spills > 0 and not configuration.spills)
+            failed |= bad
+            print(
+                f"{f'{module}: {configuration.name}':<48}{usage.registers:>10}{usage.spills:>8}{usage.shared:>8}"
+                f"{configuration.options.get('num_warps', 4):>7}{'  FAILED' if bad else ''}",
+                flush=True,
+            )
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,202 @@
+"""Attention over a paged KV cache for a mixed ragged batch: prompt chunks, decodes and verify tokens in one launch.
+
+Source: the unified kernel of vLLM (`triton_unified_attention`) for the packing of grouped heads and the grid bound.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attend import attend
+from kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
+from kernels.jit import Configuration, jit
+from kernels.search import find_row
+
+
+@jit
+def paged_attention_kernel(
+    out: tl.tensor,
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    block_tables: tl.tensor,
+    slots: tl.tensor,
+    lengths: tl.tensor,
+    cu_queries: tl.tensor,
+    alibi: tl.tensor,
+    table_width: tl.int32,
+    rows: tl.int32,
+    scale: tl.float32,
+    value_scale: tl.float32,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MINIMUM: tl.constexpr,
+) -> None:
+    """One program: BLOCK_M // GROUP queries of one sequence, all heads that share one KV head."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    index = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = find_row(cu_queries, index, rows, BLOCK_Q, 1)
+    first = tl.load(cu_queries + row)
+    queries = tl.load(cu_queries + row + 1) - first
+    offset = (index - first // BLOCK_Q - row) * BLOCK_Q
+    if offset >= queries or queries < MINIMUM:
+        return
+    length = tl.load(lengths + row)
+    slot = tl.load(slots + row).to(tl.int64)
+
+    lanes = tl.arange(0, BLOCK_M)
+    local = offset + lanes // GROUP
+    head = kv_head * GROUP + lanes % GROUP
+    live = (lanes < BLOCK_Q * GROUP) & (local < queries)
+    positions = tl.where(live & (length > 0), length - queries + local, -1)
+    dims = tl.arange(0, PADDED)
+    places = ((first + local).to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_SIZE + dims[None, :]
+    real = live[:, None] & (dims < HEAD_SIZE)[None, :]
+    q = tl.load(query + places, mask=real, other=0.0)
+    slopes = positions
+    if alibi is not None:
+        slopes = tl.load(alibi + head, mask=live, other=0.0)
+
+    last = length - queries + offset + BLOCK_Q
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - queries + offset - WINDOW + 1, 0) // TILE * TILE
+    accumulator, _, total = attend(
+        q,
+        positions,
+        slopes,
+        kv_head,
+        begin,
+        tl.minimum(last, length),
+        key_cache,
+        value_cache,
+        block_tables + slot * table_width,
+        scale,
+        KV_HEADS,
+        HEAD_SIZE,
+        BLOCK_SIZE,
+        TILE,
+        WINDOW,
+        SOFT_CAP,
+        alibi is not None,
+    )
+    result = accumulator * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
+    tl.store(out + places, result.to(out.dtype.element_ty), mask=real)
+
+
+def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
+    """Tile sizes, warps and pipeline depth of the mixed kernel, for elements of `itemsize` bytes."""
+    padded = triton.next_power_of_2(head_size)
+    if itemsize == 4:  # IEEE products on the ordinary cores: small tiles, or the accumulators spill
+        block_m, tile, warps, stages = 16, 16, 4, 2
+    elif padded > 128:
+        block_m, tile, warps, stages = 64, 32, 8, 5
+    else:
+        block_m, tile, warps, stages = 128, 64, 8, 5
+    block_m = max(block_m, triton.next_power_of_2(group))
+    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": warps, "num_stages": stages}
+
+
+def paged_attention(
+    layer: Attention,
+    batch: Batch,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    out: torch.Tensor,
+    alibi: torch.Tensor | None = None,
+    minimum: int = 1,
+) -> None:
+    """Causal attention of `query` [T, heads, head_size] over the cache, into `out` of the same shape and dtype.
+
+    The queries of a sequence are its last positions, and their keys and values are in the cache already. Caches are
+    [blocks, kv_heads, block_size, head_size], of the query's dtype or float8_e4m3fn; `alibi` is float32 [heads]
+    slopes. Sequences with fewer than `minimum` queries are left to `split_attention`. Tokens from
+    `cu_queries[-1]` on are not written.
+    """
+    sizes = tiling(layer.head_size, query.element_size(), layer.group)
+    rows = len(batch.slots)
+    grid = (len(query) // (sizes["BLOCK_M"] // layer.group) + rows, layer.kv_heads)
+    paged_attention_kernel[grid](
+        out,
+        query,
+        key_cache,
+        value_cache,
+        batch.block_tables,
+        batch.slots,
+        batch.lengths,
+        batch.cu_queries,
+        alibi,
+        batch.block_tables.shape[1],
+        rows,
+        layer.scale * layer.key_scale,
+        layer.value_scale,
+        KV_HEADS=layer.kv_heads,
+        GROUP=layer.group,
+        HEAD_SIZE=layer.head_size,
+        BLOCK_SIZE=key_cache.shape[2],
+        WINDOW=layer.window,
+        SOFT_CAP=layer.soft_cap,
+        MINIMUM=minimum,
+        **sizes,
+    )
+
+
+def reference(
+    layer: Attention,
+    batch: Batch,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    alibi: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`paged_attention` in float64, [cu_queries[-1], heads, head_size]."""
+    cu = batch.cu_queries.tolist()
+    out = torch.zeros(cu[-1], layer.heads, layer.head_size, dtype=torch.float64)
+    for row, (slot, length) in enumerate(zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)):
+        first, last = cu[row], cu[row + 1]
+        if length == 0 or first == last:
+            continue
+        blocks = batch.block_tables[slot, : triton.cdiv(length, key_cache.shape[2])].long()
+
+        def gather(cache: torch.Tensor, scale: float, blocks: torch.Tensor = blocks, length: int = length) -> torch.Tensor:
+            heads = cache[blocks].double().transpose(0, 1).flatten(1, 2)[:, :length] * scale
+            return heads.repeat_interleave(layer.group, 0)
+
+        scores = query[first:last].double().transpose(0, 1) @ gather(key_cache, layer.key_scale).mT * layer.scale
+        if layer.soft_cap:
+            scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+        distance = torch.arange(length - (last - first), length)[:, None] - torch.arange(length)
+        if alibi is not None:
+            scores -= alibi.double()[:, None, None] * distance
+        hidden = (distance < 0) | (distance >= layer.window if layer.window else torch.tensor(False))
+        scores.masked_fill_(hidden, float("-inf"))
+        out[first:last] = (scores.softmax(-1) @ gather(value_cache, layer.value_scale)).transpose(0, 1)
+    return out
+
+
+def configurations() -> list[Configuration]:
+    """Forms that a device launches, for `kernels.compile`."""
+    found = []
+    for shape in SHAPES:
+        sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)
+        found.append(
+            Configuration(
+                name=shape.name,
+                kernel=paged_attention_kernel,
+                tensors={**TENSORS, **shape.tensors},
+                constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}, "MINIMUM": 1},
+                options={key: sizes[key] for key in ("num_warps", "num_stages")},
+                spills=False,
+                minimum_arch=shape.minimum_arch,
+            )
+        )
+    return found

@@ -1,0 +1,320 @@
+"""Picks one token per row: filters without a sort, then the inverse of the cumulative distribution.
+
+Filters keep the tokens at or above one logit. min-p gives that logit directly; top-k and top-p search it by bisection,
+every step of which lands on a logit that occurs, so that the search ends exactly. Ties at the edge are kept together.
+Tiles of the vocabulary whose largest logit is too small are never read again.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels import philox
+from kernels.jit import Configuration, jit
+from kernels.philox import uniform
+from kernels.sampling_table import SAMPLING_TENSORS, Penalties, SamplingTable
+
+TILE = 2048
+WARPS = 16
+INFINITY: tl.constexpr = tl.constexpr(float("inf"))
+
+
+@jit
+def scaled_logits(  # type: ignore[no-untyped-def]
+    logits: tl.tensor,
+    token: tl.tensor,
+    slot: tl.tensor,
+    temperature: tl.tensor,
+    repetition: tl.tensor,
+    presence: tl.tensor,
+    frequency: tl.tensor,
+    seen: tl.tensor,
+    VOCABULARY: tl.constexpr,
+):
+    """Logits of the tokens with penalties taken and temperature divided, float32; minus infinity past the last."""
+    mask = token < VOCABULARY
+    x = tl.load(logits + token, mask=mask, other=float("-inf")).to(tl.float32)
+    if seen is not None:
+        factor = tl.load(repetition + slot)
+        once = tl.load(presence + slot)
+        each = tl.load(frequency + slot)
+        if (factor != 1) | (once != 0) | (each != 0):
+            count = tl.load(seen + slot * VOCABULARY + token, mask=mask, other=0)
+            x = tl.where(count > 0, tl.where(x > 0, x / factor, x * factor), x)
+            x -= each * (count // 2).to(tl.float32) + tl.where(count > 1, once, 0.0)
+    return x / temperature
+
+
+@jit
+def tile_maxima_kernel(
+    maxima: tl.tensor,
+    logits: tl.tensor,
+    slots: tl.tensor,
+    ends: tl.tensor,
+    temperature: tl.tensor,
+    repetition: tl.tensor,
+    presence: tl.tensor,
+    frequency: tl.tensor,
+    seen: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """One program: the largest scaled logit of one tile of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    if tl.load(ends + row) < 0:
+        return
+    slot = tl.load(slots + row).to(tl.int64)
+    heat = tl.load(temperature + slot)
+    heat = tl.where(heat > 0, heat, 1.0)
+    token = tile * TILE + tl.arange(0, TILE)
+    start = logits + row * VOCABULARY
+    x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+    tl.store(maxima + row * TILES + tile, tl.max(x, 0))
+
+
+@jit
+def edge(  # type: ignore[no-untyped-def]
+    low: tl.tensor,
+    peak: tl.tensor,
+    goal: tl.tensor,
+    count: tl.tensor,
+    maxima: tl.tensor,
+    logits: tl.tensor,
+    slot: tl.tensor,
+    heat: tl.tensor,
+    repetition: tl.tensor,
+    presence: tl.tensor,
+    frequency: tl.tensor,
+    seen: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Largest logit t >= low such that tokens at or above t weigh at least `goal`; `low` if none does.
+
+    A token weighs one if `count`, else the exponential of its logit minus `peak`, the largest.
+    """
+    high = peak
+    stride = 32.0
+    while low < high:
+        middle = (low + high) * 0.5
+        if low == float("-inf"):
+            middle = high - stride
+            stride *= 2
+        if middle <= low:  # the two are neighbours
+            middle = high
+        weight = tl.zeros([TILE], dtype=tl.float32)
+        above = tl.full([TILE], INFINITY, dtype=tl.float32)
+        below = tl.full([TILE], -INFINITY, dtype=tl.float32)
+        for tile in range(TILES):
+            if tl.load(maxima + tile) >= low:
+                token = tile * TILE + tl.arange(0, TILE)
+                x = scaled_logits(logits, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+                kept = x >= middle
+                weight += tl.where(kept, tl.where(count, 1.0, tl.exp(x - peak)), 0.0)
+                above = tl.where(kept, tl.minimum(above, x), above)
+                below = tl.where(kept, below, tl.maximum(below, x))
+        if tl.sum(weight, 0) >= goal:
+            low = tl.min(above, 0)
+        else:
+            high = tl.maximum(tl.max(below, 0), low)
+    return low
+
+
+@jit
+def sample_kernel(
+    tokens: tl.tensor,
+    maxima: tl.tensor,
+    logits: tl.tensor,
+    slots: tl.tensor,
+    ends: tl.tensor,
+    temperature: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    top_k: tl.tensor,
+    key: tl.tensor,
+    repetition: tl.tensor,
+    presence: tl.tensor,
+    frequency: tl.tensor,
+    seen: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> None:
+    """One program: one row."""
+    row = tl.program_id(0).to(tl.int64)
+    end = tl.load(ends + row)
+    if end < 0:
+        tl.store(tokens + row, -1)
+        return
+    slot = tl.load(slots + row).to(tl.int64)
+    start = logits + row * VOCABULARY
+    tops = maxima + row * TILES
+    index = tl.arange(0, PADDED)
+    top = tl.load(tops + index, mask=index < TILES, other=float("-inf"))
+    peak = tl.max(top, 0)
+    heat = tl.load(temperature + slot)
+    greedy = heat <= 0
+    heat = tl.where(greedy, 1.0, heat)
+    lane = tl.arange(0, TILE)
+    if greedy:
+        tile = tl.min(tl.where(top == peak, index, TILES - 1), 0)
+        token = tile * TILE + lane
+        x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+        tl.store(tokens + row, tl.min(tl.where(x == peak, token, VOCABULARY - 1), 0))
+        return
+
+    low = peak * 0 + float("-inf")
+    part = tl.load(min_p + slot)
+    if part > 0:
+        low = peak + tl.log(part)
+    most = tl.load(top_k + slot)
+    if (most > 0) & (most < VOCABULARY):
+        low = edge(
+            low, peak, most.to(tl.float32), most > 0, tops, start, slot, heat,
+            repetition, presence, frequency, seen, VOCABULARY, TILES, TILE,
+        )  # fmt: skip
+    share = tl.load(top_p + slot)
+    masses = tl.zeros([PADDED], dtype=tl.float64)
+    for tile in range(TILES):
+        if tl.load(tops + tile) >= low:
+            token = tile * TILE + lane
+            x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+            mass = tl.sum(tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64), 0)
+            masses = tl.where(index == tile, mass, masses)
+    if share < 1:
+        goal = (tl.sum(masses, 0) * share).to(tl.float32)
+        low = edge(
+            low, peak, goal, most < 0, tops, start, slot, heat,
+            repetition, presence, frequency, seen, VOCABULARY, TILES, TILE,
+        )  # fmt: skip
+        masses = tl.zeros([PADDED], dtype=tl.float64)
+        for tile in range(TILES):
+            if tl.load(tops + tile) >= low:
+                token = tile * TILE + lane
+                x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+                mass = tl.sum(tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64), 0)
+                masses = tl.where(index == tile, mass, masses)
+
+    target = uniform(tl.load(key + slot), end) * tl.sum(masses, 0)
+    reached = tl.cumsum(masses, 0)
+    tile = tl.min(tl.where((reached > target) & (masses > 0), index, TILES - 1), 0)
+    token = tile * TILE + lane
+    x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+    weight = tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64)
+    reached_here = tl.sum(tl.where(index < tile, masses, 0.0), 0) + tl.cumsum(weight, 0)
+    picked = tl.min(tl.where((reached_here > target) & (weight > 0), token, VOCABULARY), 0)
+    last = tl.max(tl.where(weight > 0, token, 0), 0)  # where rounding leaves none above the target
+    tl.store(tokens + row, tl.minimum(picked, last))
+
+
+def sample(
+    table: SamplingTable,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    ends: torch.Tensor,
+    maxima: torch.Tensor,
+    tokens: torch.Tensor,
+    penalties: Penalties | None = None,
+) -> None:
+    """Writes the picked token of every row into `tokens` int32 [R]; -1 where `ends` is negative.
+
+    `logits` [R, vocabulary] of any float type, contiguous, after `edit_logits`; `slots` int32 [R]; `ends` int32 [R]
+    the position of the token to sample; `maxima` float32 [R, ceil(vocabulary / TILE)] is scratch. Order: penalties,
+    temperature, min-p, top-k, top-p, then the first token whose cumulative probability exceeds the uniform number.
+    """
+    rows, vocabulary = logits.shape
+    tiles = triton.cdiv(vocabulary, TILE)
+    earlier = (
+        {"repetition": None, "presence": None, "frequency": None, "seen": None}
+        if penalties is None
+        else {
+            "repetition": penalties.repetition,
+            "presence": penalties.presence,
+            "frequency": penalties.frequency,
+            "seen": penalties.seen,
+        }
+    )
+    sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE, "num_warps": WARPS}
+    tile_maxima_kernel[rows, tiles](maxima, logits, slots, ends, table.temperature, **earlier, **sizes)
+    sample_kernel[(rows,)](
+        tokens,
+        maxima,
+        logits,
+        slots,
+        ends,
+        table.temperature,
+        table.top_p,
+        table.min_p,
+        table.top_k,
+        table.key,
+        **earlier,
+        **sizes,
+        PADDED=triton.next_power_of_2(tiles),
+    )
+
+
+def distribution(table: SamplingTable, logits: torch.Tensor, slot: int, penalties: Penalties | None) -> torch.Tensor:
+    """Filtered probabilities of one row [vocabulary] in float64, not renormalised; a one for a greedy slot's token."""
+    x = logits.double()
+    if penalties is not None:
+        count = penalties.seen[slot]
+        factor = penalties.repetition[slot].double()
+        x = torch.where(count > 0, torch.where(x > 0, x / factor, x * factor), x)
+        x = x - penalties.frequency[slot] * (count // 2) - penalties.presence[slot] * (count > 1)
+    temperature = float(table.temperature[slot])
+    if temperature == 0:
+        return torch.nn.functional.one_hot(x.argmax(), len(x)).double()
+    p = (x / temperature).softmax(-1)
+    p = torch.where(p >= p.max() * float(table.min_p[slot]), p, 0)
+    if 0 < (top_k := int(table.top_k[slot])) < len(p):
+        p = torch.where(p >= p.topk(top_k).values[-1], p, 0)
+    if (top_p := float(table.top_p[slot])) < 1:
+        ordered = p.sort(descending=True).values
+        before = ordered.cumsum(0) - ordered
+        p = torch.where(p >= ordered[before < top_p * p.sum()][-1], p, 0)
+    return p
+
+
+def reference(
+    table: SamplingTable,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    ends: torch.Tensor,
+    penalties: Penalties | None = None,
+) -> list[int]:
+    """`tokens` of `sample`, in float64."""
+    tokens = []
+    for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
+        if end < 0:
+            tokens.append(-1)
+            continue
+        reached = distribution(table, logits[row], slot, penalties).cumsum(0)
+        u = philox.reference(int(table.key[slot]) & 0xFFFF_FFFF_FFFF_FFFF, end)
+        tokens.append(int((reached > u * reached[-1]).nonzero()[0]))
+    return tokens
+
+
+def configurations() -> list[Configuration]:
+    """Forms that a device launches, for `kernels.compile`."""
+    found = []
+    for vocabulary, dtype, penalised in (
+        (128256, "fp32", False),
+        (128256, "bf16", True),
+        (151936, "bf16", False),
+        (50272, "fp32", False),
+    ):
+        tiles = triton.cdiv(vocabulary, TILE)
+        sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE}
+        absent = {} if penalised else dict.fromkeys(("repetition", "presence", "frequency", "seen"))
+        tensors = {**SAMPLING_TENSORS, "maxima": "fp32", "logits": dtype, "slots": "i32", "ends": "i32", "tokens": "i32"}
+        name = f"{vocabulary} {dtype}{' penalties' if penalised else ''}"
+        options = {"num_warps": WARPS}
+        maxima = {**sizes, **absent}
+        picked = {**maxima, "PADDED": triton.next_power_of_2(tiles)}
+        found.append(Configuration(f"maxima {name}", tile_maxima_kernel, tensors, maxima, options, spills=False))
+        found.append(Configuration(f"sample {name}", sample_kernel, tensors, picked, options, spills=False))
+    return found

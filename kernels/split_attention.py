@@ -1,0 +1,219 @@
+"""Attention of decodes and verify tokens, each context shared by as many programs as `plan_splits` gave it.
+
+Source: Flash-Decoding (Dao et al., 2023).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.attend import attend
+from kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
+from kernels.jit import Configuration, jit
+from kernels.plan_splits import most_items
+from kernels.reduce_splits import reduce_splits
+from kernels.search import find_row
+
+
+@jit
+def split_attention_kernel(
+    out: tl.tensor,
+    partial: tl.tensor,
+    logsum: tl.tensor,
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    block_tables: tl.tensor,
+    slots: tl.tensor,
+    lengths: tl.tensor,
+    cu_queries: tl.tensor,
+    cu_splits: tl.tensor,
+    split_size: tl.tensor,
+    alibi: tl.tensor,
+    table_width: tl.int32,
+    rows: tl.int32,
+    scale: tl.float32,
+    value_scale: tl.float32,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+) -> None:
+    """One program: all queries of one sequence for one KV head, over one split of the context."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    item = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    if item >= tl.load(cu_splits + rows):
+        return
+    row = find_row(cu_splits, item, rows, 1, 0)
+    first_item = tl.load(cu_splits + row)
+    splits = tl.load(cu_splits + row + 1) - first_item
+    first = tl.load(cu_queries + row)
+    queries = tl.load(cu_queries + row + 1) - first
+    length = tl.load(lengths + row)
+    slot = tl.load(slots + row).to(tl.int64)
+
+    lanes = tl.arange(0, BLOCK_M)
+    local = lanes // GROUP
+    head = kv_head * GROUP + lanes % GROUP
+    live = (lanes < BLOCK_Q * GROUP) & (local < queries)
+    positions = tl.where(live & (length > 0), length - queries + local, -1)
+    dims = tl.arange(0, PADDED)
+    places = ((first + local).to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_SIZE + dims[None, :]
+    real = live[:, None] & (dims < HEAD_SIZE)[None, :]
+    q = tl.load(query + places, mask=real, other=0.0)
+    slopes = positions
+    if alibi is not None:
+        slopes = tl.load(alibi + head, mask=live, other=0.0)
+
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - queries - WINDOW + 1, 0) // TILE * TILE
+    width = tl.load(split_size) * TILE
+    begin += (item - first_item) * width
+    accumulator, maximum, total = attend(
+        q,
+        positions,
+        slopes,
+        kv_head,
+        begin,
+        tl.minimum(begin + width, length),
+        key_cache,
+        value_cache,
+        block_tables + slot * table_width,
+        scale,
+        KV_HEADS,
+        HEAD_SIZE,
+        BLOCK_SIZE,
+        TILE,
+        WINDOW,
+        SOFT_CAP,
+        alibi is not None,
+    )
+    result = accumulator * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
+    if splits == 1:
+        tl.store(out + places, result.to(out.dtype.element_ty), mask=real)
+    else:
+        lane = (item.to(tl.int64) * BLOCK_Q + local) * (KV_HEADS * GROUP) + head
+        tl.store(partial + lane[:, None] * HEAD_SIZE + dims[None, :], result, mask=real)
+        logarithm = tl.where(total > 0, maximum + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+        tl.store(logsum + lane, logarithm, mask=live)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """What `plan_splits` decided, and where partial results go. One serves all layers with the same window."""
+
+    capacity: int
+    """Of `plan_splits.capacity`."""
+    cu_splits: torch.Tensor
+    """int32 [R + 1] where each row's work items begin."""
+    split_size: torch.Tensor
+    """int32 [1] tiles per item."""
+    partial: torch.Tensor
+    """float32 [items, queries, heads, head_size] results of single splits."""
+    logsum: torch.Tensor
+    """float32 [items, queries, heads] logarithm, in base 2, of the sum of a split's weights."""
+
+
+def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
+    """Tile sizes, warps and pipeline depth of the split kernel, for elements of `itemsize` bytes."""
+    padded = triton.next_power_of_2(head_size)
+    tile, stages = (16, 2) if itemsize == 4 else (32, 5) if padded > 128 else (64, 5)
+    block_m = max(16, triton.next_power_of_2(group))
+    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": 4, "num_stages": stages}
+
+
+def most_queries(layer: Attention) -> int:
+    """Longest row, in queries, that the split kernel takes."""
+    return max(16, triton.next_power_of_2(layer.group)) // layer.group
+
+
+def new_plan(layer: Attention, rows: int, capacity: int, device: torch.device) -> SplitPlan:
+    """Memory for plans of up to `rows` sequences."""
+    items, queries = most_items(rows, capacity), most_queries(layer)
+    return SplitPlan(
+        capacity=capacity,
+        cu_splits=torch.zeros(rows + 1, dtype=torch.int32, device=device),
+        split_size=torch.ones(1, dtype=torch.int32, device=device),
+        partial=torch.empty(items, queries, layer.heads, layer.head_size, device=device),
+        logsum=torch.empty(items, queries, layer.heads, device=device),
+    )
+
+
+def split_attention(
+    layer: Attention,
+    batch: Batch,
+    plan: SplitPlan,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    out: torch.Tensor,
+    alibi: torch.Tensor | None = None,
+) -> None:
+    """`paged_attention` of the rows with 1 to `most_queries` queries; other rows are not written.
+
+    `plan_splits` must have run on the same lengths with this layer's window, `most_queries` and `tiling`.
+    """
+    sizes = tiling(layer.head_size, query.element_size(), layer.group)
+    rows = len(batch.slots)
+    split_attention_kernel[most_items(rows, plan.capacity), layer.kv_heads](
+        out,
+        plan.partial,
+        plan.logsum,
+        query,
+        key_cache,
+        value_cache,
+        batch.block_tables,
+        batch.slots,
+        batch.lengths,
+        batch.cu_queries,
+        plan.cu_splits,
+        plan.split_size,
+        alibi,
+        batch.block_tables.shape[1],
+        rows,
+        layer.scale * layer.key_scale,
+        layer.value_scale,
+        KV_HEADS=layer.kv_heads,
+        GROUP=layer.group,
+        HEAD_SIZE=layer.head_size,
+        BLOCK_SIZE=key_cache.shape[2],
+        WINDOW=layer.window,
+        SOFT_CAP=layer.soft_cap,
+        **sizes,
+    )
+    reduce_splits(plan.partial, plan.logsum, plan.cu_splits, batch.cu_queries, out)
+
+
+def configurations() -> list[Configuration]:
+    """Forms that a device launches, for `kernels.compile`."""
+    found = []
+    for shape in SHAPES:
+        sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)
+        found.append(
+            Configuration(
+                name=shape.name,
+                kernel=split_attention_kernel,
+                tensors={
+                    **TENSORS,
+                    **shape.tensors,
+                    "partial": "fp32",
+                    "logsum": "fp32",
+                    "cu_splits": "i32",
+                    "split_size": "i32",
+                },
+                constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}},
+                options={key: sizes[key] for key in ("num_warps", "num_stages")},
+                spills=False,
+                minimum_arch=shape.minimum_arch,
+            )
+        )
+    return found

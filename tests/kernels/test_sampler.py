@@ -1,0 +1,155 @@
+"""The sampler picks what the float64 distribution picks, for every filter, tile by tile."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import philox
+from kernels.sampler import TILE, distribution, reference, sample
+from kernels.sampling_table import Penalties, SamplingTable
+from tests.kernels.batches import DEVICE, int32
+from tests.kernels.sampling_cases import penalties, sampling_table
+
+VOCABULARY = 2 * TILE + 77
+
+
+def picked(
+    table: SamplingTable,
+    logits: torch.Tensor,
+    slots: list[int],
+    ends: list[int],
+    costs: Penalties | None = None,
+) -> list[int]:
+    tokens = torch.full((len(slots),), -7, dtype=torch.int32, device=DEVICE)
+    maxima = torch.full((len(slots), -(-logits.shape[1] // TILE)), torch.nan, device=DEVICE)
+    sample(table, logits, int32(slots), int32(ends), maxima, tokens, costs)
+    result: list[int] = tokens.tolist()
+    return result
+
+
+def check(
+    table: SamplingTable,
+    logits: torch.Tensor,
+    slots: list[int],
+    ends: list[int],
+    costs: Penalties | None = None,
+) -> list[int]:
+    """Each token is kept, and its share of the cumulative distribution holds the uniform number."""
+    tokens = picked(table, logits, slots, ends, costs)
+    for row, (slot, end, token) in enumerate(zip(slots, ends, tokens, strict=True)):
+        if end < 0:
+            assert token == -1
+            continue
+        p = distribution(table, logits[row], slot, costs)
+        assert p[token] > 0, "a filtered token was picked"
+        reached = p.cumsum(0) / p.sum()
+        u = philox.reference(int(table.key[slot]) & (2**64 - 1), end)
+        assert reached[token] >= u - 1e-5
+        assert reached[token] - p[token] / p.sum() <= u + 1e-5
+    return tokens
+
+
+def normal(rows: int, scale: float = 3.0, seed: int = 0, vocabulary: int = VOCABULARY) -> torch.Tensor:
+    return (torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE)
+
+
+FILTERS = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 0.0},
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_k": VOCABULARY - 1},
+    {"top_k": VOCABULARY + 5},
+    {"top_p": 0.9},
+    {"top_p": 1e-6},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"temperature": 1.3, "min_p": 0.01, "top_k": 40, "top_p": 0.8},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_filters(filters: dict[str, float]) -> None:
+    check(sampling_table(3, **filters), normal(3), [2, 0, 1], [11, 12, 13])
+
+
+def test_equals_reference_to_the_token() -> None:
+    table = sampling_table(4, temperature=[0.0, 1.0, 0.8, 1.0], top_k=[0, 0, 20, 0], top_p=[1.0, 1.0, 1.0, 0.5])
+    logits = normal(4, seed=3)
+    slots, ends = int32([0, 1, 2, 3]), int32([5, 5, 5, 5])
+    assert picked(table, logits, [0, 1, 2, 3], [5] * 4) == reference(table, logits.cpu(), slots, ends)
+
+
+def test_penalties() -> None:
+    check(sampling_table(4, top_k=30), normal(4, 1.0), [0, 1, 2, 3], [5, 6, 7, 8], penalties(4, VOCABULARY))
+
+
+def test_greedy_takes_the_first_of_equals_and_heeds_penalties() -> None:
+    table = sampling_table(2, temperature=0.0)
+    logits = torch.zeros(2, VOCABULARY, device=DEVICE)
+    logits[0, [TILE + 3, TILE + 1, 2 * TILE]] = 5.0
+    logits[1, 9] = 5.0
+    costs = penalties(2, VOCABULARY)
+    costs.seen.zero_()
+    costs.seen[1, 9] = 2
+    costs.presence[1] = 6.0
+    costs.repetition[1] = 1.0
+    costs.frequency[1] = 0.0
+    assert picked(table, logits, [0, 1], [1, 1], costs) == [TILE + 1, 0]
+
+
+def test_ties_at_the_edge_are_kept_together() -> None:
+    logits = torch.full((64, 40), -5.0, device=DEVICE)
+    logits[:, 10:14] = 1.0
+    table = sampling_table(64, top_k=2)
+    tokens = check(table, logits, list(range(64)), [3] * 64)
+    assert set(tokens) == {10, 11, 12, 13}
+
+
+def test_barred_tokens_are_never_picked() -> None:
+    logits = torch.full((1, VOCABULARY), float("-inf"), device=DEVICE)
+    logits[0, TILE + 5] = -30.0
+    for filters in ({}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0.0}):
+        assert picked(sampling_table(1, **filters), logits, [0], [4]) == [TILE + 5]
+
+
+def test_far_apart_logits_end_the_search() -> None:
+    logits = torch.linspace(-1e30, 0, 300, device=DEVICE)[None].contiguous()
+    check(sampling_table(1, top_k=100), logits, [0], [4])
+    tiny = torch.linspace(0, 1e-38, 300, device=DEVICE)[None].contiguous()
+    check(sampling_table(1, top_k=7, top_p=0.6), tiny, [0], [4])
+
+
+def test_rows_without_a_sample_give_minus_one() -> None:
+    assert picked(sampling_table(2), normal(2), [0, 1], [-1, -1]) == [-1, -1]
+
+
+def test_bfloat16_logits() -> None:
+    check(sampling_table(2, top_k=5, top_p=0.9), normal(2).bfloat16(), [0, 1], [4, 5])
+
+
+def test_every_token_gets_its_share() -> None:
+    """Over 400 positions the counts follow the distribution (chi-square, 9 degrees, one in a thousand)."""
+    logits = torch.linspace(0, 2, 10).expand(400, 10).contiguous().to(DEVICE)
+    tokens = picked(sampling_table(1, key=[77]), logits, [0] * 400, list(range(400)))
+    expected = logits[0].double().softmax(0).cpu() * 400
+    counts = torch.tensor(tokens).bincount(minlength=10)
+    assert ((counts - expected).square() / expected).sum() < 27.9
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.floats(0.1, 3), st.floats(0.05, 1), st.floats(0, 0.5), st.integers(0, 90), st.integers(0, 2**31 - 1), st.integers(0, 9)
+)
+def test_any_filters(temperature: float, top_p: float, min_p: float, top_k: int, end: int, seed: int) -> None:
+    table = sampling_table(1, temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k, key=[seed * 2**60 - 5])
+    check(table, normal(1, seed=seed, vocabulary=TILE + 60), [0], [end])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("vocabulary", [300, TILE, 50272, 151936])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_whole_vocabularies(vocabulary: int, filters: dict[str, float]) -> None:
+    check(sampling_table(3, **filters), normal(3, vocabulary=vocabulary), [2, 0, 1], [11, 12, 13])

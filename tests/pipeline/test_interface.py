@@ -1,0 +1,321 @@
+"""A client that knows nats-py and the outer face, and nothing else of this project."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from services.tokenizer.inflight import MAX_BYTES, InFlight
+from shared.config import Settings
+from tests.support.checkpoints import checkpoint
+from tests.support.pipeline import Pipeline, running
+
+SETTINGS = Settings(
+    model=str(checkpoint("llama")),
+    served_model_name="my model/1",
+    dtype="float32",
+    max_model_len=96,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    num_kv_blocks=64,
+    log_level="error",
+)
+SUBJECT = "pagewire.v1.generate.my_model_1"
+Frames = list[dict[str, Any]]
+
+
+def with_client(test: Callable[[Client, Pipeline], Awaitable[None]], settings: Settings = SETTINGS) -> None:
+    async def main() -> None:
+        async with running(settings) as pipeline:
+            client = await nats.connect(pipeline.url)
+            try:
+                await test(client, pipeline)
+                await pipeline.until_idle()
+            finally:
+                await client.close()
+
+    asyncio.run(main())
+
+
+async def ask(client: Client, body: Any, subject: str = SUBJECT) -> dict[str, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    reply = await client.request(subject, data, timeout=10)
+    answer: dict[str, Any] = json.loads(reply.data)
+    if answer.get("type") == "error":
+        assert reply.headers is not None
+        assert reply.headers["Nats-Service-Error-Code"] == str(answer["code"])
+        assert reply.headers["Nats-Service-Error"]
+        assert "Traceback" not in answer["message"]
+        assert "/" not in answer["message"].replace("my model/1", "")
+    return answer
+
+
+async def stream(
+    client: Client, body: dict[str, Any], on_frame: Callable[[dict[str, Any]], Any] = lambda _: None
+) -> Frames:
+    """All frames of a stream, up to the empty message."""
+    inbox = client.new_inbox()
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    subscription = await client.subscribe(inbox, cb=arrived.put)
+    await client.publish(SUBJECT, json.dumps(body | {"stream": True}).encode(), reply=inbox)
+    frames: Frames = []
+    while (message := await asyncio.wait_for(arrived.get(), 10)).data:
+        frames.append(json.loads(message.data))
+        on_frame(frames[-1])
+    await subscription.unsubscribe()
+    return frames
+
+
+def test_a_result_and_a_stream_say_the_same() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        body = {"prompt": "The morning train", "sampling": {"max_tokens": 12, "temperature": 0, "ignore_eos": True}}
+        result = await ask(client, body)
+        assert result["type"] == "result"
+        (choice,) = result["choices"]
+        assert choice["index"] == 0
+        assert choice["finish_reason"] == "length"
+        assert choice["stop_reason"] is None
+        assert len(choice["token_ids"]) == 12
+        assert result["usage"]["completion_tokens"] == 12
+
+        frames = await stream(client, body)
+        assert frames[0]["type"] == "accepted"
+        assert frames[0]["request_id"]
+        deltas = [frame for frame in frames if frame["type"] == "delta"]
+        assert [frame["start"] for frame in deltas] == list(range(12))
+        assert [token for frame in deltas for token in frame["token_ids"]] == choice["token_ids"]
+        assert "".join(frame["text"] for frame in deltas) == choice["text"]
+        assert frames[-1]["type"] == "final"
+        assert frames[-1]["choices"] == [{"index": 0, "finish_reason": "length", "stop_reason": None}]
+        assert frames[-1]["usage"]["prompt_tokens"] == result["usage"]["prompt_tokens"]
+        assert {frame["type"] for frame in frames} <= {"accepted", "queued", "delta", "final"}
+
+    with_client(test)
+
+
+def test_batches_and_several_completions_have_an_index_each() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        result = await ask(client, {"prompt": ["One", "Two"], "sampling": {"n": 3, "seed": 7, "max_tokens": 4}})
+        assert [choice["index"] for choice in result["choices"]] == list(range(6))
+        assert result["usage"]["completion_tokens"] == sum(len(c["token_ids"]) for c in result["choices"])
+        frames = await stream(client, {"prompt": ["One", "Two"], "sampling": {"n": 3, "seed": 7, "max_tokens": 4}})
+        for choice in result["choices"]:
+            mine = [f for f in frames if f["type"] == "delta" and f["index"] == choice["index"]]
+            assert [t for f in mine for t in f["token_ids"]] == choice["token_ids"]
+
+    with_client(test)
+
+
+def test_messagepack_is_answered_in_messagepack() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        body = msgspec.msgpack.encode({"prompt": [5, 6, 7], "sampling": {"max_tokens": 3}})
+        reply = await client.request(SUBJECT, body, timeout=10, headers={"Content-Type": "application/msgpack"})
+        assert len(msgspec.msgpack.decode(reply.data)["choices"][0]["token_ids"]) <= 3
+        reply = await client.request(SUBJECT, b"\xc1", timeout=10, headers={"Content-Type": "application/msgpack"})
+        assert msgspec.msgpack.decode(reply.data)["code"] == 400
+
+    with_client(test)
+
+
+def test_the_verbs_beside_generate() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        (model,) = (await ask(client, {}, "pagewire.v1.models"))["models"]
+        assert model["name"] == "my model/1"
+        assert model["subject"] == SUBJECT
+        assert model["max_model_len"] == 96
+        ids = (await ask(client, {"text": "The train"}, "pagewire.v1.tokenize.my_model_1"))["token_ids"]
+        assert (await ask(client, {"token_ids": ids}, "pagewire.v1.detokenize.my_model_1"))["text"] == "The train"
+        found = []
+        inbox = client.new_inbox()
+        done = asyncio.Event()
+
+        async def collect(message: Msg) -> None:
+            found.append(json.loads(message.data)["name"])
+            if len(found) >= 4:
+                done.set()
+
+        await client.subscribe(inbox, cb=collect)
+        await client.publish("$SRV.PING", b"", reply=inbox)
+        await asyncio.wait_for(done.wait(), 5)
+        assert sorted(found) == [f"pagewire-{name}" for name in ("detokenizer", "executor", "scheduler", "tokenizer")]
+
+    with_client(test)
+
+
+BAD_REQUESTS: list[tuple[Any, int, str]] = [
+    (b"{", 400, "invalid_request"),
+    (b"\xff\x00", 400, "invalid_request"),
+    (b"[]", 400, "invalid_request"),
+    ({}, 400, "invalid_request"),
+    ({"prompt": ""}, 400, "invalid_request"),
+    ({"prompt": []}, 400, "invalid_request"),
+    ({"prompt": [1, 100_000]}, 400, "invalid_request"),
+    ({"prompt": [-1]}, 400, "invalid_request"),
+    ({"prompt": "a", "messages": []}, 400, "invalid_request"),
+    ({"prompt": "a", "colour": "red"}, 400, "invalid_request"),
+    ({"prompt": "a", "sampling": {"temperature": -1}}, 400, "invalid_request"),
+    ({"prompt": "a", "sampling": {"top_p": 0}}, 400, "invalid_request"),
+    ({"prompt": "a", "sampling": {"max_tokens": 0}}, 400, "invalid_request"),
+    ({"prompt": "a", "sampling": {"max_tokens": "many"}}, 400, "invalid_request"),
+    ({"prompt": "a", "sampling": {"logprobs": 3}}, 400, "invalid_request"),
+    ({"prompt": "a", "request_id": "no spaces"}, 400, "invalid_request"),
+    ({"messages": [{"role": "user", "content": "Hello"}]}, 400, "invalid_request"),
+    ({"prompt": [5] * 90, "sampling": {"max_tokens": 20}}, 422, "context_length"),
+    ({"prompt": [5] * 200}, 422, "context_length"),
+]
+
+
+def test_bad_requests_get_one_typed_answer_at_once() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        clock = asyncio.get_running_loop().time
+        for body, code, error in BAD_REQUESTS:
+            before = clock()
+            answer = await ask(client, body)
+            assert (answer["type"], answer["code"], answer["error"]) == ("error", code, error), str(body)[:80]
+            assert answer["retryable"] is False
+            assert answer["tokens_emitted"] == 0
+            assert clock() - before < 1.0, str(body)[:80]
+        frames = await stream(client, {"prompt": "a", "sampling": {"best_of": 3}})
+        assert [frame["type"] for frame in frames] == ["error"]
+        answer = await ask(client, {"prompt": "a"}, "pagewire.v1.generate.another")
+        assert (answer["code"], answer["error"]) == (404, "model_not_found")
+
+    with_client(test)
+
+
+def test_what_is_not_built_is_refused_by_name() -> None:
+    fields = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"5": 1.0},
+        "allowed_token_ids": [5],
+        "bad_words": ["a"],
+        "logprobs": 1,
+        "prompt_logprobs": 1,
+        "structured_outputs": {"regex": "a"},
+        "beam_width": 2,
+        "length_penalty": 2.0,
+    }
+
+    async def test(client: Client, _: Pipeline) -> None:
+        for name, value in fields.items():
+            answer = await ask(client, {"prompt": "a", "sampling": {name: value}})
+            assert answer["code"] == 400
+            assert name in answer["message"]
+
+    with_client(test)
+
+
+def test_the_same_request_id_is_the_same_request() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        body = {"prompt": "One", "request_id": "mine", "sampling": {"max_tokens": 6}}
+        first, second = await asyncio.gather(ask(client, body), ask(client, body))
+        assert first == second == await ask(client, body)
+        answer = await ask(client, body | {"prompt": "Two"})
+        assert (answer["code"], answer["error"]) == (409, "duplicate_request")
+
+    with_client(test)
+
+
+def test_a_deadline_ends_a_request_with_408() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        sampling = {"max_tokens": 80, "ignore_eos": True}
+        answer = await ask(client, {"prompt": "One", "timeout_ms": 1, "sampling": sampling})
+        assert (answer["code"], answer["error"], answer["retryable"]) == (408, "deadline_exceeded", True)
+
+    with_client(test)
+
+
+def test_too_many_requests_are_refused_with_429_and_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InFlight.__init__, "__defaults__", (4, MAX_BYTES))
+
+    async def test(client: Client, _: Pipeline) -> None:
+        body = {"prompt": "One", "sampling": {"max_tokens": 1}}
+        answers = await asyncio.gather(*(ask(client, body) for _ in range(60)))
+        refused = [answer for answer in answers if answer["type"] == "error"]
+        assert 0 < len(refused) < len(answers)
+        for answer in refused:
+            assert (answer["code"], answer["error"], answer["retryable"]) == (429, "overloaded", True)
+            assert answer["retry_after_ms"] > 0
+
+    with_client(test)
+
+
+def test_a_result_that_no_message_could_hold_is_refused_with_413() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        body = {"prompt": "One", "sampling": {"n": 256, "max_tokens": 2000}}
+        answer = await ask(client, body, "pagewire.v1.generate.bundled")
+        assert (answer["code"], answer["error"]) == (413, "payload_too_large")
+
+    with_client(test, Settings(dtype="float32", num_kv_blocks=200, log_level="error"))
+
+
+def test_cancel_stops_within_two_steps_and_reports_usage() -> None:
+    async def test(client: Client, pipeline: Pipeline) -> None:
+        seen_at_cancel: list[int] = []
+        replies: list[asyncio.Task[Msg]] = []
+        cancel = ""
+
+        def on_frame(frame: dict[str, Any]) -> None:
+            nonlocal cancel
+            cancel = frame.get("cancel", cancel)
+            if frame["type"] == "delta" and frame["start"] == 10:
+                seen_at_cancel.append(frame["start"])
+                replies.append(asyncio.create_task(client.request(cancel, b"", timeout=5)))
+
+        body = {"prompt": "One", "sampling": {"max_tokens": 90, "ignore_eos": True}}
+        frames = await stream(client, body, on_frame)
+        assert json.loads((await replies[0]).data)["state"] == "cancelled"
+        assert frames[-1]["type"] == "final"
+        assert frames[-1]["choices"][0]["finish_reason"] == "cancelled"
+        deltas = sum(frame["type"] == "delta" for frame in frames)
+        assert frames[-1]["usage"]["completion_tokens"] == deltas < 90
+        await pipeline.until_idle()
+        # The executor has run what the client saw, what was under way, and at most two steps more.
+        assert pipeline.load("executor")["sampled"] <= deltas + 2
+        again = await client.request(cancel, b"", timeout=5)
+        assert json.loads(again.data)["state"] == "ended"
+        unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=5)
+        assert json.loads(unknown.data)["state"] == "unknown"
+
+    with_client(test)
+
+
+def test_a_finished_stream_can_be_read_again_from_any_token() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        frames = await stream(client, {"prompt": "One", "sampling": {"max_tokens": 9, "ignore_eos": True}})
+        inbox = client.new_inbox()
+        arrived: asyncio.Queue[Msg] = asyncio.Queue()
+        await client.subscribe(inbox, cb=arrived.put)
+        await client.publish(frames[0]["resume"], b'{"start": 4}', reply=inbox)
+        again = []
+        while (message := await asyncio.wait_for(arrived.get(), 10)).data:
+            again.append(json.loads(message.data))
+        wanted = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
+        assert [f for f in again if f["type"] in {"delta", "final"}] == wanted
+
+    with_client(test)
+
+
+def test_a_reply_subject_that_is_no_inbox_is_never_answered() -> None:
+    """Race 19. The client's own permissions would stop it from reading there; the tokenizer must not write there."""
+
+    async def test(client: Client, pipeline: Pipeline) -> None:
+        heard: list[str] = []
+        await pipeline.bus.subscribe("pagewire.svc.finish.>", lambda m: heard.append(m.subject))
+        await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: heard.append(m.subject))
+        body = json.dumps({"prompt": "One", "sampling": {"max_tokens": 1}}).encode()
+        for reply in ("pagewire.svc.finish.x", "pagewire.v1.models.x", "$JS.API.INFO"):
+            await client.publish(SUBJECT, body, reply=reply)
+        await client.publish(SUBJECT, body)
+        assert (await ask(client, {"prompt": "One", "sampling": {"max_tokens": 1}}))["type"] == "result"
+        assert heard == []
+
+    with_client(test)

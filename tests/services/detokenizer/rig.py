@@ -1,0 +1,289 @@
+"""A detokenizer on the in-memory bus, between a client, a tokenizer, a scheduler and an executor made of paper."""
+
+import asyncio
+import lzma
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from services.detokenizer.service import Detokenizer
+from shared import subjects
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.memory_store import MemoryStore
+from shared.config import Settings
+from shared.context import Context
+from shared.messages import Decoder, Wire, encode, pack, unpack
+from shared.messages.attach import Attach, Attached
+from shared.messages.client import Accepted, CancelReply, Delta, ErrorFrame, Final, Frame, Queued, Result
+from shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.open import Abandon, Encoding, Opened, OpenState, OpenStream
+from shared.messages.plan import Replay
+from shared.messages.step import Finish, StepOutput
+from tests.support.tokenizers import DATA, token_id, tokenizer
+from tests.support.waiting import until
+
+T = TypeVar("T")
+PROMPT = 5
+"""Length of every prompt."""
+END = token_id("gpt2", "<|endoftext|>")
+REQUEST = OpenStream(
+    request_id="r1",
+    digest=b"digest",
+    reply="",
+    encoding=Encoding.JSON,
+    stream=True,
+    prompts=(b"",),
+    prompt_lengths=pack([PROMPT]),
+    n=1,
+    stop=(),
+    stop_token_ids=(),
+    include_stop=False,
+    skip_special=True,
+    min_tokens=0,
+    timeout_ms=60_000,
+)
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer("gpt2").encode(text).ids
+
+
+def run(main: Coroutine[None, None, T]) -> T:
+    async def limited() -> T:
+        async with asyncio.timeout(20):
+            return await main
+
+    return asyncio.run(limited())
+
+
+class Reader:
+    """A client's inbox and what came to it."""
+
+    def __init__(self, bus: MemoryBus, encoding: Encoding) -> None:
+        self.inbox = bus.new_inbox()
+        self.messages: list[Message] = []
+        self._decoder = (msgspec.msgpack if encoding == Encoding.MSGPACK else msgspec.json).Decoder(Frame)
+
+    def receive(self, message: Message) -> None:
+        self.messages.append(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.data for message in self.messages]
+
+    @property
+    def frames(self) -> list[Frame]:
+        return [self._decoder.decode(data) for data in self.bodies if data]
+
+    @property
+    def deltas(self) -> list[Delta]:
+        return [frame for frame in self.frames if isinstance(frame, Delta)]
+
+    @property
+    def accepted(self) -> Accepted:
+        return next(frame for frame in self.frames if isinstance(frame, Accepted))
+
+    @property
+    def queued(self) -> int:
+        return sum(isinstance(frame, Queued) for frame in self.frames)
+
+    @property
+    def last(self) -> Final | Result | ErrorFrame | None:
+        ends = [frame for frame in self.frames if isinstance(frame, Final | Result | ErrorFrame)]
+        return ends[-1] if ends else None
+
+    @property
+    def over(self) -> bool:
+        return bool(self.messages) and not self.messages[-1].data
+
+    def text(self, index: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.index == index)
+
+    async def end(self) -> Final:
+        """The last frame of a stream, which ended well."""
+        await until(lambda: self.over)
+        assert isinstance(self.last, Final)
+        return self.last
+
+    async def result(self) -> Result:
+        """The one reply of a request without a stream."""
+        await until(lambda: self.messages)
+        assert len(self.messages) == 1
+        assert isinstance(self.last, Result)
+        return self.last
+
+    async def error(self) -> ErrorFrame:
+        await until(lambda: self.last)
+        assert isinstance(self.last, ErrorFrame)
+        return self.last
+
+
+@dataclass
+class Rig:
+    broker: MemoryBroker
+    bus: MemoryBus
+    """Of the other services."""
+    client: MemoryBus
+    service: Detokenizer
+    detokenizer: str = "d1"
+    finished: list[tuple[list[int], FinishReason]] = field(default_factory=list)
+    """What the scheduler was asked to drop."""
+    ring: dict[int, bytes] = field(default_factory=dict)
+    """Steps that the executor can send again."""
+    ended_items: list[str] = field(default_factory=list)
+    """Acknowledgements that were sent to the work queue."""
+    replays: list[Replay] = field(default_factory=list)
+    _next_step: int = 0
+
+    async def reader(self, encoding: Encoding = Encoding.JSON) -> Reader:
+        reader = Reader(self.client, encoding)
+        await self.client.subscribe(reader.inbox, reader.receive)
+        return reader
+
+    async def ask(self, verb: str, message: Wire) -> Message:
+        return await self.bus.request(f"{subjects.DETOKENIZER}.{self.detokenizer}.{verb}", encode(message), timeout=2)
+
+    async def open_for(self, reader: Reader, **values: Any) -> OpenState:
+        request = msgspec.structs.replace(REQUEST, reply=reader.inbox, **values)
+        return OpenState(Decoder(Opened).decode((await self.ask("open", request)).data).state)
+
+    async def open(self, encoding: Encoding = Encoding.JSON, **values: Any) -> Reader:
+        """Opens a stream for a new reader."""
+        reader = await self.reader(encoding)
+        assert await self.open_for(reader, encoding=encoding, **values) == OpenState.OPENED
+        return reader
+
+    async def attach(self, tokens: tuple[list[int], ...] = ([],), **values: Any) -> Attached:
+        attach = Attach(
+            request_id="r1",
+            term=1,
+            generation=1,
+            scheduler="s1",
+            executor="e1",
+            ack="$JS.ACK.memory.m.0.1",
+            first_sequence=100,
+            tokens=tuple(map(pack, tokens)),
+        )
+        return Decoder(Attached).decode((await self.ask("attach", msgspec.structs.replace(attach, **values))).data)
+
+    async def abandon(self, request_id: str, error: str, message: str) -> None:
+        await self.ask("abandon", Abandon(request_id, error, message))
+
+    def step(
+        self,
+        *rows: tuple[int, int, int, Finish],
+        step: int | None = None,
+        term: int = 1,
+        executor: str = "e1",
+        lost: bool = False,
+    ) -> None:
+        """Publishes a step of rows (sequence, position of the token in its completion, token, finish)."""
+        number = self._next_step if step is None else step
+        self._next_step = number + 1
+        output = StepOutput(
+            term=term,
+            step=number,
+            plan=1,
+            sequences=pack(row[0] for row in rows),
+            starts=pack(PROMPT + row[1] - 1 if row[1] else 0 for row in rows),
+            counts=pack(1 if row[1] else PROMPT for row in rows),
+            tokens=pack(row[2] for row in rows),
+            finishes=bytes(row[3] for row in rows),
+            elapsed_us=1,
+        )
+        self.ring[number] = encode(output)
+        if not lost:
+            self.publish(output, executor)
+
+    def publish(self, output: StepOutput, executor: str = "e1") -> None:
+        """A step, as an executor publishes it."""
+        self.bus.publish(f"{subjects.STEPS}.{executor}", encode(output))
+
+    def generate(self, tokens: list[int], finish: Finish = Finish.NONE, *, start: int = 0, sequence: int = 100) -> None:
+        """One step per token."""
+        for position, token in enumerate(tokens, start):
+            last = position == start + len(tokens) - 1
+            self.step((sequence, position, token, finish if last else Finish.NONE))
+
+    def beat(self, step: int, term: int = 1, executor: str = "e1") -> None:
+        """The executor says how far it is."""
+        beat = Heartbeat("executor", executor, True, term, 1, step, {})
+        self.bus.publish(f"{subjects.HEARTBEAT}.executor.{executor}", encode(beat))
+
+    async def cancel(self, subject: str) -> str:
+        reply = await self.client.request(subject, b"", timeout=2)
+        return msgspec.json.decode(reply.data, type=CancelReply).state
+
+    async def resume(self, subject: str, start: int) -> Reader:
+        reader = await self.reader()
+        self.client.publish(subject, msgspec.json.encode({"start": start}), reply=reader.inbox)
+        return reader
+
+    async def store_item(self) -> str:
+        """Puts an item into the work queue and takes it out; its acknowledgement subject."""
+        await self.broker.store.put_work("m", b"item")
+        (item,) = await self.broker.store.pull_work("m", 1, expires=1)
+        return item.ack
+
+    @property
+    def load(self) -> dict[str, float]:
+        return self.service.heartbeat().load
+
+    async def serve(self) -> None:
+        """The scheduler and the executor listen, and the queue keeps a list."""
+        self.broker.store.end_work = self._end_work  # type: ignore[method-assign]
+        await self.bus.subscribe(f"{subjects.FINISH}.s1.finish", self._on_finish)
+        await self.bus.subscribe(f"{subjects.REPLAY}.e1", self._on_replay)
+
+    async def _end_work(self, ack: str) -> None:
+        await MemoryStore.end_work(self.broker.store, ack)
+        self.ended_items.append(ack)
+
+    def _on_finish(self, message: Message) -> None:
+        wanted = Decoder(FinishSequences).decode(message.data)
+        self.finished.append((unpack(wanted.sequences), FinishReason(wanted.reason)))
+        self.bus.publish(message.reply, encode(FinishedSequences(1)))
+
+    def _on_replay(self, message: Message) -> None:
+        wanted = Decoder(Replay).decode(message.data)
+        self.replays.append(wanted)
+        for step in range(wanted.first, wanted.last + 1):
+            if step in self.ring:
+                self.bus.publish(message.reply, self.ring[step])
+        self.bus.publish(message.reply, b"")
+
+
+@asynccontextmanager
+async def rig(
+    folder: Path, *, broker: MemoryBroker | None = None, wrap: Callable[[MemoryBus], MemoryBus] = lambda bus: bus
+) -> AsyncIterator[Rig]:
+    """A running detokenizer of the model in `folder`. `wrap` may put something around its bus."""
+    broker = broker or MemoryBroker()
+    bus = MemoryBus(broker)
+    service = Detokenizer(Context(Settings(model=str(folder)), wrap(bus), "d1", lambda: None))
+    world = Rig(broker, MemoryBus(broker), MemoryBus(broker, inbox_prefix="_INBOX"), service)
+    await world.serve()
+    serving = asyncio.create_task(service.run())
+    try:
+        await until(lambda: service.heartbeat().ready or serving.done())
+        yield world
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
+        for connection in (bus, world.bus, world.client):
+            await connection.close()
+        if not serving.cancelled():
+            serving.result()
+
+
+def write_model(folder: Path) -> Path:
+    """A model folder with gpt2's tokenizer and nothing else."""
+    (folder / "tokenizer.json").write_bytes(lzma.decompress((DATA / "tokenizers" / "gpt2.json.xz").read_bytes()))
+    (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
+    return folder

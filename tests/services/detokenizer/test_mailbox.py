@@ -1,0 +1,185 @@
+import asyncio
+
+import msgspec
+import pytest
+
+from services.detokenizer import mailbox
+from services.detokenizer.completion import Completion
+from services.detokenizer.mailbox import Mailbox, Outbox
+from services.detokenizer.stream import Stream, StreamState
+from shared.bus import Headers
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import BusUnavailable
+from shared.messages.client import Accepted, Delta, Final, Frame
+from shared.messages.open import Encoding
+from tests.support.waiting import until
+
+HELLO = Accepted("r1", "cancel", "resume")
+_frame = msgspec.json.Decoder(Frame)
+
+
+class SlowBus(MemoryBus):
+    """A connection whose socket takes nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryBroker())
+        self.waiting = 0
+        self.broken = False
+        self.sent: list[tuple[str, bytes]] = []
+
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
+        if self.broken:
+            raise BusUnavailable("cut")
+        del reply, headers
+        self.sent.append((subject, data))
+
+    def backlog(self) -> int:
+        return self.waiting
+
+    def frames(self, reader: str) -> list[Frame | None]:
+        """What a reader was sent; None for the empty message."""
+        return [_frame.decode(data) if data else None for subject, data in self.sent if subject == reader]
+
+    def starts(self, reader: str) -> list[int]:
+        return [frame.start for frame in self.frames(reader) if isinstance(frame, Delta)]
+
+
+def stream_of(tokens: int, choices: int = 1) -> Stream:
+    completions = [Completion(list(range(tokens)), [f"t{i}" for i in range(tokens)]) for _ in range(choices)]
+    return Stream("r1", b"", completions, prompt_tokens=1)
+
+
+def read(stream: Stream, reply: str, *, streaming: bool = True, start: int = 0) -> Mailbox:
+    reader = Mailbox(
+        stream, reply, Encoding.JSON, streaming=streaming, start=start, greeting=HELLO if streaming else None
+    )
+    stream.mailboxes.append(reader)
+    return reader
+
+
+def grow(stream: Stream, tokens: int) -> None:
+    for completion in stream.completions:
+        for _ in range(tokens):
+            completion.texts.append(f"t{len(completion.tokens)}")
+            completion.tokens.append(len(completion.tokens))
+
+
+def end(stream: Stream) -> None:
+    for completion in stream.completions:
+        completion.finish = "length"
+    stream.state = StreamState.ENDED
+
+
+def test_frames_wait_in_order_while_the_connection_lags() -> None:
+    async def main() -> None:
+        bus = SlowBus()
+        outbox, stream = Outbox(bus), stream_of(2)
+        read(stream, "a")
+        bus.waiting = mailbox.HIGH_WATER
+        outbox.post(stream)
+        outbox.drain()
+        grow(stream, 300)
+        end(stream)
+        outbox.post(stream)
+        outbox.drain()
+        assert bus.sent == []
+        bus.waiting = 0
+        await until(lambda: not stream.mailboxes)
+        frames = bus.frames("a")
+        assert frames[0] == HELLO
+        assert bus.starts("a") == list(range(302))
+        assert isinstance(frames[-2], Final)
+        assert frames[-1] is None
+        assert outbox.frames == 304
+
+    asyncio.run(main())
+
+
+def test_a_broken_connection_loses_no_position() -> None:
+    async def main() -> None:
+        bus = SlowBus()
+        outbox, stream = Outbox(bus), stream_of(3)
+        read(stream, "a")
+        outbox.post(stream)
+        outbox.drain()
+        bus.broken = True
+        grow(stream, 3)
+        outbox.post(stream)
+        outbox.drain()
+        outbox.keep_alive(stream)
+        bus.broken = False
+        await until(lambda: len(bus.starts("a")) == 6)
+        assert bus.starts("a") == list(range(6))
+
+    asyncio.run(main())
+
+
+def test_a_reader_far_behind_does_not_hold_up_the_others() -> None:
+    bus = SlowBus()
+    outbox, long, short = Outbox(bus), stream_of(mailbox.QUOTA * 3), stream_of(1)
+    read(long, "far-behind")
+    read(short, "near")
+    outbox.post(long)
+    outbox.post(short)
+    outbox.drain()
+    readers = [subject for subject, _ in bus.sent]
+    assert readers.index("near") < 2 * mailbox.QUOTA
+    assert bus.starts("far-behind") == list(range(mailbox.QUOTA * 3))
+
+
+def test_the_last_frame_comes_only_when_the_stream_may_tell() -> None:
+    bus = SlowBus()
+    outbox, stream = Outbox(bus), stream_of(2, choices=2)
+    read(stream, "a")
+    read(stream, "whole", streaming=False)
+    stream.state = StreamState.ENDING
+    outbox.post(stream)
+    outbox.drain()
+    assert bus.frames("whole") == []
+    assert len(bus.frames("a")) == 5
+    assert not stream.delivered.is_set()
+    end(stream)
+    outbox.post(stream)
+    outbox.drain()
+    assert len(bus.frames("whole")) == 1
+    assert bus.frames("a")[-1] is None
+    assert stream.delivered.is_set()
+
+
+@pytest.mark.parametrize(("start", "starts"), [(0, [0, 1, 2, 3]), (3, [3]), (9, [])])
+def test_a_reader_may_begin_anywhere(start: int, starts: list[int]) -> None:
+    bus = SlowBus()
+    outbox, stream = Outbox(bus), stream_of(4)
+    read(stream, "a", start=start)
+    outbox.post(stream)
+    outbox.drain()
+    assert bus.starts("a") == starts
+
+
+def test_rewinding_skips_nothing_that_was_not_sent() -> None:
+    bus = SlowBus()
+    outbox, stream = Outbox(bus), stream_of(4)
+    reader = read(stream, "a")
+    reader.rewind(3)
+    outbox.post(stream)
+    outbox.drain()
+    reader.rewind(2)
+    outbox.post(stream)
+    outbox.drain()
+    assert bus.starts("a") == [0, 1, 2, 3, 2, 3]
+
+
+def test_a_closed_outbox_sends_nothing_more() -> None:
+    async def main() -> None:
+        bus = SlowBus()
+        outbox, stream = Outbox(bus), stream_of(2)
+        read(stream, "a")
+        bus.waiting = mailbox.HIGH_WATER
+        outbox.post(stream)
+        outbox.drain()
+        outbox.close()
+        bus.waiting = 0
+        await asyncio.sleep(3 * mailbox.RETRY)
+        assert bus.sent == []
+
+    asyncio.run(main())

@@ -1,0 +1,84 @@
+"""Opening a device: what is refused, and how large the pool becomes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.executor.devices import open_device
+from services.executor.devices.capacity import free_memory, pool_blocks
+from shared.config import load
+from shared.errors import ConfigurationError
+from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
+
+GIB = 1 << 30
+
+
+def pool(free: int = GIB, max_model_len: int = 1000, **flags: Any) -> int:
+    settings = load({name.replace("_", "-"): value for name, value in flags.items()}, {})
+    return pool_blocks(settings, max_model_len, bytes_per_block=1 << 16, free=free)
+
+
+def refusal(folder: Path, **flags: Any) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        open_device(load({name.replace("_", "-"): value for name, value in flags.items()}, {}), folder)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_the_capacity_is_what_settings_and_model_say() -> None:
+    device = open_device(load({"max-num-seqs": 3, "block-size": 32, "num-kv-blocks": 20}, {}), checkpoint("llama"))
+    capacity = device.capacity
+    assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (20, 32, 3)
+    assert (capacity.max_model_len, capacity.vocab_size) == (CONTEXT, VOCABULARY)
+    device.close()
+
+
+def test_the_context_can_be_shortened_but_not_stretched() -> None:
+    device = open_device(load({"max-model-len": 100}, {}), checkpoint("llama"))
+    assert device.capacity.max_model_len == 100
+    device.close()
+    assert str(CONTEXT) in refusal(checkpoint("llama"), max_model_len=CONTEXT + 1)
+
+
+@pytest.mark.parametrize("name", ["cuda", "sim:h100", "tpu"])
+def test_other_devices_are_refused_by_name(name: str) -> None:
+    assert name in refusal(checkpoint("llama"), device=name)
+
+
+def test_tensor_parallelism_is_refused_by_name() -> None:
+    assert "tensor-parallel-size" in refusal(checkpoint("llama"), tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_broken_configuration(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert "config.json" in refusal(tmp_path)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path)
+
+
+def test_a_pool_is_as_large_as_the_slots_can_use() -> None:
+    assert pool(max_num_seqs=4, block_size=16) == 4 * 63
+
+
+def test_a_pool_takes_at_most_half_of_the_free_memory() -> None:
+    assert pool(max_num_seqs=1000) == GIB // 2 // (1 << 16)
+
+
+def test_a_pool_has_the_size_that_is_set() -> None:
+    assert pool(kv_cache_memory=100 << 16) == 100
+    assert pool(num_kv_blocks=77, kv_cache_memory=1) == 77
+    assert pool(free=0, num_kv_blocks=63) == 63
+
+
+@pytest.mark.parametrize("flags", [{"num_kv_blocks": 62}, {"kv_cache_memory": 62 << 16}, {"free": 100 << 16}])
+def test_a_pool_holds_at_least_one_sequence(flags: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="kv-cache-memory or num-kv-blocks, or lower max-model-len"):
+        pool(**flags)
+
+
+def test_free_memory_is_plausible() -> None:
+    assert 0 < free_memory() < 1 << 50

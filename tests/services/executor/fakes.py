@@ -1,0 +1,139 @@
+"""A device without a model, and short ways to write plans."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from shared.messages import pack
+from shared.messages.plan import AddSlot, Plan
+from shared.messages.work import Sampling
+
+CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
+PATIENCE = 10.0
+"""Seconds that a test waits for what must come."""
+
+
+def token_at(seed: int, position: int, vocab_size: int = CAPACITY.vocab_size) -> int:
+    """The token that every fake device picks."""
+    return (seed * 7919 + position * 104729 + (seed ^ position) * 31) % vocab_size
+
+
+def sampling(seed: int = 1, *, max_tokens: int = 8, stop_ids: Sequence[int] = ()) -> Sampling:
+    return Sampling(
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        seed=seed,
+        stop_ids=pack(stop_ids),
+        min_tokens=0,
+        max_tokens=max_tokens,
+    )
+
+
+def add(
+    slot: int,
+    sequence: int,
+    tokens: Sequence[int],
+    blocks: Sequence[int],
+    *,
+    limit: int | None = None,
+    computed: int = 0,
+    prompt_tokens: int | None = None,
+    picks: Sampling | None = None,
+    trace: str = "",
+) -> AddSlot:
+    """A sequence, by default with a limit of all that its blocks hold."""
+    return AddSlot(
+        slot=slot,
+        sequence=sequence,
+        tokens=pack(tokens),
+        prompt_tokens=len(tokens) if prompt_tokens is None else prompt_tokens,
+        computed=computed,
+        blocks=pack(blocks),
+        limit=len(blocks) * CAPACITY.block_size if limit is None else limit,
+        sampling=picks or sampling(sequence),
+        prompt_index=0,
+        choice_index=0,
+        trace=trace,
+    )
+
+
+def plan(
+    number: int,
+    *added: AddSlot,
+    term: int = 1,
+    removed: Sequence[int] = (),
+    blocks: Sequence[tuple[int, int]] = (),
+    limits: Sequence[tuple[int, int]] = (),
+    order: Sequence[int] = (),
+    budget: int = 16,
+    lease_until: int = 1000,
+) -> Plan:
+    return Plan(
+        term=term,
+        number=number,
+        removed=pack(removed),
+        added=added,
+        blocks=pack([value for pair in blocks for value in pair]),
+        limits=pack([value for pair in limits for value in pair]),
+        order=pack(order),
+        budget=budget,
+        lease_until=lease_until,
+    )
+
+
+class FakeDevice:
+    """Picks `token_at(key, position)` and insists on the device's side of the contract.
+
+    With `gated`, each step waits for one `allow`.
+    """
+
+    def __init__(self, capacity: Capacity = CAPACITY, *, gated: bool = False) -> None:
+        self.capacity = capacity
+        self.tables: dict[int, list[int]] = {}
+        self.samplings: dict[int, SlotSampling] = {}
+        self.written: dict[int, int] = {}
+        self.batches: list[StepBatch] = []
+        self.failing = False
+        self.closed = False
+        self.entered = threading.Semaphore(0)
+        self._gate = threading.Semaphore(0) if gated else None
+
+    def allow(self, steps: int = 1) -> None:
+        assert self._gate is not None
+        self._gate.release(steps)
+
+    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+        assert slot not in self.tables
+        self.tables[slot] = list(blocks)
+        self.samplings[slot] = sampling
+
+    def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        for slot, block in zip(slots, blocks, strict=True):
+            self.tables[slot].append(block)
+
+    def remove(self, slot: int) -> None:
+        del self.tables[slot], self.samplings[slot]
+
+    def step(self, batch: StepBatch) -> Int64:
+        self.entered.release()
+        if self._gate is not None:
+            assert self._gate.acquire(timeout=PATIENCE)
+        if self.failing:
+            raise RuntimeError("the device is on fire")
+        assert len(batch.token_ids) == batch.widths.sum()
+        ends = batch.starts + batch.widths
+        for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
+            assert end <= len(self.tables[slot]) * self.capacity.block_size
+        self.batches.append(batch)
+        picked = [
+            token_at(self.samplings[slot].key, end, self.capacity.vocab_size)
+            for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True)
+        ]
+        return np.where(batch.samples, picked, -1).astype(np.int64)
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,89 @@
+"""config.json is read strictly: what cannot be computed is refused by name."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from services.executor.models.registry import FAMILIES, load_model
+from shared.errors import ConfigurationError
+from shared.model_folder import read_config
+from tests.support.checkpoints import checkpoint
+
+
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in (read_config(checkpoint(name)) | changes).items() if value is not ...}
+
+
+def refusal(name: str, **changes: Any) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        load_model(checkpoint(name), config_of(name, **changes), "auto")
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("named", [["GPT2LMHeadModel"], [], ...])
+def test_an_unknown_architecture_is_answered_with_the_known_ones(named: Any) -> None:
+    message = refusal("llama", architectures=named)
+    assert all(name in message for name in FAMILIES)
+    assert "GPT2LMHeadModel" in message or "none" in message
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_other_rope_scaling_is_refused_by_name(kind: str, key: str) -> None:
+    assert kind in refusal("llama", rope_parameters=..., rope_scaling={key: kind, "factor": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"vocab_size": ...}, "vocab_size"),
+        ({"num_attention_heads": 5, "head_dim": None}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"head_dim": 15}, "odd"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "two"}}, "factor"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+    ],
+)
+def test_a_bad_value_is_named(changes: dict[str, Any], word: str) -> None:
+    assert word in refusal("llama", **changes)
+
+
+def test_layer_types_must_name_every_layer() -> None:
+    assert "layer_types" in refusal("qwen2-sliding", layer_types=["full_attention"])
+
+
+def test_the_old_names_of_rope_and_dtype_mean_the_same() -> None:
+    new = config_of("llama-llama3")
+    scaling = dict(new["rope_parameters"])
+    old = config_of(
+        "llama-llama3",
+        rope_parameters=...,
+        dtype=...,
+        torch_dtype="bfloat16",
+        rope_theta=scaling.pop("rope_theta"),
+        rope_scaling={"type": scaling.pop("rope_type")} | scaling,
+    )
+    expected = load_model(checkpoint("llama-llama3"), new, "bfloat16")
+    model = load_model(checkpoint("llama-llama3"), old, "auto")
+    assert model.embedding.dtype == torch.bfloat16
+    wanted, found = dict(expected.named_buffers()), dict(model.named_buffers())
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_windows_are_those_of_the_configuration() -> None:
+    sliding = config_of("qwen2-sliding")
+    by_rule = sliding | {"layer_types": None}
+    for config in (sliding, by_rule):
+        assert load_model(checkpoint("qwen2-sliding"), config, "auto").spec.windows == (0, 24)
+    off = sliding | {"use_sliding_window": False, "layer_types": None}
+    assert load_model(checkpoint("qwen2-sliding"), off, "auto").spec.windows == (0, 0)
+    assert load_model(checkpoint("mistral"), config_of("mistral"), "auto").spec.windows == (24, 24)
+    assert load_model(checkpoint("mistral"), config_of("mistral", sliding_window=None), "auto").spec.windows == (0, 0)

@@ -1,0 +1,97 @@
+"""Who gets an executor, and who does not."""
+
+import pytest
+
+from services.executor.claims import Ownership
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.plan import Claim
+from shared.peers import SILENCE
+
+
+def beat(instance: str, term: int) -> Heartbeat:
+    return Heartbeat("scheduler", instance, ready=True, term=term, plan=0, step=0, load={})
+
+
+class World:
+    """Heartbeats and time, as the test sets them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.beats: dict[str, Heartbeat] = {}
+        monkeypatch.setattr("services.executor.claims.time.monotonic", lambda: self.now)
+        self.owner = Ownership("tiny", self.beats.get)
+
+    def claim(self, scheduler: str, term: int, model: str = "tiny") -> bool:
+        return self.owner.decide(Claim(scheduler, term, model))
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_a_free_executor_is_anyones(world: World) -> None:
+    assert world.claim("a", 4)
+    assert world.owner.term == 4
+
+
+def test_another_model_is_declined(world: World) -> None:
+    assert not world.claim("a", 4, model="huge")
+    assert world.owner.term == 0
+
+
+def test_an_owned_executor_is_declined_while_the_owner_lives(world: World) -> None:
+    assert world.claim("a", 4)
+    world.beats["a"] = beat("a", 4)
+    world.now += 10 * SILENCE
+    assert not world.claim("b", 5)
+    assert world.owner.term == 4
+
+
+def test_the_owner_lives_from_its_claim_and_its_plans_before_its_first_heartbeat(world: World) -> None:
+    assert world.claim("a", 4)
+    world.now += 0.9 * SILENCE
+    assert not world.claim("b", 5)
+    world.owner.hear()
+    world.now += 0.9 * SILENCE
+    assert not world.claim("b", 6)
+
+
+def test_a_silent_owner_loses_it(world: World) -> None:
+    assert world.claim("a", 4)
+    world.now += SILENCE
+    assert world.claim("b", 5)
+    assert not world.claim("a", 4)  # woken up again
+    assert world.owner.term == 5
+
+
+def test_an_owner_that_went_on_elsewhere_loses_it(world: World) -> None:
+    assert world.claim("a", 4)
+    world.beats["a"] = beat("a", 6)
+    assert world.claim("b", 7)
+
+
+def test_the_owner_may_begin_a_higher_term(world: World) -> None:
+    assert world.claim("a", 4)
+    assert world.claim("a", 5)
+    assert world.owner.term == 5
+
+
+def test_the_owners_claim_is_accepted_again_when_its_answer_was_lost(world: World) -> None:
+    assert world.claim("a", 4)
+    assert world.claim("a", 4)
+
+
+@pytest.mark.parametrize("term", [3, 4])
+def test_an_old_term_never_comes_back(world: World, term: int) -> None:
+    assert world.claim("a", 4)
+    world.now += SILENCE
+    assert not world.claim("b", term)
+
+
+def test_a_released_executor_takes_only_a_higher_term(world: World) -> None:
+    assert world.claim("a", 4)
+    world.beats["a"] = beat("a", 4)
+    world.owner.release()
+    assert not world.claim("a", 4)
+    assert world.claim("b", 5)

@@ -1,0 +1,286 @@
+"""The step loop on its thread: leases, boundaries, answers, terms, counters."""
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from services.executor.inbox import PlanInbox
+from services.executor.loop import Ran, Refused, StepLoop, slot_sampling
+from services.executor.sampling import sequence_key
+from shared.messages import unpack
+from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling, token_at
+
+
+class Run:
+    """A loop on a thread, with a device that steps when it is told to."""
+
+    def __init__(self, *, gated: bool = False) -> None:
+        self.device = FakeDevice(gated=gated)
+        self.inbox = PlanInbox()
+        self.results: queue.Queue[Ran | Refused] = queue.Queue()
+        self.loop = StepLoop(self.device, self.inbox, self.results.put)
+        self._thread = ThreadPoolExecutor(1)
+        self.ended = self._thread.submit(self.loop.run)
+        self.inbox.begin(1)
+
+    def result(self) -> Ran:
+        found = self.results.get(timeout=PATIENCE)
+        assert isinstance(found, Ran)
+        return found
+
+    def output(self) -> StepOutput:
+        return self.result().output
+
+    def entered(self) -> None:
+        """Waits until a step is running."""
+        assert self.device.entered.acquire(timeout=PATIENCE)
+
+    def finish(self) -> None:
+        """Returns once the thread has handled everything and ended."""
+        self.inbox.close()
+        self.ended.exception(PATIENCE)
+        self._thread.shutdown()
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    made = Run()
+    yield made
+    made.finish()
+
+
+@pytest.fixture
+def gated() -> Iterator[Run]:
+    made = Run(gated=True)
+    yield made
+    made.device.allow(1000)
+    made.finish()
+
+
+def key(sequence: int) -> int:
+    return sequence_key(sequence, 0, 0)
+
+
+def test_it_runs_as_far_as_the_lease_and_no_further(run: Run) -> None:
+    run.inbox.put(plan(1, add(0, 7, [1, 2, 3], range(10), picks=sampling(7, max_tokens=30)), lease_until=3))
+    outputs = [run.output() for _ in range(3)]
+    run.inbox.put(plan(2, lease_until=5))
+    outputs += [run.output() for _ in range(2)]
+    assert [output.step for output in outputs] == [0, 1, 2, 3, 4]
+    assert [output.plan for output in outputs] == [1, 1, 1, 2, 2]
+    assert [unpack(output.sequences) for output in outputs] == [[7]] * 5
+    assert [unpack(output.starts)[0] for output in outputs] == [0, 3, 4, 5, 6]
+    assert [unpack(output.counts)[0] for output in outputs] == [3, 1, 1, 1, 1]
+    assert [unpack(output.tokens)[0] for output in outputs] == [token_at(key(7), at) for at in range(3, 8)]
+    run.finish()
+    assert run.results.empty()
+
+
+def test_steps_and_their_tokens_do_not_depend_on_the_lease(run: Run) -> None:
+    """Window 1 and window 8 are one code path."""
+    tokens: dict[int, list[int]] = {}
+    for term, window in ((2, 1), (3, 8)):
+        run.inbox.begin(term)
+        admitted = add(0, 7, [1, 2, 3], range(10), picks=sampling(7, max_tokens=9))
+        run.inbox.put(plan(1, admitted, term=term, lease_until=window))
+        number, found = 1, tokens.setdefault(window, [])
+        while True:
+            output = run.output()
+            found += unpack(output.tokens)
+            if any(output.finishes):
+                break
+            number += 1
+            run.inbox.put(plan(number, term=term, lease_until=output.step + 1 + window))
+    assert tokens[1] == tokens[8]
+    assert len(tokens[1]) == 9
+
+
+def test_a_plan_takes_effect_at_the_next_boundary(gated: Run) -> None:
+    gated.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    gated.entered()
+    gated.inbox.put(plan(2, add(1, 8, [4, 5], range(10, 20))))
+    gated.device.allow()
+    running = gated.output()
+    assert (running.plan, unpack(running.sequences)) == (1, [7])
+    gated.device.allow()
+    following = gated.output()
+    assert (following.plan, unpack(following.sequences)) == (2, [7, 8])
+
+
+def test_all_plans_that_have_come_are_applied_at_one_boundary(gated: Run) -> None:
+    gated.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    gated.entered()
+    for number in (3, 4, 2):
+        gated.inbox.put(plan(number))
+    gated.device.allow(2)
+    assert gated.output().plan == 1
+    together = gated.result()
+    assert together.output.plan == 4
+    assert [each.number for each in together.plans] == [2, 3, 4]
+
+
+def test_a_plan_that_no_step_follows_is_answered(run: Run) -> None:
+    run.inbox.put(plan(1))
+    assert run.output() == StepOutput(1, 0, 1, b"", b"", b"", b"", b"", 0)
+    run.inbox.put(plan(2, add(0, 7, [1, 2], [0], limit=1)))
+    assert unpack(run.output().tokens) == [NO_TOKEN]
+    run.inbox.put(plan(3, removed=[0]))  # the last runnable slot goes
+    answer = run.output()
+    assert (answer.step, answer.plan, answer.sequences) == (2, 3, b"")
+
+
+def test_answers_take_a_number_and_nothing_of_the_lease(run: Run) -> None:
+    run.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30)), lease_until=1))
+    assert unpack(run.output().sequences) == [7]
+    for number in (2, 3):
+        run.inbox.put(plan(number, lease_until=1))
+        answer = run.output()
+        assert (answer.step, answer.plan, answer.sequences) == (number - 1, number, b"")
+    run.inbox.put(plan(4, lease_until=2))  # one step more, whatever its number is
+    step = run.output()
+    assert (step.step, step.plan, unpack(step.sequences)) == (3, 4, [7])
+    run.inbox.put(plan(5, lease_until=2))
+    assert run.output().sequences == b""
+
+
+def test_nothing_is_applied_across_a_gap(run: Run) -> None:
+    run.inbox.put(plan(3, removed=[0], lease_until=0))
+    run.inbox.put(plan(1, lease_until=0))
+    assert run.output().plan == 1
+    run.inbox.put(plan(2, add(0, 7, [1], [0]), lease_until=0))
+    repaired = run.result()
+    assert [each.number for each in repaired.plans] == [2, 3]
+    assert (repaired.output.step, repaired.output.plan) == (1, 3)
+
+
+def test_a_slot_at_its_limit_delays_nobody(run: Run) -> None:
+    short = add(0, 7, [1], [0], limit=2, picks=sampling(7, max_tokens=30))
+    run.inbox.put(plan(1, short, add(1, 8, [4], [1, 2], picks=sampling(8, max_tokens=6)), lease_until=4))
+    assert [unpack(run.output().sequences) for _ in range(4)] == [[7, 8], [7, 8], [8], [8]]
+    run.inbox.put(plan(2, blocks=[(0, 3)], limits=[(0, 8)], lease_until=5))
+    output = run.output()
+    assert unpack(output.sequences) == [7, 8]
+    assert unpack(output.starts) == [2, 4]
+    run.finish()
+    assert run.device.tables[0] == [0, 3]
+
+
+def test_a_finished_sequence_never_runs_again(run: Run) -> None:
+    stop = token_at(key(8), 3)
+    run.inbox.put(
+        plan(
+            1,
+            add(0, 7, [1, 2], range(2), picks=sampling(7, max_tokens=2)),
+            add(1, 8, [1, 2], range(2, 4), picks=sampling(8, max_tokens=6, stop_ids=[stop])),
+        )
+    )
+    first, second = run.output(), run.output()
+    assert list(first.finishes) == [Finish.NONE, Finish.NONE]
+    assert list(second.finishes) == [Finish.LENGTH, Finish.STOP]
+    run.inbox.put(plan(2))
+    assert run.output().sequences == b""
+
+
+def test_a_higher_term_empties_the_slots_and_starts_the_numbers_again(run: Run) -> None:
+    run.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30)), lease_until=2))
+    assert [run.output().step for _ in range(2)] == [0, 1]
+    run.inbox.begin(5)
+    run.inbox.put(plan(2, lease_until=9))  # of the old term
+    run.inbox.put(plan(1, add(0, 1, [6], [0]), term=5, lease_until=1))
+    output = run.output()
+    assert (output.term, output.step, output.plan, unpack(output.sequences)) == (5, 0, 1, [1])
+
+
+def test_a_higher_term_ends_the_old_one_at_the_next_boundary(gated: Run) -> None:
+    gated.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    gated.entered()
+    gated.inbox.begin(2)
+    gated.device.allow()
+    assert gated.output().term == 1
+    gated.inbox.put(plan(1, term=2))
+    answer = gated.output()
+    assert (answer.term, answer.step, answer.sequences) == (2, 0, b"")
+    assert gated.device.tables == {}
+
+
+def test_a_contradictory_plan_ends_the_term(run: Run) -> None:
+    run.inbox.put(plan(1, add(0, 7, [1], [0]), lease_until=0))
+    assert run.output().sequences == b""
+    run.inbox.put(plan(2, add(1, 8, [1], [1]), removed=[0, 3]))
+    refused = run.results.get(timeout=PATIENCE)
+    assert isinstance(refused, Refused)
+    assert refused.term == 1
+    assert "[0, 3]" in refused.reason
+    assert run.device.tables == {}
+    run.inbox.put(plan(3))  # not answered
+    run.inbox.begin(2)
+    run.inbox.put(plan(1, add(0, 9, [1], [0]), term=2))
+    assert run.output().term == 2
+
+
+def test_an_exception_of_the_device_ends_the_loop(gated: Run) -> None:
+    gated.device.failing = True
+    gated.inbox.put(plan(1, add(0, 7, [1], [0])))
+    gated.device.allow()
+    with pytest.raises(RuntimeError, match="on fire"):
+        gated.ended.result(PATIENCE)
+    assert gated.results.empty()
+
+
+def test_counters_tell_steps_rows_and_tokens(run: Run) -> None:
+    run.inbox.put(plan(1, add(0, 7, range(6), [0, 1], picks=sampling(7, max_tokens=2)), budget=4, lease_until=9))
+    for _ in range(3):
+        run.output()
+    counters = run.loop.counters
+    assert (counters.steps, counters.rows, counters.tokens, counters.sampled) == (3, 3, 7, 2)
+    assert counters.busy_s > 0
+    assert counters.num_slots == 1
+    run.inbox.put(plan(2, removed=[0]))
+    run.output()
+    assert counters.num_slots == 0
+
+
+def waited(run: Run, second: int) -> float:
+    """Seconds that the loop counts as waiting before plan `second`."""
+    before = run.loop.counters.waiting_s
+    run.inbox.put(plan(second, lease_until=0))
+    run.output()
+    return run.loop.counters.waiting_s - before
+
+
+def test_waiting_counts_only_while_there_is_work(run: Run) -> None:
+    run.inbox.put(plan(1, lease_until=0))
+    run.output()
+    assert waited(run, 2) == 0
+    run.inbox.put(plan(3, add(0, 7, [1], [0]), lease_until=0))  # work, but no lease
+    run.output()
+    assert waited(run, 4) > 0
+    run.inbox.put(plan(5, removed=[0]))
+    run.output()
+    assert waited(run, 6) == 0
+
+
+def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("services.executor.loop.time.monotonic", lambda: now)
+    gated.inbox.put(plan(1, add(0, 7, range(8), [0, 1]), lease_until=1))
+    gated.entered()
+    found = [gated.loop.overdue]
+    for later in (20, 5):
+        now += later
+        found.append(gated.loop.overdue)
+    gated.device.allow()
+    gated.output()
+    assert [*found, gated.loop.overdue] == [False, False, True, False]
+
+
+def test_the_device_is_told_how_to_sample() -> None:
+    added = add(0, 7, [1, 2, 3, 4], [0, 1], prompt_tokens=3, picks=sampling(5, stop_ids=[2, 9]))
+    told = slot_sampling(added)
+    assert told.key == sequence_key(5, 0, 0)
+    assert told.stop_ids == (2, 9)
+    assert told.floor == 3
+    assert (told.temperature, told.top_p, told.top_k, told.min_p) == (1.0, 1.0, 0, 0.0)

@@ -1,0 +1,56 @@
+"""Results of a thread arrive on the event loop, in order and together."""
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+from services.executor.outbox import Outbox
+from tests.services.executor.fakes import PATIENCE
+
+
+def test_results_of_a_thread_arrive_in_order() -> None:
+    async def main() -> list[int]:
+        seen: list[int] = []
+        done = asyncio.Event()
+
+        def deliver(number: int) -> None:
+            seen.append(number)
+            if number == 999:
+                done.set()
+
+        outbox = Outbox(asyncio.get_running_loop(), deliver)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: deque(map(outbox.put, range(1000))))
+            async with asyncio.timeout(PATIENCE):
+                await done.wait()
+        return seen
+
+    assert asyncio.run(main()) == list(range(1000))
+
+
+def test_results_share_a_wake_up() -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def call_soon_threadsafe(self, callback: object) -> None:
+            self.calls += 1
+
+    loop = Loop()
+    outbox = Outbox(loop, print)  # type: ignore[arg-type]
+    for number in range(5):
+        outbox.put(number)
+    assert loop.calls == 1
+
+
+def test_delivery_runs_on_the_loops_thread_and_again_after_a_pause() -> None:
+    async def main() -> None:
+        arrivals: asyncio.Queue[str] = asyncio.Queue()
+        outbox = Outbox(asyncio.get_running_loop(), arrivals.put_nowait)
+        with ThreadPoolExecutor(1) as thread:
+            async with asyncio.timeout(PATIENCE):
+                for word in ("first", "second"):
+                    thread.submit(outbox.put, word)
+                    assert await arrivals.get() == word
+
+    asyncio.run(main())

@@ -1,0 +1,114 @@
+"""Readers that missed steps get them, to themselves."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from services.executor.replays import Replays
+from services.executor.ring import Ring
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages.plan import Replay
+from tests.services.executor.fakes import PATIENCE
+
+
+class Desk:
+    """Replays over a memory bus, asked as the executor asks them."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker(max_payload=100)
+        self.bus, self.reader = MemoryBus(self.broker), MemoryBus(self.broker)
+        self.ring = Ring(steps=300)
+        self.replays = Replays(self.bus, self.ring)
+
+    async def read(self, wanted: Replay) -> list[bytes]:
+        def ask(message: Message) -> None:
+            self.replays.ask(wanted, message.reply)
+
+        subscription = await self.bus.subscribe("replay", ask)
+        try:
+            return [each.data async for each in self.reader.request_many("replay", b"", stall=PATIENCE)]
+        finally:
+            await subscription.unsubscribe()
+
+
+def with_desk(test: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        desk = Desk()
+        serving = asyncio.create_task(desk.replays.run())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await test(desk)
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+            await desk.reader.close()
+            await desk.bus.close()
+
+    asyncio.run(main())
+
+
+def test_a_reader_gets_what_the_ring_holds_of_its_range() -> None:
+    async def test(desk: Desk) -> None:
+        for step in range(500):
+            desk.ring.append(3, step, b"%d" % step)
+        assert await desk.read(Replay(3, 250, 252)) == [b"250", b"251", b"252"]
+        assert await desk.read(Replay(3, 0, 201)) == [b"200", b"201"]  # the ring has lost those before
+        assert await desk.read(Replay(3, 0, 10_000)) == [b"%d" % step for step in range(200, 500)]
+
+    with_desk(test)
+
+
+def test_there_is_nothing_of_another_term() -> None:
+    async def test(desk: Desk) -> None:
+        desk.ring.append(3, 0, b"0")
+        assert await desk.read(Replay(2, 0, 5)) == []
+        assert await desk.read(Replay(4, 0, 5)) == []
+
+    with_desk(test)
+
+
+def test_two_readers_are_answered_apart() -> None:
+    async def test(desk: Desk) -> None:
+        for step in range(200):
+            desk.ring.append(1, step, b"%d" % step)
+        one, two = MemoryBus(desk.broker), MemoryBus(desk.broker)
+        inboxes: dict[str, list[bytes]] = {one.new_inbox(): [], two.new_inbox(): []}
+        done = asyncio.Semaphore(0)
+
+        def collect(message: Message) -> None:
+            if message.data:
+                inboxes[message.subject].append(message.data)
+            else:
+                done.release()
+
+        for bus, inbox in zip((one, two), inboxes, strict=True):
+            await bus.subscribe(inbox, collect)
+        first, second = inboxes
+        desk.replays.ask(Replay(1, 0, 150), first)
+        desk.replays.ask(Replay(1, 150, 151), second)
+        await done.acquire()
+        await done.acquire()
+        assert inboxes == {first: [b"%d" % step for step in range(151)], second: [b"150", b"151"]}
+
+    with_desk(test)
+
+
+def test_a_failed_answer_does_not_end_the_desk() -> None:
+    async def test(desk: Desk) -> None:
+        desk.ring.append(1, 0, b"too large" * desk.bus.max_payload)
+        desk.ring.append(1, 1, b"1")
+        desk.replays.ask(Replay(1, 0, 0), "_SVC.nobody")
+        assert await desk.read(Replay(1, 1, 1)) == [b"1"]
+
+    with_desk(test)
+
+
+def test_requests_beyond_the_bound_are_dropped() -> None:
+    async def main() -> None:
+        desk = Desk()
+        for _ in range(200):
+            desk.replays.ask(Replay(1, 0, 0), "_SVC.somebody")
+        assert 0 < desk.replays.waiting < 200
+
+    asyncio.run(main())

@@ -1,0 +1,263 @@
+"""The executor on a bus, with a device that has no model."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.executor import thread
+from services.executor.sampling import sequence_key
+from services.executor.service import Executor
+from shared import subjects
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.config import Settings
+from shared.context import Context
+from shared.errors import NoResponders
+from shared.messages import Decoder, encode, unpack
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.plan import Claim, Claimed, Plan, Replay
+from shared.messages.step import StepOutput
+from tests.services.executor.fakes import CAPACITY, PATIENCE, FakeDevice, add, plan, sampling, token_at
+
+INSTANCE = "executor0"
+MODEL = "tiny"
+
+
+class Bench:
+    """An executor, the bus, and a test in the place of scheduler and readers."""
+
+    def __init__(self, device: FakeDevice, broker: MemoryBroker) -> None:
+        self.device = device
+        self.bus = MemoryBus(broker)
+        self.steps: asyncio.Queue[Message] = asyncio.Queue()
+        self.beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
+        settings = Settings(served_model_name=MODEL)
+        self.executor = Executor(Context(settings, MemoryBus(broker), INSTANCE, self.beat))
+
+    def beat(self) -> None:
+        self.beats.put_nowait(self.executor.heartbeat())
+
+    async def claim(self, term: int, scheduler: str = "a", model: str = MODEL) -> Claimed:
+        request = encode(Claim(scheduler, term, model))
+        answer = await self.bus.request(subjects.CLAIM, request, timeout=PATIENCE)
+        return Decoder(Claimed).decode(answer.data)
+
+    def send(self, message: Plan) -> None:
+        self.bus.publish(f"{subjects.PLAN}.{INSTANCE}", encode(message), reply="_SVC.scheduler")
+
+    async def step(self) -> StepOutput:
+        return Decoder(StepOutput).decode((await self.steps.get()).data)
+
+    async def replay(self, term: int, first: int, last: int) -> list[StepOutput]:
+        request = encode(Replay(term, first, last))
+        answers = self.bus.request_many(f"{subjects.REPLAY}.{INSTANCE}", request, stall=PATIENCE)
+        return [Decoder(StepOutput).decode(answer.data) async for answer in answers]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Bench], Awaitable[None]], FakeDevice], None]:
+    def serve(test: Callable[[Bench], Awaitable[None]], device: FakeDevice) -> None:
+        monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
+
+        async def main() -> None:
+            bench = Bench(device, MemoryBroker())
+            await bench.bus.subscribe(f"{subjects.STEPS}.{INSTANCE}", bench.steps.put_nowait)
+            running = asyncio.create_task(bench.executor.run())
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    assert (await bench.beats.get()).ready
+                    await test(bench)
+            finally:
+                running.cancel()
+                await asyncio.wait({running})
+            assert device.closed
+            with pytest.raises(NoResponders):
+                await bench.claim(99)
+
+        asyncio.run(main())
+
+    return serve
+
+
+Serve = Callable[[Callable[[Bench], Awaitable[None]], FakeDevice], None]
+
+
+def test_a_claim_tells_what_the_executor_holds(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        assert await bench.claim(4) == Claimed(
+            executor=INSTANCE,
+            accepted=True,
+            num_blocks=CAPACITY.num_blocks,
+            block_size=CAPACITY.block_size,
+            max_num_seqs=CAPACITY.max_num_seqs,
+            max_model_len=CAPACITY.max_model_len,
+        )
+        beat = await bench.beats.get()
+        assert (beat.ready, beat.term, beat.plan, beat.step) == (True, 4, 0, -1)
+
+    serve(test, FakeDevice())
+
+
+def test_claims_are_declined_for_another_model_and_while_the_owner_lives(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        assert not (await bench.claim(4, model="huge")).accepted
+        assert (await bench.claim(5, "a")).accepted
+        assert not (await bench.claim(6, "b")).accepted
+        assert (await bench.claim(7, "a")).accepted
+
+    serve(test, FakeDevice())
+
+
+def test_plans_become_steps_on_the_bus(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.claim(1)
+        bench.send(plan(1, add(0, 7, [1, 2, 3], [0, 1], picks=sampling(7, max_tokens=3))))
+        outputs = [await bench.step() for _ in range(3)]
+        assert [(output.term, output.step, output.plan) for output in outputs] == [(1, 0, 1), (1, 1, 1), (1, 2, 1)]
+        key = sequence_key(7, 0, 0)
+        assert [unpack(output.tokens)[0] for output in outputs] == [token_at(key, at) for at in (3, 4, 5)]
+        bench.send(plan(2, removed=[0]))
+        assert (await bench.step()).plan == 2
+        beat = bench.executor.heartbeat()
+        assert (beat.ready, beat.plan, beat.step) == (True, 2, 3)
+        assert beat.load["steps"] == 3
+        assert beat.load["tokens"] == 5
+        assert beat.load["num_slots"] == 0
+
+    serve(test, FakeDevice())
+
+
+def test_steps_are_repeated_to_the_asker_alone(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.claim(1)
+        bench.send(plan(1, add(0, 7, [1, 2, 3], range(4), picks=sampling(7, max_tokens=6))))
+        outputs = [await bench.step() for _ in range(6)]
+        assert await bench.replay(1, 2, 4) == outputs[2:5]
+        assert await bench.replay(1, 4, 100) == outputs[4:]
+        assert await bench.replay(2, 0, 100) == []
+        assert bench.steps.empty()
+
+    serve(test, FakeDevice())
+
+
+def test_a_plan_of_an_old_term_is_ignored(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.claim(1)
+        await bench.claim(2)
+        bench.send(plan(1, add(0, 7, [1], [0]), term=1))
+        bench.send(plan(1, add(0, 8, [1], [0]), term=2, lease_until=1))
+        output = await bench.step()
+        assert (output.term, unpack(output.sequences)) == (2, [8])
+
+    serve(test, FakeDevice())
+
+
+def test_a_step_of_an_old_term_is_not_sent(serve: Serve) -> None:
+    device = FakeDevice(gated=True)
+
+    async def test(bench: Bench) -> None:
+        await bench.claim(1)
+        bench.send(plan(1, add(0, 7, [1], range(4))))
+        assert await asyncio.to_thread(device.entered.acquire, timeout=PATIENCE)
+        await bench.claim(2)
+        bench.send(plan(1, term=2))
+        device.allow()
+        output = await bench.step()
+        assert (output.term, output.step, output.sequences) == (2, 0, b"")
+        assert await bench.replay(1, 0, 9) == []
+
+    serve(test, device)
+
+
+def test_a_contradictory_plan_leaves_it_unready_until_the_next_term(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.claim(1)
+        assert (await bench.beats.get()).ready
+        bench.send(plan(1, removed=[2]))
+        beat = await bench.beats.get()
+        assert (beat.ready, beat.term) == (False, 1)
+        assert not (await bench.claim(1)).accepted
+        assert (await bench.claim(2, "b")).accepted
+        assert (await bench.beats.get()).ready
+        bench.send(plan(1, term=2))
+        assert (await bench.step()).term == 2
+
+    serve(test, FakeDevice())
+
+
+def test_unreadable_messages_are_passed_over(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        await bench.claim(1)
+        for data in (b"", b"\x63rest", b"\x01nonsense", encode(Claim("a", 1, MODEL))):
+            bench.bus.publish(f"{subjects.PLAN}.{INSTANCE}", data)
+        bench.send(plan(1))
+        assert (await bench.step()).plan == 1
+
+    serve(test, FakeDevice())
+
+
+def test_the_loop_goes_on_while_a_step_runs(serve: Serve) -> None:
+    device = FakeDevice(gated=True)
+
+    async def test(bench: Bench) -> None:
+        await bench.claim(1)
+        bench.send(plan(1, add(0, 7, [1], range(4), picks=sampling(7, max_tokens=1))))
+        assert await asyncio.to_thread(device.entered.acquire, timeout=PATIENCE)
+        bench.send(plan(2))
+        assert not (await bench.claim(2, "b")).accepted
+        assert bench.executor.heartbeat().plan == 2
+        device.allow()
+        assert [(await bench.step()).plan for _ in range(2)] == [1, 2]
+
+    serve(test, device)
+
+
+def test_a_failing_device_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    device.failing = True
+    monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
+
+    async def main() -> None:
+        bench = Bench(device, MemoryBroker())
+        running = asyncio.create_task(bench.executor.run())
+        async with asyncio.timeout(PATIENCE):
+            await bench.beats.get()
+            await bench.claim(1)
+            bench.send(plan(1, add(0, 7, [1], [0])))
+            with pytest.raises(ExceptionGroup) as failure:
+                await running
+        assert failure.group_contains(RuntimeError, match="on fire")
+        assert not bench.executor.heartbeat().ready
+        assert device.closed
+
+    asyncio.run(main())
+
+
+def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = threading.Event()
+    device = FakeDevice(replace(CAPACITY, num_blocks=7))
+
+    def open_slowly(settings: Settings, folder: Path) -> FakeDevice:
+        assert opened.wait(PATIENCE)
+        return device
+
+    monkeypatch.setattr(thread, "open_device", open_slowly)
+
+    async def main() -> None:
+        bench = Bench(device, MemoryBroker())
+        running = asyncio.create_task(bench.executor.run())
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(NoResponders):
+                await bench.claim(1)
+            assert not bench.executor.heartbeat().ready
+            opened.set()
+            assert (await bench.beats.get()).ready
+            assert (await bench.claim(1)).num_blocks == 7
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(main())

@@ -1,0 +1,315 @@
+"""The slot table against a plain model of it, and plans that it must refuse."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.executor.slots import Columns, PlanViolation, SlotTable
+from shared.messages import pack, unpack
+from shared.messages.plan import AddSlot, Plan
+from shared.messages.step import NO_TOKEN, Finish
+from tests.services.executor.fakes import CAPACITY, add, plan, sampling, token_at
+
+BLOCK = CAPACITY.block_size
+TABLE = -(-CAPACITY.max_model_len // BLOCK)
+
+
+@dataclass
+class Sequence:
+    """What the model knows of one sequence."""
+
+    seed: int
+    tokens: list[int]
+    computed: int
+    limit: int
+    blocks: int
+    end: int
+    stop_ids: list[int]
+    finish: Finish = Finish.NONE
+    written: list[int] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.computed
+
+    @property
+    def runnable(self) -> bool:
+        return self.finish == Finish.NONE and self.computed < self.limit
+
+
+class Machine(RuleBasedStateMachine):
+    """Random plans and steps. The model is written row by row, the table column by column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = SlotTable(CAPACITY)
+        self.model: dict[int, Sequence] = {}
+        self.order: list[int] = []
+        self.budget = 1
+        self.plans = 0
+        self.sequences = 0
+        self.dead: set[int] = set()
+
+    def apply(self, **delta: object) -> None:
+        self.plans += 1
+        added = delta.pop("added", ())
+        self.table.apply(plan(self.plans, *added, budget=self.budget, **delta))  # type: ignore[arg-type,misc]
+
+    @precondition(lambda self: len(self.model) < CAPACITY.max_num_seqs)
+    @rule(data=st.data())
+    def admit(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from([s for s in range(CAPACITY.max_num_seqs) if s not in self.model]))
+        self.sequences += 1
+        tokens = data.draw(st.lists(st.integers(0, 49), min_size=1, max_size=30))
+        prompt_tokens = data.draw(st.integers(1, len(tokens)))
+        computed = data.draw(st.integers(0, len(tokens) - 1))
+        blocks = data.draw(st.integers(-(-computed // BLOCK), TABLE))
+        limit = data.draw(st.integers(0, min(blocks * BLOCK, CAPACITY.max_model_len)))
+        most = data.draw(st.integers(len(tokens) - prompt_tokens + 1, 30))
+        stop_ids = data.draw(st.lists(st.integers(0, 49), max_size=6))
+        picks = sampling(self.sequences, max_tokens=most, stop_ids=stop_ids)
+        self.model[slot] = Sequence(
+            seed=self.sequences,
+            tokens=tokens,
+            computed=computed,
+            limit=limit,
+            blocks=blocks,
+            end=prompt_tokens + most,
+            stop_ids=stop_ids,
+        )
+        self.order.append(slot)
+        added = add(
+            slot,
+            self.sequences,
+            tokens,
+            range(blocks),
+            limit=limit,
+            computed=computed,
+            prompt_tokens=prompt_tokens,
+            picks=picks,
+        )
+        self.apply(added=(added,))
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.order))
+        self.order.remove(slot)
+        del self.model[slot]
+        self.apply(removed=[slot])
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.order))
+        sequence = self.model[slot]
+        count = data.draw(st.integers(0, TABLE - sequence.blocks))
+        sequence.blocks += count
+        sequence.limit = data.draw(st.integers(0, sequence.blocks * BLOCK))
+        self.apply(blocks=[(slot, block) for block in range(count)], limits=[(slot, sequence.limit)])
+
+    @rule(data=st.data())
+    def reorder(self, data: st.DataObject) -> None:
+        named = data.draw(st.lists(st.sampled_from(self.order), unique=True)) if self.order else []
+        self.order = named + [slot for slot in self.order if slot not in named]
+        self.apply(order=named)
+
+    @rule(budget=st.integers(1, 24))
+    def rebudget(self, budget: int) -> None:
+        self.budget = budget
+        self.apply()
+
+    @rule()
+    def step(self) -> None:
+        expected = self.expect() if self.plans else []
+        batch = self.table.next_batch()
+        if batch is None:
+            assert not expected
+            return
+        assert list(zip(batch.slots.tolist(), batch.widths.tolist(), strict=True)) == expected
+        tokens = np.full(len(expected), -1)
+        inputs: list[int] = []
+        for row, (slot, width) in enumerate(expected):
+            sequence = self.model[slot]
+            assert batch.starts[row] == sequence.computed
+            inputs += sequence.tokens[sequence.computed : sequence.computed + width]
+            assert batch.samples[row] == (width == sequence.remaining)
+            if batch.samples[row]:
+                tokens[row] = token_at(sequence.seed, len(sequence.tokens))
+        assert batch.token_ids.tolist() == inputs
+        self.check(self.table.take(batch, tokens), expected, tokens.tolist())
+
+    def expect(self) -> list[tuple[int, int]]:
+        """Dynamic SplitFuse, row by row."""
+        runnable = [(slot, self.model[slot]) for slot in self.order if self.model[slot].runnable]
+        rows = [(slot, 1) for slot, sequence in runnable if sequence.remaining == 1][: self.budget]
+        left = self.budget - len(rows)
+        for slot, sequence in runnable:
+            if sequence.remaining > 1 and left:
+                limit = min(sequence.limit, CAPACITY.max_model_len)
+                width = min(sequence.remaining, limit - sequence.computed, left)
+                rows.append((slot, width))
+                left -= width
+        return rows
+
+    def check(self, columns: Columns, rows: list[tuple[int, int]], tokens: list[int]) -> None:
+        finishes: list[int] = []
+        for (slot, width), token, start in zip(rows, tokens, unpack(columns.starts), strict=True):
+            sequence = self.model[slot]
+            assert start == sequence.computed
+            sequence.computed += width
+            if token >= 0:
+                sequence.tokens.append(token)
+                if token in sequence.stop_ids:
+                    sequence.finish = Finish.STOP
+                elif len(sequence.tokens) == sequence.end:
+                    sequence.finish = Finish.LENGTH
+            finishes.append(sequence.finish)
+        assert unpack(columns.sequences) == [self.model[slot].seed for slot, _ in rows]
+        assert unpack(columns.counts) == [width for _, width in rows]
+        assert unpack(columns.tokens) == [NO_TOKEN if token < 0 else token for token in tokens]
+        assert list(columns.finishes) == finishes
+
+    @invariant()
+    def pending_is_what_is_unfinished(self) -> None:
+        slots, remaining, room = self.table.pending()
+        live = [slot for slot in self.order if self.model[slot].finish == Finish.NONE]
+        assert slots.tolist() == live
+        assert remaining.tolist() == [self.model[slot].remaining for slot in live]
+        limits = [min(self.model[slot].limit, CAPACITY.max_model_len) for slot in live]
+        assert room.tolist() == [
+            max(limit - self.model[slot].computed, 0) for slot, limit in zip(live, limits, strict=True)
+        ]
+        assert self.table.has_work == bool(live)
+
+
+Machine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestAgainstTheModel = Machine.TestCase
+
+
+def running(*added: AddSlot) -> SlotTable:
+    table = SlotTable(CAPACITY)
+    table.apply(plan(1, *added))
+    return table
+
+
+def test_a_sequence_is_computed_whole_and_dense() -> None:
+    table = running(add(2, 9, range(10), [4, 5, 6, 7], picks=sampling(9, max_tokens=5)))
+    table.apply(plan(2, budget=4))
+    seen: list[tuple[int, int]] = []
+    while (batch := table.next_batch()) is not None:
+        tokens = np.where(batch.samples, 7, -1)
+        columns = table.take(batch, tokens)
+        seen.append((unpack(columns.starts)[0], unpack(columns.counts)[0]))
+    assert seen == [(0, 4), (4, 4), (8, 2), (10, 1), (11, 1), (12, 1), (13, 1)]
+    assert list(columns.finishes) == [Finish.LENGTH]
+
+
+def test_a_sampled_token_is_the_next_input() -> None:
+    table = running(add(0, 1, [3, 4], [0]))
+    batch = table.next_batch()
+    assert batch is not None
+    table.take(batch, np.array([42]))
+    following = table.next_batch()
+    assert following is not None
+    assert following.token_ids.tolist() == [42]
+    assert following.starts.tolist() == [2]
+
+
+def test_a_finished_slot_waits_for_its_removal() -> None:
+    table = running(add(0, 1, [3], [0], picks=sampling(max_tokens=1)))
+    batch = table.next_batch()
+    assert batch is not None
+    table.take(batch, np.array([5]))
+    assert table.next_batch() is None
+    assert not table.has_work
+    with pytest.raises(PlanViolation):
+        table.apply(plan(2, add(0, 2, [3], [0])))
+
+
+def test_stop_wins_over_length() -> None:
+    table = running(add(0, 1, [3], [0], picks=sampling(max_tokens=1, stop_ids=[5])))
+    batch = table.next_batch()
+    assert batch is not None
+    assert list(table.take(batch, np.array([5])).finishes) == [Finish.STOP]
+
+
+def test_slot_and_blocks_are_reused_within_one_plan() -> None:
+    table = running(add(0, 1, [3], [0]), add(1, 2, [4], [1]))
+    table.apply(plan(2, add(0, 3, [7, 8], [0]), removed=[0]))
+    slots, remaining, _ = table.pending()
+    assert slots.tolist() == [1, 0]  # the newcomer is the last
+    assert remaining.tolist() == [1, 2]
+
+
+def test_a_limit_below_what_is_computed_stops_the_slot() -> None:
+    table = running(add(0, 1, range(6), [0, 1], computed=5))
+    table.apply(plan(2, limits=[(0, 3)]))
+    assert table.next_batch() is None
+    assert table.has_work
+
+
+def test_clear_frees_every_slot() -> None:
+    table = running(add(0, 1, [3], [0]), add(1, 2, [4], [1]))
+    table.clear()
+    assert table.next_batch() is None
+    table.apply(plan(1, add(0, 3, [3], [0])))
+    assert table.pending().slots.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        plan(2, removed=[1]),
+        plan(2, removed=[99]),
+        plan(2, add(4, 2, [1], [1])),
+        plan(2, add(0, 2, [1], [1])),
+        plan(2, add(1, 2, [], [1])),
+        plan(2, add(1, 2, [1], [1], prompt_tokens=0)),
+        plan(2, add(1, 2, [1], [1], prompt_tokens=2)),
+        plan(2, add(1, 2, [50], [1])),
+        plan(2, add(1, 2, [1] * 41, range(10), limit=40)),
+        plan(2, add(1, 2, [1, 2], [1], computed=2)),
+        plan(2, add(1, 2, [1] * 8, [1], computed=5)),
+        plan(2, add(1, 2, [1, 2, 3], [1], prompt_tokens=1, picks=sampling(max_tokens=2))),
+        plan(2, add(1, 2, [1], [32])),
+        plan(2, add(1, 2, [1], [1], limit=5)),
+        plan(2, add(1, 2, [1], range(11))),
+        plan(2, blocks=[(1, 0)]),
+        plan(2, blocks=[(0, 32)]),
+        plan(2, limits=[(0, 5)]),
+        plan(2, limits=[(1, 0)]),
+        plan(2, order=[0, 0]),
+        plan(2, order=[3]),
+        plan(2, budget=0),
+    ],
+)
+def test_what_contradicts_the_table_is_refused(broken: Plan) -> None:
+    table = running(add(0, 1, [3], [0]))
+    with pytest.raises(PlanViolation):
+        table.apply(broken)
+
+
+@pytest.mark.parametrize("cut", [b"\x01", pack([0])])
+def test_a_cut_column_is_refused(cut: bytes) -> None:
+    table = running(add(0, 1, [3], [0]))
+    with pytest.raises(PlanViolation, match="cut off"):
+        table.apply(
+            Plan(
+                term=1,
+                number=2,
+                removed=b"",
+                added=(),
+                blocks=cut,
+                limits=b"",
+                order=b"",
+                budget=1,
+                lease_until=9,
+            )
+        )

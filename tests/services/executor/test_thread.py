@@ -1,0 +1,109 @@
+"""One thread opens the device, steps, and closes it."""
+
+import asyncio
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+
+from services.executor import thread
+from services.executor.devices.protocol import Int64, StepBatch
+from services.executor.inbox import PlanInbox
+from services.executor.loop import Ran, Refused
+from services.executor.thread import DeviceThread
+from shared.config import Settings
+from shared.errors import ConfigurationError
+from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling
+
+
+class Placed(FakeDevice):
+    """Remembers the threads that it is called on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads = [threading.get_ident()]
+
+    def step(self, batch: StepBatch) -> Int64:
+        self.threads.append(threading.get_ident())
+        return super().step(batch)
+
+    def close(self) -> None:
+        self.threads.append(threading.get_ident())
+        super().close()
+
+
+def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Placed] = []
+
+    def open_placed(settings: Settings, folder: Path) -> Placed:
+        made.append(Placed())
+        return made[0]
+
+    monkeypatch.setattr(thread, "open_device", open_placed)
+
+    async def main() -> None:
+        inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
+        async with asyncio.timeout(PATIENCE):
+            device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
+            inbox.begin(1)
+            inbox.put(plan(1, add(0, 7, [1], [0], picks=sampling(max_tokens=2))))
+            await results.get()
+            await results.get()
+            assert gc.get_freeze_count() > 0
+            await device.close()
+
+    asyncio.run(main())
+    assert made[0].closed
+    assert len(made[0].threads) == 4
+    assert len(set(made[0].threads)) == 1
+    assert made[0].threads[0] != threading.get_ident()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_cannot_be_opened_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(settings: Settings, folder: Path) -> FakeDevice:
+        raise ConfigurationError("no such device")
+
+    monkeypatch.setattr(thread, "open_device", refuse)
+    with pytest.raises(ConfigurationError, match="no such device"):
+        asyncio.run(DeviceThread.open(Settings(), PlanInbox(), print))
+
+
+def test_a_failing_step_is_raised_and_the_device_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDevice()
+    fake.failing = True
+    monkeypatch.setattr(thread, "open_device", lambda settings, folder: fake)
+
+    async def main() -> None:
+        inbox = PlanInbox()
+        device = await DeviceThread.open(Settings(), inbox, print)
+        inbox.begin(1)
+        inbox.put(plan(1, add(0, 7, [1], [0])))
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(RuntimeError, match="on fire"):
+                await device.failure()
+            await device.close()
+
+    asyncio.run(main())
+    assert fake.closed
+
+
+def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDevice(gated=True)
+    monkeypatch.setattr(thread, "open_device", lambda settings, folder: fake)
+
+    async def main() -> None:
+        inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
+        async with asyncio.timeout(PATIENCE):
+            device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
+            inbox.begin(1)
+            inbox.put(plan(1, add(0, 7, [1], [0])))
+            assert await asyncio.to_thread(fake.entered.acquire, timeout=PATIENCE)
+            closing = asyncio.create_task(device.close())
+            fake.allow()
+            await closing
+            assert len(fake.batches) == 1
+            assert isinstance(await results.get(), Ran)
+
+    asyncio.run(main())

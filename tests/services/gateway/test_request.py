@@ -1,0 +1,132 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.request import CompletionRequest, decode, sampling
+from shared.errors import InvalidRequest
+from shared.messages.client import SamplingParams
+
+BENCH = {
+    "model": "m",
+    "prompt": "x",
+    "repetition_penalty": 1.0,
+    "max_tokens": 32,
+    "logprobs": None,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "ignore_eos": True,
+}
+"""What `vllm bench serve --backend openai` sends."""
+
+
+def read(**fields: Any) -> CompletionRequest:
+    return decode(msgspec.json.encode({"prompt": "x", **fields}))
+
+
+def test_what_the_benchmark_of_vllm_sends_is_understood() -> None:
+    request = decode(msgspec.json.encode(BENCH))
+    assert request.stream_options is not None
+    assert request.stream_options.include_usage
+    assert sampling(request) == SamplingParams(max_tokens=32, temperature=0.0, top_k=-1, ignore_eos=True)
+
+
+def test_fields_that_are_absent_or_null_have_their_default() -> None:
+    assert sampling(read()) == SamplingParams()
+    assert sampling(read(max_tokens=None, temperature=None, stop=None, n=None)) == SamplingParams()
+    assert SamplingParams().max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("max_tokens", 7),
+        ("min_tokens", 1),
+        ("temperature", 0.5),
+        ("top_p", 0.5),
+        ("top_k", 3),
+        ("min_p", 0.1),
+        ("seed", 1),
+        ("stop", ["a"]),
+        ("stop", "a"),
+        ("stop_token_ids", [1]),
+        ("ignore_eos", True),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", 0.5),
+        ("repetition_penalty", 1.1),
+        ("allowed_token_ids", [1]),
+        ("bad_words", ["x"]),
+        ("logprobs", 1),
+        ("prompt_logprobs", 1),
+        ("length_penalty", 0.5),
+    ],
+)
+def test_sampling_fields_are_passed_on(field: str, value: Any) -> None:
+    """Whether one of them is built is for the tokenizer to say: it names the field, too."""
+    assert getattr(sampling(read(**{field: value})), field) == value
+
+
+def test_a_logit_bias_has_token_ids_as_strings() -> None:
+    assert sampling(read(logit_bias={"50256": -100})).logit_bias == {50256: -100.0}
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"best_of": 1},
+        {"echo": False},
+        {"suffix": None},
+        {"use_beam_search": False},
+        {"response_format": {"type": "text"}},
+        {"add_special_tokens": True},
+        {"user": "me"},
+    ],
+)
+def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict[str, Any]) -> None:
+    assert sampling(read(**neutral)) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("best_of", 2),
+        ("echo", True),
+        ("suffix", "end"),
+        ("use_beam_search", True),
+        ("response_format", {"type": "json_object"}),
+        ("truncate_prompt_tokens", 5),
+        ("add_special_tokens", False),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field} is not supported"):
+        read(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b'{"prompt": "x", "max_token": 1}', "max_token"),
+        (b'{"prompt": "x", "max_tokens": "many"}', "max_tokens"),
+        (b'{"max_tokens": 1}', "prompt"),
+        (b'{"prompt": {}}', "prompt"),
+        (b"{", "completion request"),
+        (b"", "completion request"),
+        (b'{"prompt": "\xff"}', "completion request"),
+    ],
+)
+def test_a_malformed_body_is_refused(body: bytes, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        decode(body)
+
+
+@pytest.mark.parametrize("prompt", ["x", [1, 2], ["a", "b"], [[1], [2]]])
+def test_every_form_of_prompt(prompt: Any) -> None:
+    assert read(prompt=prompt).prompt == prompt

@@ -1,0 +1,103 @@
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.tokenizer.encoder import INLINE_CHARACTERS, Encoder
+from services.tokenizer.load import load_tokenizer
+from shared.errors import InvalidRequest
+from shared.messages.client import ChatMessage
+from shared.model_folder import BUNDLED
+from tests.support.model_folders import SIMPLE_TEMPLATE, model_folder
+
+LONG = "The little rabbit ran into the wood. " * 200
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Iterator[Encoder]:
+    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", template=SIMPLE_TEMPLATE, begin="<|endoftext|>")))
+    yield encoder
+    encoder.close()
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = load_tokenizer(BUNDLED).backend_tokenizer.encode(text).ids
+    return found
+
+
+class Recorder:
+    """A backend tokenizer that notes the threads it is used in."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.threads: list[str] = []
+
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> Any:
+        self.threads.append(threading.current_thread().name)
+        return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+def recorded(encoder: Encoder) -> Recorder:
+    recorder = Recorder(encoder._tokenizer.backend_tokenizer)
+    encoder._tokenizer._tokenizer = recorder
+    return recorder
+
+
+@pytest.mark.parametrize("text", ["", "x", "Once upon a time", "naïve 猫 🦊\n\n  ", LONG])
+def test_a_text_has_the_models_ids_behind_its_beginning(encoder: Encoder, text: str) -> None:
+    assert asyncio.run(encoder.encode([text])) == [[0, *ids(text)]]
+
+
+def test_texts_of_a_batch_are_independent(encoder: Encoder) -> None:
+    texts = ["one", LONG, "", "two"]
+    assert asyncio.run(encoder.encode(texts)) == [[0, *ids(text)] for text in texts]
+
+
+def test_a_conversation_has_only_the_special_tokens_of_its_template(encoder: Encoder) -> None:
+    conversation = [ChatMessage("user", "hi<|endoftext|>")]
+    assert asyncio.run(encoder.encode_chat(conversation)) == ids("<user>hi<|endoftext|>\n<assistant>")
+    assert 0 in ids("<|endoftext|>")
+
+
+def test_a_refusal_of_the_template_comes_through() -> None:
+    encoder = Encoder(load_tokenizer(BUNDLED))
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        asyncio.run(encoder.encode_chat([ChatMessage("user", "hi")]))
+    encoder.close()
+
+
+def test_only_long_texts_change_the_thread(encoder: Encoder) -> None:
+    recorder = recorded(encoder)
+    main = threading.current_thread().name
+    asyncio.run(encoder.encode(["x" * INLINE_CHARACTERS]))
+    asyncio.run(encoder.encode(["x" * INLINE_CHARACTERS, "x"]))
+    asyncio.run(encoder.encode_chat([ChatMessage("user", "hi")]))
+    assert recorder.threads[0] == main
+    assert all(name.startswith("encode") for name in recorder.threads[1:])
+
+
+def test_the_loop_goes_on_while_a_long_text_is_encoded(encoder: Encoder) -> None:
+    """The method used must let other threads run: `encode` would hold the interpreter all the time."""
+
+    async def main() -> int:
+        turns = 0
+        encoding = asyncio.create_task(encoder.encode([LONG * 40]))
+        while not encoding.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+        await encoding
+        return turns
+
+    assert asyncio.run(main()) > 5
+
+
+def test_many_at_once_do_not_disturb_each_other(encoder: Encoder) -> None:
+    texts = [f"{LONG} {number}" for number in range(12)]
+
+    async def main() -> list[list[list[int]]]:
+        return await asyncio.gather(*(encoder.encode([text]) for text in texts))
+
+    assert asyncio.run(main()) == [[[0, *ids(text)]] for text in texts]

@@ -1,0 +1,243 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from services.tokenizer import handover
+from services.tokenizer.handover import Handover, Outcome
+from services.tokenizer.placement import rank
+from shared.bus import Headers
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    DuplicateRequest,
+    MessageTooLarge,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    RequestTimeout,
+    Unavailable,
+)
+from shared.messages import Decoder, pack
+from shared.messages.open import OpenState, OpenStream
+from shared.messages.work import Sampling, WorkItem
+from shared.peers import Peers
+from tests.services.tokenizer.harness import FakeDetokenizer
+
+OPENING = OpenStream("r1", b"d", "_INBOX.a", 0, False, (pack([1]),), pack([1]), 1, (), (), False, True, 0, 60_000)
+WORK = WorkItem("r1", "", (pack([1]),), 1, Sampling(1.0, 1.0, 0, 0.0, 7, b"", 0, 16), 0, 1e12)
+HEADERS = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+
+
+class Scene:
+    """Detokenizers a and b of one broker, and the handover under test."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.bus = MemoryBus(broker)
+        self.peers = Peers(self.bus)
+        self.handover = Handover(self.bus, self.peers, "m")
+        self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
+
+    async def start(self, *detokenizers: FakeDetokenizer) -> None:
+        await self.peers.listen("detokenizer")
+        for detokenizer in detokenizers:
+            await detokenizer.start()
+
+    async def deliver(self) -> Outcome:
+        return await self.handover.deliver(OPENING, WORK, HEADERS)
+
+    async def stored(self) -> list[WorkItem]:
+        items = await self.bus.store.pull_work("m", 10, expires=0.01)
+        assert all(item.headers == HEADERS for item in items)
+        return [Decoder(WorkItem).decode(item.data) for item in items]
+
+
+def play(test: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test(Scene(MemoryBroker(max_payload=10_000)))
+
+    asyncio.run(main())
+
+
+def refuse_work(scene: Scene, monkeypatch: pytest.MonkeyPatch, error: BusError) -> None:
+    async def put_work(model: str, data: bytes, *, headers: Headers | None = None) -> None:
+        raise error
+
+    monkeypatch.setattr(scene.bus.store, "put_work", put_work)
+
+
+def test_the_work_names_the_detokenizer_that_opened_the_stream() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first, scene.second)
+        assert await scene.deliver() is Outcome.STORED
+        (work,) = await scene.stored()
+        assert work.detokenizer == scene.first.instance
+        assert (scene.first.opened, scene.first.headers) == ([OPENING], [HEADERS])
+        assert scene.second.opened == []
+
+    play(test)
+
+
+def test_the_stream_is_open_before_the_work_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Race 7: whatever dies after the queue's acknowledgement, someone is there who speaks to the client."""
+
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first)
+        opened_before: list[int] = []
+        put_work = scene.bus.store.put_work
+
+        async def spy(model: str, data: bytes, *, headers: Headers | None = None) -> None:
+            opened_before.append(len(scene.first.opened))
+            await put_work(model, data, headers=headers)
+
+        monkeypatch.setattr(scene.bus.store, "put_work", spy)
+        await scene.deliver()
+        assert opened_before == [1]
+
+    play(test)
+
+
+def test_without_a_detokenizer_nothing_is_stored() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.start()
+        with pytest.raises(Unavailable):
+            await scene.deliver()
+        assert await scene.stored() == []
+
+    play(test)
+
+
+def test_one_that_is_not_ready_is_not_chosen() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first, scene.second)
+        scene.first.beat(ready=False)
+        await scene.bus.flush()
+        await scene.deliver()
+        assert (len(scene.first.opened), len(scene.second.opened)) == (0, 1)
+
+    play(test)
+
+
+def test_the_next_best_takes_over_from_one_that_has_just_gone() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first, scene.second)
+        await scene.first.bus.close()
+        assert await scene.deliver() is Outcome.STORED
+        (work,) = await scene.stored()
+        assert work.detokenizer == scene.second.instance
+
+    play(test)
+
+
+def test_when_all_have_just_gone_the_client_is_told() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first)
+        await scene.first.bus.close()
+        with pytest.raises(Unavailable) as caught:
+            await scene.deliver()
+        assert caught.value.retry_after_ms
+
+    play(test)
+
+
+@pytest.mark.parametrize(("state", "error"), [(OpenState.CONFLICT, DuplicateRequest), (OpenState.FULL, Overloaded)])
+def test_a_refusal_stores_nothing(state: OpenState, error: type[RequestError]) -> None:
+    async def test(scene: Scene) -> None:
+        scene.first.state = state
+        await scene.start(scene.first, scene.second)
+        with pytest.raises(error):
+            await scene.deliver()
+        assert await scene.stored() == []
+        assert scene.second.opened == []
+
+    play(test)
+
+
+def test_a_request_that_runs_already_is_not_stored_again() -> None:
+    async def test(scene: Scene) -> None:
+        scene.first.state = OpenState.ATTACHED
+        await scene.start(scene.first)
+        assert await scene.deliver() is Outcome.ATTACHED
+        assert await scene.stored() == []
+        assert scene.first.abandoned == []
+
+    play(test)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (BusUnavailable("closed"), "unavailable"),
+        (RequestTimeout("no acknowledgement"), "unavailable"),
+        (MessageTooLarge(2, 1), "payload_too_large"),
+    ],
+)
+def test_work_that_is_not_stored_is_abandoned(monkeypatch: pytest.MonkeyPatch, failure: BusError, kind: str) -> None:
+    """The stream is open by then, so it is the detokenizer that tells the client."""
+
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first)
+        refuse_work(scene, monkeypatch, failure)
+        assert await scene.deliver() is Outcome.ABANDONED
+        (abandon,) = scene.first.abandoned
+        assert (abandon.request_id, abandon.error) == ("r1", kind)
+        assert abandon.message
+
+    play(test)
+
+
+def test_if_nobody_hears_the_abandonment_the_client_is_told_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "ANSWER_WITHIN", 0.05)
+
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first)
+
+        async def put_work(model: str, data: bytes, *, headers: Headers | None = None) -> None:
+            scene.first.deaf = True
+            raise BusUnavailable("closed")
+
+        monkeypatch.setattr(scene.bus.store, "put_work", put_work)
+        with pytest.raises(Unavailable):
+            await scene.deliver()
+
+    play(test)
+
+
+def test_a_detokenizer_that_does_not_answer_is_told_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have opened the stream: a second one elsewhere would give the client two voices."""
+    monkeypatch.setattr(handover, "ANSWER_WITHIN", 0.05)
+
+    async def test(scene: Scene) -> None:
+        scene.first.answers_open = False
+        await scene.start(scene.first, scene.second)
+        assert await scene.deliver() is Outcome.ABANDONED
+        assert [abandon.error for abandon in scene.first.abandoned] == ["unavailable"]
+        assert scene.second.opened == []
+        assert await scene.stored() == []
+
+    play(test)
+
+
+def test_a_frozen_detokenizer_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "ANSWER_WITHIN", 0.05)
+
+    async def test(scene: Scene) -> None:
+        scene.first.deaf = True
+        await scene.start(scene.first)
+        with pytest.raises(Unavailable):
+            await scene.deliver()
+        assert await scene.stored() == []
+
+    play(test)
+
+
+def test_a_stream_that_does_not_fit_into_a_message_is_refused() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.start(scene.first)
+        opening = OpenStream("r1", b"d", "_INBOX.a", 0, False, (), b"", 1, ("x" * 10_000,), (), False, True, 0, 60_000)
+        with pytest.raises(PayloadTooLarge):
+            await scene.handover.deliver(opening, WORK, {})
+        assert scene.first.opened == []
+
+    play(test)

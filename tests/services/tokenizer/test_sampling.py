@@ -1,0 +1,243 @@
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.tokenizer.sampling import (
+    COLDEST,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    NOT_BUILT,
+    check,
+    draw_seed,
+    resolve,
+    stop_strings,
+    stop_tokens,
+)
+from shared.errors import InvalidRequest
+from shared.messages import unpack
+from shared.messages.client import SamplingParams
+from shared.messages.work import Sampling
+
+VOCABULARY = 100
+BUILT = {
+    "n",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+}
+ASKED: dict[str, list[object]] = {
+    "presence_penalty": [0.5, -2.0, math.nan],
+    "frequency_penalty": [0.5, math.inf],
+    "repetition_penalty": [1.1, 0.0, math.nan],
+    "logit_bias": [{1: 2.0}, {}],
+    "allowed_token_ids": [[1, 2], []],
+    "bad_words": [["word"], []],
+    "logprobs": [0, 5, -1],
+    "prompt_logprobs": [0, 1],
+    "structured_outputs": [{"regex": "a*"}, {}],
+    "beam_width": [1, 4],
+    "length_penalty": [0.9, math.nan],
+}
+
+
+def refused(**fields: Any) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        check(SamplingParams(**fields), VOCABULARY)
+    return caught.value.message
+
+
+def resolved(**fields: Any) -> Sampling:
+    params = SamplingParams(**fields)
+    check(params, VOCABULARY)
+    return resolve(params, seed=7, max_tokens=16, eos=frozenset({3, 4}), vocab_size=VOCABULARY)
+
+
+def test_every_field_is_either_built_or_refused() -> None:
+    names = {field.name for field in msgspec.structs.fields(SamplingParams)}
+    assert names == BUILT | set(NOT_BUILT)
+    assert not BUILT & set(NOT_BUILT)
+
+
+def test_the_defaults_pass() -> None:
+    check(SamplingParams(), VOCABULARY)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NOT_BUILT for value in ASKED[name]])
+def test_what_is_not_built_is_refused_by_name(name: str, value: object) -> None:
+    assert refused(**{name: value}) == f"{name} is not supported yet: leave it out"
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_what_is_not_built_may_have_its_default(name: str) -> None:
+    default = getattr(SamplingParams(), name)
+    check(SamplingParams(**{name: default}), VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0),
+        ("n", -1),
+        ("max_tokens", 0),
+        ("max_tokens", -5),
+        ("min_tokens", -1),
+        ("temperature", -0.1),
+        ("temperature", 2.01),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", -0.5),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("top_k", -2),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("min_p", -math.inf),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", "x" * (MAX_STOP_LENGTH + 1)),
+        ("stop", [str(number) for number in range(MAX_STOPS + 1)]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1, VOCABULARY]),
+        ("stop_token_ids", [2**70]),
+    ],
+)
+def test_a_value_out_of_range_is_refused(name: str, value: object) -> None:
+    message = refused(**{name: value})
+    assert name in message or name.replace("_token_ids", " token") in message
+    assert len(message) < 200
+
+
+def test_too_many_stop_tokens_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="1025 stop tokens"):
+        check(SamplingParams(stop_token_ids=list(range(MAX_STOP_TOKENS + 1))), 10_000)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 5},
+        {"max_tokens": None, "min_tokens": 50},
+        {"max_tokens": 3, "min_tokens": 3},
+        {"temperature": 0.0},
+        {"temperature": 2.0, "n": 2},
+        {"top_p": 1.0, "top_k": -1, "min_p": 1.0},
+        {"top_k": 10**9},
+        {"seed": 2**64 - 1},
+        {"seed": -(2**63)},
+        {"stop": "end"},
+        {"stop": [str(number) for number in range(MAX_STOPS)]},
+        {"stop": "x" * MAX_STOP_LENGTH},
+        {"stop_token_ids": [0, VOCABULARY - 1]},
+    ],
+)
+def test_values_at_the_edge_pass(fields: dict[str, Any]) -> None:
+    check(SamplingParams(**fields), VOCABULARY)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 9e-6])
+def test_several_greedy_completions_are_refused(temperature: float) -> None:
+    assert "n must be 1" in refused(n=2, temperature=temperature)
+
+
+def test_min_tokens_beyond_max_tokens_is_refused() -> None:
+    assert refused(min_tokens=5, max_tokens=4) == "min_tokens 5 exceeds max_tokens 4"
+
+
+def test_greedy_needs_no_filters() -> None:
+    greedy = resolved(temperature=0.0, top_p=0.5, top_k=5, min_p=0.1)
+    assert (greedy.temperature, greedy.top_p, greedy.top_k, greedy.min_p) == (0.0, 1.0, 0, 0.0)
+
+
+def test_a_temperature_that_would_overflow_is_raised() -> None:
+    assert resolved(temperature=0.001).temperature == COLDEST
+    assert resolved(temperature=0.7).temperature == 0.7
+
+
+@pytest.mark.parametrize(("given", "meant"), [(-1, 0), (0, 0), (5, 5), (VOCABULARY, 0), (2**70, 0)])
+def test_top_k_of_everything_is_0(given: int, meant: int) -> None:
+    assert resolved(top_k=given).top_k == meant
+
+
+def test_the_end_of_the_model_and_the_named_tokens_stop() -> None:
+    assert unpack(resolved(stop_token_ids=[9, 3, 9]).stop_ids) == [3, 4, 9]
+
+
+def test_ignored_ends_do_not_stop_but_named_tokens_do() -> None:
+    assert unpack(resolved(stop_token_ids=[9], ignore_eos=True).stop_ids) == [9]
+    assert unpack(resolved(ignore_eos=True).stop_ids) == []
+    assert unpack(resolved(stop_token_ids=[4], ignore_eos=True).stop_ids) == [4]
+
+
+def test_stops_are_kept_once_in_their_order() -> None:
+    assert stop_strings(SamplingParams(stop=["b", "a", "b"])) == ("b", "a")
+    assert stop_strings(SamplingParams(stop="b")) == ("b",)
+    assert stop_strings(SamplingParams()) == ()
+    assert stop_tokens(SamplingParams(stop_token_ids=[5, 1, 5])) == (5, 1)
+
+
+@pytest.mark.parametrize(("given", "meant"), [(0, 0), (42, 42), (-2, 2**64 - 2), (2**64 - 1, 2**64 - 1)])
+def test_a_given_seed_is_taken(given: int, meant: int) -> None:
+    assert draw_seed(SamplingParams(seed=given), 5, b"digest") == meant
+
+
+@pytest.mark.parametrize("absent", [None, -1])
+def test_an_absent_seed_is_drawn_anew(absent: int | None) -> None:
+    drawn = {draw_seed(SamplingParams(seed=absent), 0, b"digest") for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(0 <= seed < 2**63 for seed in drawn)
+
+
+def test_a_deployment_seed_makes_absent_seeds_repeatable() -> None:
+    params = SamplingParams()
+    assert draw_seed(params, 1, b"a") == draw_seed(params, 1, b"a")
+    assert len({draw_seed(params, seed, body) for seed in (1, 2, -1) for body in (b"a", b"b")}) == 6
+
+
+@given(
+    st.builds(
+        SamplingParams,
+        n=st.integers(-1, 4),
+        max_tokens=st.none() | st.integers(-1, 40),
+        min_tokens=st.integers(-1, 40),
+        temperature=st.floats(),
+        top_p=st.floats(),
+        top_k=st.integers(-3, 200),
+        min_p=st.floats(),
+        seed=st.none() | st.integers(-(2**65), 2**65),
+        stop=st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=3),
+        stop_token_ids=st.lists(st.integers(-2, VOCABULARY + 2), max_size=3),
+        ignore_eos=st.booleans(),
+    )
+)
+def test_what_passes_is_what_a_device_can_do(params: SamplingParams) -> None:
+    try:
+        check(params, VOCABULARY)
+    except InvalidRequest:
+        return
+    seed = draw_seed(params, 0, b"")
+    told = resolve(params, seed=seed, max_tokens=params.max_tokens or 40, eos=frozenset({3}), vocab_size=VOCABULARY)
+    assert told.temperature == 0.0 or COLDEST <= told.temperature <= 2.0
+    assert 0 < told.top_p <= 1
+    assert 0 <= told.top_k < VOCABULARY
+    assert 0 <= told.min_p <= 1
+    assert 0 <= told.seed < 2**64
+    assert 0 <= told.min_tokens <= told.max_tokens
+    assert all(0 <= token < VOCABULARY for token in unpack(told.stop_ids))

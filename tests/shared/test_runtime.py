@@ -1,0 +1,229 @@
+"""Services in processes of their own, against a real broker; and the same core on the memory bus."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pagewire.broker import Broker
+from shared import pulse, subjects
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.config import Settings, to_environment
+from shared.context import Context
+from shared.errors import BusUnavailable
+from shared.messages.heartbeat import Heartbeat
+from shared.peers import Peers
+from shared.process import INSTANCE, PARENT
+from shared.runtime import run_service
+from tests.support.broker import connect_service, running_broker
+from tests.support.waiting import until
+
+BODY = """
+import asyncio
+from shared.errors import ConfigurationError
+from shared.messages.heartbeat import Heartbeat
+from shared.runtime import main
+
+class Service:
+    def __init__(self, context):
+        self.context = context
+        if context.settings.model == "bad":
+            raise ConfigurationError("there is no folder bad: give an existing one")
+        if context.settings.model == "broken":
+            raise ZeroDivisionError("a bug")
+
+    def heartbeat(self):
+        return Heartbeat("probe", self.context.instance, True, 0, 0, 0, {})
+
+    async def run(self):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print("cleaned up", flush=True)
+            if self.context.settings.model == "stuck":
+                while True:
+                    try:
+                        await asyncio.sleep(60)
+                    except asyncio.CancelledError:
+                        pass
+
+import shared.runtime
+shared.runtime.CLOSE_WITHIN = 0.5
+main("probe", Service)
+"""
+
+
+@contextmanager
+def service(broker: Broker | None, model: str = "", **environ: str) -> Iterator[subprocess.Popen[str]]:
+    url = broker.url if broker is not None else "nats://127.0.0.1:1"
+    user, password = (broker.user, broker.password) if broker is not None else ("", "")
+    settings = Settings(model=model, nats_url=url, nats_user=user, nats_password=password, log_format="json")
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(BODY)],
+        env={**os.environ, **to_environment(settings), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def heard(broker: Broker, instance: str) -> None:
+    """Returns once a heartbeat of the instance has come."""
+    bus = await connect_service(broker)
+    peers = Peers(bus)
+    await peers.listen("probe")
+    await until(lambda: peers.find(instance), timeout=20)
+    await bus.close()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with running_broker() as running:
+        yield running
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_order(broker: Broker, number: signal.Signals) -> None:
+    with service(broker, **{INSTANCE: "probe1"}) as process:
+        asyncio.run(heard(broker, "probe1"))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert out == "cleaned up\n"
+    events = [json.loads(line) for line in err.splitlines()]
+    assert [event["event"] for event in events] == ["connected", "stopping"]
+    assert all(event["service"] == "probe" and event["instance"] == "probe1" for event in events)
+
+
+def test_a_service_that_does_not_end_is_ended(broker: Broker) -> None:
+    with service(broker, model="stuck", **{INSTANCE: "probe2"}) as process:
+        asyncio.run(heard(broker, "probe2"))
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "not_stopped_in_time" in err
+
+
+def test_refused_settings_are_one_line_and_exit_code_2(broker: Broker) -> None:
+    with service(broker, model="bad") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert err.splitlines()[-1] == "probe: there is no folder bad: give an existing one"
+    assert "Traceback" not in err
+
+
+def test_a_setting_of_the_wrong_kind_is_refused_before_anything_starts() -> None:
+    with service(None, PAGEWIRE_MAX_NUM_SEQS="many") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert err.startswith("probe: setting refused")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_fault_is_logged_and_exit_code_1(broker: Broker) -> None:
+    with service(broker, model="broken") as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "ZeroDivisionError" in err
+    assert broker.password not in err
+
+
+def test_without_a_broker_it_tries_again_and_says_so() -> None:
+    with service(None) as process:
+        assert process.stderr is not None
+        first = json.loads(process.stderr.readline())
+        assert first["event"] == "broker_unreachable"
+        assert "127.0.0.1:1" in first["reason"]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_it_does_not_outlive_a_supervisor_that_has_gone_already() -> None:
+    with service(None, **{PARENT: "1"}) as process:
+        process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGKILL
+
+
+class Counting:
+    """A service that counts what the runtime asks of it."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.beats = 0
+        self.ended = False
+
+    def heartbeat(self) -> Heartbeat:
+        self.beats += 1
+        return Heartbeat("probe", self.context.instance, False, 0, 0, 0, {})
+
+    async def run(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+
+def test_heartbeats_come_by_themselves_and_when_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "INTERVAL", 0.02)
+    built: list[Counting] = []
+
+    def build(context: Context) -> Counting:
+        context.announce()  # a service may do so before it is built
+        built.append(Counting(context))
+        return built[0]
+
+    async def main() -> None:
+        broker = MemoryBroker()
+        beats: list[object] = []
+        await MemoryBus(broker).subscribe(f"{subjects.HEARTBEAT}.probe.i1", beats.append)
+        running = asyncio.create_task(run_service("probe", build, Settings(), MemoryBus(broker), "i1"))
+        await until(lambda: len(beats) >= 5)
+        count = len(beats)
+        built[0].context.announce()
+        await until(lambda: len(beats) > count, timeout=0.015)
+        running.cancel()
+        await asyncio.wait({running})
+        assert built[0].ended
+
+    asyncio.run(main())
+
+
+def test_a_service_that_fails_ends_its_heartbeat_too() -> None:
+    class Failing(Counting):
+        async def run(self) -> None:
+            raise BusUnavailable("gone")
+
+    async def main() -> None:
+        with pytest.raises(BusUnavailable, match="gone"):
+            await run_service("probe", Failing, Settings(), MemoryBus(MemoryBroker()), "i1")
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_a_connection_lost_for_good_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "INTERVAL", 0.01)
+    monkeypatch.setattr(pulse, "LOST_AFTER", 0.03)
+
+    async def main() -> None:
+        bus = MemoryBus(MemoryBroker())
+        running = asyncio.create_task(run_service("probe", Counting, Settings(), bus, "i1"))
+        await asyncio.sleep(0.02)
+        await bus.close()
+        with pytest.raises(BusUnavailable, match="no broker"):
+            await running
+
+    asyncio.run(main())

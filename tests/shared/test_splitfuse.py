@@ -1,0 +1,47 @@
+"""Dynamic SplitFuse, column by column, against the rule written row by row."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.splitfuse import Pending, compose
+
+entries = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
+
+
+def rows(work: list[tuple[int, int]], budget: int) -> list[tuple[int, int]]:
+    """Slots and widths for pairs of remaining and room; slot i is the i-th from the end, so that order shows."""
+    table = np.array(work, np.int64).reshape(-1, 2)
+    slots, widths = compose(Pending(np.arange(len(work))[::-1], table[:, 0], table[:, 1]), budget)
+    assert slots.dtype == widths.dtype == np.int64
+    return list(zip(slots.tolist(), widths.tolist(), strict=True))
+
+
+@given(entries, st.integers(0, 64))
+def test_decodes_first_then_prompts_in_order_until_the_budget_is_reached(
+    work: list[tuple[int, int]], budget: int
+) -> None:
+    numbered = [(len(work) - 1 - i, remaining, room) for i, (remaining, room) in enumerate(work)]
+    expected = [(slot, 1) for slot, remaining, room in numbered if remaining == 1 and room][:budget]
+    left = budget - len(expected)
+    for slot, remaining, room in numbered:
+        width = min(remaining, room, left)
+        if remaining > 1 and width:
+            expected.append((slot, width))
+            left -= width
+    assert rows(work, budget) == expected
+
+
+@given(entries, st.integers(0, 64))
+def test_the_budget_is_filled_exactly_unless_work_runs_out(work: list[tuple[int, int]], budget: int) -> None:
+    most = sum(min(remaining, room) for remaining, room in work)
+    assert sum(width for _, width in rows(work, budget)) == min(budget, most)
+
+
+def test_a_long_prompt_is_split_and_short_ones_are_fused() -> None:
+    assert rows([(100, 100), (3, 9), (1, 1)], 16) == [(0, 1), (2, 15)]
+    assert rows([(5, 9), (3, 9), (100, 100), (1, 1)], 16) == [(0, 1), (3, 5), (2, 3), (1, 7)]
+
+
+def test_a_slot_at_its_limit_delays_nobody() -> None:
+    assert rows([(1, 0), (8, 0), (4, 2), (1, 1)], 16) == [(0, 1), (1, 2)]

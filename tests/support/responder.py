@@ -1,0 +1,120 @@
+"""A stand-in for tokenizer and detokenizer: answers requests with frames that a test chooses."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from shared import subjects
+from shared.bus import Bus, Message
+from shared.errors import RequestError
+from shared.frames import encode_frame, error_frame, error_headers
+from shared.messages.client import (
+    Accepted,
+    CancelReply,
+    Choice,
+    Delta,
+    Final,
+    FinalChoice,
+    Frame,
+    GenerateRequest,
+    ModelInfo,
+    ModelList,
+    Result,
+    ResumeRequest,
+    Usage,
+)
+from shared.messages.open import Encoding
+
+MODEL = "tiny"
+WORDS = ("once ", "upon ", "a ", "", "time")
+
+
+def deltas(index: int = 0, words: Iterable[str] = WORDS) -> list[Delta]:
+    return [Delta(index, start, text, [100 + start]) for start, text in enumerate(words)]
+
+
+def final(request_id: str, frames: Iterable[Frame], reason: str = "length") -> Final:
+    parts = [frame for frame in frames if isinstance(frame, Delta)]
+    choices = [FinalChoice(index, reason) for index in sorted({part.index for part in parts})]  # type: ignore[arg-type]
+    return Final(request_id, choices, Usage(3, len(parts)))
+
+
+class Responder:
+    """Serves one model on a bus. Set `script` to decide what a request is answered with at once.
+
+    Attributes:
+        requests, resumes, cancels: what was asked, in order.
+        script: frames that follow `accepted`; by default the words, the final frame and the empty message.
+        full: what `resume` repeats from.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.requests: list[GenerateRequest] = []
+        self.headers: list[dict[str, str]] = []
+        self.resumes: list[int] = []
+        self.cancels: list[str] = []
+        self.reply = ""
+        self.script: Callable[[GenerateRequest], list[Frame | RequestError | None]] = self.answer
+        self.full: list[Frame | None] = []
+
+    async def start(self) -> "Responder":
+        await self.bus.subscribe(f"{subjects.GENERATE}.{MODEL}", self._generate, queue="tokenizer")
+        await self.bus.subscribe(subjects.MODELS, self._models)
+        await self.bus.subscribe(f"{subjects.RESUME}.*", self._resume)
+        await self.bus.subscribe(f"{subjects.CANCEL}.*", self._cancel)
+        return self
+
+    def answer(self, request: GenerateRequest) -> list[Frame | RequestError | None]:
+        """The whole answer, None standing for the empty message."""
+        request_id = request.request_id or ""
+        if not request.stream:
+            text = "".join(WORDS)
+            choices = [Choice(i, text, [100, 101], "length") for i in range(request.sampling.n)]
+            return [Result(request_id, choices, Usage(3, 2 * request.sampling.n))]
+        parts = [delta for index in range(request.sampling.n) for delta in deltas(index)]
+        return [*parts, final(request_id, parts), None]
+
+    def send(self, *frames: Frame | RequestError | None) -> None:
+        """Sends to the last requester."""
+        for frame in frames:
+            if frame is None:
+                self.bus.publish(self.reply, b"")
+            elif isinstance(frame, RequestError):
+                body = encode_frame(error_frame(frame, self.requests[-1].request_id or ""), Encoding.MSGPACK)
+                self.bus.publish(self.reply, body, headers=error_headers(frame))
+            else:
+                self.bus.publish(self.reply, encode_frame(frame, Encoding.MSGPACK))
+
+    def _generate(self, message: Message) -> None:
+        request = msgspec.msgpack.decode(message.data, type=GenerateRequest)
+        assert message.headers["Content-Type"] == "application/msgpack"
+        self.requests.append(request)
+        self.headers.append(dict(message.headers))
+        self.reply = message.reply
+        request_id = request.request_id or ""
+        if request.stream:
+            self.send(Accepted(request_id, f"{subjects.CANCEL}.{request_id}", f"{subjects.RESUME}.{request_id}"))
+        self.send(*self.script(request))
+
+    def _resume(self, message: Message) -> None:
+        start = msgspec.msgpack.decode(message.data, type=ResumeRequest).start
+        self.resumes.append(start)
+        self.reply = message.reply
+        self.send(*(frame for frame in self.full if not isinstance(frame, Delta) or frame.start >= start))
+
+    def _cancel(self, message: Message) -> None:
+        self.cancels.append(message.subject.rpartition(".")[2])
+        if message.reply:
+            self.bus.publish(message.reply, msgspec.json.encode(CancelReply("cancelled")))
+
+    def _models(self, message: Message) -> None:
+        info = ModelInfo(MODEL, f"{subjects.GENERATE}.{MODEL}", 64, "r1")
+        self.bus.publish(message.reply, msgspec.json.encode(ModelList([info])))
+
+
+async def settle() -> None:
+    """Lets everything that the memory bus holds be delivered."""
+    for _ in range(20):
+        await asyncio.sleep(0)
