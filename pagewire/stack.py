@@ -44,6 +44,8 @@ class Stack:
     """`async with Stack(settings) as stack: address = await stack.ready()`. It has ended when the block is left."""
 
     def __init__(self, settings: Settings, services: Sequence[str] = (*PIPELINE, GATEWAY)) -> None:
+        """Raises ConfigurationError for a setting that is known but not built."""
+        _refuse_unbuilt(settings)
         self._settings = settings
         self._services = services
         self._broker: Broker | None = None
@@ -146,6 +148,13 @@ class Stack:
         self._instances[service] = instance = subjects.new_instance()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         return {**inherited, **config.to_environment(self._settings), INSTANCE: instance}
+
+
+def _refuse_unbuilt(settings: Settings) -> None:
+    for name, built in (("tensor_parallel_size", 1), ("data_parallel_size", 1), ("device", "cpu")):
+        if getattr(settings, name) != built:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigurationError(f"{flag} {getattr(settings, name)} is not built yet: leave it at {built}")
 
 
 async def _keep(broker: Broker) -> None:

@@ -30,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     device: str = "cpu"
     """cpu; cuda and sim:<gpu> are not built yet."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and KV; auto: what the model's config says."""
+    """Of weights and KV; auto: what the model's config says, but float32 on a CPU without bf16 instructions."""
     max_model_len: int | None = None
     """Context in tokens; None: the model's own."""
     max_num_seqs: Positive = 64

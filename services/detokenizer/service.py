@@ -72,6 +72,7 @@ class Detokenizer:
         async with self._tasks:
             subscriptions = await self._listen(tokenizer)
             self._be_ready(True)
+            _log.info("serving")
             try:
                 await self._keep_alive()
             finally:
@@ -108,4 +109,3 @@ class Detokenizer:
     def _be_ready(self, ready: bool) -> None:
         self._ready = ready
         self._context.announce()
-        _log.info("serving" if ready else "stopping")

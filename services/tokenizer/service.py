@@ -26,15 +26,16 @@ class Tokenizer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._in_flight = InFlight()
+        self._peers = Peers(context.bus)
         self._verbs: Verbs | None = None
         """Set while requests are taken."""
 
     def heartbeat(self) -> Heartbeat:
-        """Ready once the model's tokenizer is loaded."""
+        """Ready while its model is loaded and a detokenizer is there to hand requests to."""
         load = {"in_flight": float(len(self._in_flight))}
         if self._verbs is not None:
             load |= {"requests": float(self._verbs.requests), "dropped": float(self._verbs.dropped)}
-        ready = self._verbs is not None
+        ready = self._verbs is not None and any(beat.ready for beat in self._peers.alive("detokenizer"))
         return Heartbeat("tokenizer", self._context.instance, ready, term=0, plan=0, step=0, load=load)
 
     async def run(self) -> None:
@@ -45,9 +46,8 @@ class Tokenizer:
         """
         bus = self._context.bus
         model = await asyncio.to_thread(Model.load, self._context.settings)
-        peers = Peers(bus)
-        verbs = Verbs(self._context, peers, model, self._in_flight)
-        await peers.listen("detokenizer")
+        verbs = Verbs(self._context, self._peers, model, self._in_flight)
+        await self._peers.listen("detokenizer")
         subscriptions = [
             await bus.subscribe(f"{subjects.GENERATE}.*", verbs.on_generate, queue=QUEUE),
             await bus.subscribe(f"{subjects.TOKENIZE}.*", verbs.on_tokenize, queue=QUEUE),

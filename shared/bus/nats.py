@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 
@@ -180,13 +180,16 @@ class NatsBus:
         """
         await self._pass(self._client.ping(), timeout)
 
-    async def withdraw(self, interests: Iterable[Interest]) -> None:
-        """Ends subscriptions: what the broker sent before it knew is delivered first."""
+    async def withdraw(self, interests: Iterable[Interest]) -> bool:
+        """Ends subscriptions: what the broker sent before it knew is delivered first. False: it did not answer."""
         ending = self._interests.intersection(interests)
         self._interests -= ending
         barriers = [self._client.end_interest(interest) for interest in ending]
-        with suppress(BusError):  # a lost connection has ended them, too
+        try:
             await self._pass(barriers[-1] if barriers else self._client.ping(), CLOSE_TIMEOUT)
+        except (ConnectionLost, RequestTimeout):  # which ends them, too
+            return False
+        return True
 
     @contextmanager
     def listening(self, subject: str, handler: Handler) -> Iterator[None]:
@@ -202,14 +205,9 @@ class NatsBus:
         if self._closing:
             return
         self._closing = True
-        await self.withdraw(self._interests)
+        answered = await self.withdraw(self._interests)
         self._requests.fail(BusUnavailable("the bus is closed"))
-        watchdog = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT, self._client.cut)
-        try:
-            with suppress(OSError):
-                await self._client.close()
-        finally:
-            watchdog.cancel()
+        await self._client.shut(CLOSE_TIMEOUT if answered else 0.0)
 
     async def _listen(self, subject: str, handler: Handler, queue: str) -> Interest:
         interest = self._client.add_interest(subject, queue, handler)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from nats import errors
@@ -133,6 +134,18 @@ class MendedClient(Client):  # type: ignore[misc]
         """Ends the connection at once, with whatever is unsent."""
         if self._transport:
             self._transport._io_writer.transport.abort()
+
+    async def shut(self, within: float) -> None:
+        """Closes for good; a peer that has not read the rest after `within` seconds is cut off."""
+        if not self.is_connected:
+            self._pending.clear()  # uvloop refuses to write to a closed socket
+            self._pending_data_size = 0
+        watchdog = asyncio.get_running_loop().call_later(within, self.cut)
+        try:
+            with suppress(OSError):
+                await self.close()
+        finally:
+            watchdog.cancel()
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())

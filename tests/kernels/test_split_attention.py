@@ -137,9 +137,7 @@ def test_any_batch(batch: list[tuple[int, int]], window: int, block_size: int, r
 @pytest.mark.parametrize("head_size", [64, 80, 96, 112, 120, 128, 192, 256])
 @pytest.mark.parametrize("options", [{}, {"window": 100}, {"soft_cap": 20.0}])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (5, 1), (8, 2)])
-def test_whole_matrix(
-    dtype: torch.dtype, head_size: int, options: dict[str, float], heads: int, kv_heads: int
-) -> None:
+def test_whole_matrix(dtype: torch.dtype, head_size: int, options: dict[str, float], heads: int, kv_heads: int) -> None:
     shape = layer(heads, kv_heads, head_size, **options)
     case = paged_case(shape, [(1, 400), (0, 0), (3, 164), (1, 1)], dtype=dtype, padding=3)
     check(shape, case, 12)

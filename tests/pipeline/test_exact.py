@@ -9,7 +9,7 @@ from pagewire import SamplingParams
 from shared.config import Settings
 from shared.messages.client import Result
 from tests.support.checkpoints import checkpoint
-from tests.support.greedy import Case, cases
+from tests.support.greedy import Case, cases, long_pair
 from tests.support.pairwise import pairwise
 from tests.support.pipeline import Pipeline, running
 
@@ -59,13 +59,24 @@ async def generate(pipeline: Pipeline, wanted: tuple[Case, ...], **sampling: Any
 async def check_greedy(row: dict[str, Any]) -> None:
     wanted = cases(row["family"])
     async with running(settings_for(row)) as pipeline:
+        if row["pool"] == "tiny":
+            await check_preemption(pipeline, row["family"])
         results = await generate(pipeline, wanted, temperature=0.0)
         for case, result in zip(wanted, results, strict=True):
             assert result.choices[0].token_ids == case.tokens
             assert result.choices[0].finish_reason == ("length" if len(case.tokens) == case.max_tokens else "stop")
         await pipeline.until_idle()
-        preemptions = pipeline.load("scheduler")["preemptions"]
-        assert (preemptions > 0) == (row["pool"] == "tiny")
+        assert (pipeline.load("scheduler")["preemptions"] > 0) == (row["pool"] == "tiny")
+
+
+async def check_preemption(pipeline: Pipeline, family: str) -> None:
+    """Two prompts that begin together and cannot both end in a tiny pool."""
+    pair = long_pair(family)
+    sampling = SamplingParams(max_tokens=pair[0].max_tokens, temperature=0.0)
+    result = await pipeline.client.generate([case.prompt for case in pair], sampling)
+    assert [choice.token_ids for choice in result.choices] == [case.tokens for case in pair]
+    await pipeline.until_idle()
+    assert pipeline.load("scheduler")["preemptions"] > 0
 
 
 @pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))

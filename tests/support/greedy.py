@@ -39,6 +39,19 @@ def cases(name: str, count: int = 32, longest: int = 60, most: int = 24) -> tupl
     return tuple(found)
 
 
+@functools.cache
+def long_pair(name: str, prompt_tokens: int = 30, max_tokens: int = 60) -> tuple[Case, Case]:
+    """Two cases that run to `max_tokens`: together they need nearly twice what one may need at most."""
+    random_ids = random.Random(name + " pair")
+    found: list[Case] = []
+    while len(found) < 2:
+        prompt = [random_ids.randrange(1, VOCABULARY) for _ in range(prompt_tokens)]
+        tokens, gap = _generate(name, prompt, max_tokens)
+        if gap >= GAP and len(tokens) == max_tokens and tokens[-1] != 0:
+            found.append(Case(prompt, max_tokens, tokens))
+    return found[0], found[1]
+
+
 def _generate(name: str, prompt: list[int], max_tokens: int) -> tuple[list[int], float]:
     model = reference_model(checkpoint(name))
     with torch.inference_mode():

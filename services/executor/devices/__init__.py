@@ -8,7 +8,7 @@ import torch
 
 from services.executor.devices.attention import KVCache
 from services.executor.devices.capacity import free_memory, pool_blocks
-from services.executor.devices.cpu import CpuDevice
+from services.executor.devices.cpu import CpuDevice, has_half_precision
 from services.executor.devices.protocol import Capacity, Device
 from services.executor.models.registry import load_model
 from shared.config import Settings
@@ -34,7 +34,8 @@ def open_device(settings: Settings, folder: Path) -> Device:
     length = max_model_len(settings, config)
     if (cores := len(os.sched_getaffinity(0))) > 2:
         torch.set_num_threads(min(torch.get_num_threads(), cores - 1))  # the other services need a core too
-    model = load_model(folder, config, settings.dtype)
+    emulated = settings.dtype == "auto" and not has_half_precision(Path("/proc/cpuinfo"))
+    model = load_model(folder, config, "float32" if emulated else settings.dtype)
     block_bytes = KVCache.bytes_per_block(model.spec, settings.block_size, model.embedding.dtype)
     blocks = pool_blocks(settings, length, block_bytes, free_memory())
     capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, model.spec.vocab_size)

@@ -146,7 +146,7 @@ def test_an_overloaded_pipeline_says_when_to_come_back() -> None:
 def test_an_error_behind_the_first_token_is_an_event() -> None:
     async def scenario(gateway: Gateway) -> None:
         release = asyncio.Event()
-        gateway.responder.script = lambda request: deltas()[:1]  # type: ignore[return-value]
+        gateway.responder.script = lambda request: [*deltas()[:1]]
         body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": True})
         calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, slow=release))
         await until(lambda: gateway.responder.requests)
@@ -181,7 +181,7 @@ def test_a_body_beyond_what_the_broker_takes_is_refused() -> None:
 def test_a_client_that_hangs_up_cancels_its_request(stream: bool) -> None:
     async def scenario(gateway: Gateway) -> None:
         gone = asyncio.Event()
-        gateway.responder.script = lambda request: deltas()[:1] if stream else []  # type: ignore[return-value]
+        gateway.responder.script = lambda request: [*deltas()[:1]] if stream else []
         body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": stream, "request_id": "r5"})
         calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, gone=gone))
         await until(lambda: gateway.responder.requests)

@@ -428,11 +428,17 @@ def test_models() -> None:
     asyncio.run(main())
 
 
-def test_it_is_ready_once_loaded_and_not_while_it_stops() -> None:
+def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it_stops() -> None:
     async def main() -> None:
         async with serving() as setup:
+            assert setup.announced == [False], "no detokenizer was there yet"
             assert setup.tokenizer.heartbeat().ready
-        assert setup.announced == [True, False]
+            setup.detokenizer.beat(ready=False)
+            await setup.client.flush()
+            assert not setup.tokenizer.heartbeat().ready
+            setup.detokenizer.beat()
+            await setup.client.flush()
+        assert setup.announced == [False, False]
         assert not setup.tokenizer.heartbeat().ready
 
     asyncio.run(main())

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+import uvloop
 
 from pagewire.broker import Broker
 from shared.bus import Bus
@@ -50,8 +51,11 @@ def server() -> Iterator[Broker]:
         yield broker
 
 
-@pytest.fixture(params=["memory", "nats"])
+@pytest.fixture(params=["memory", "nats", "nats-on-uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
+    """Services run on uvloop, tests and clients on any loop."""
+    run_loop = uvloop.run if request.param == "nats-on-uvloop" else asyncio.run
+
     def run_scenario(scenario: Scenario) -> None:
         world = in_memory() if request.param == "memory" else over_nats(request.getfixturevalue("server"))
 
@@ -62,6 +66,6 @@ def run(request: pytest.FixtureRequest) -> Run:
                 for bus in world.opened:
                     await bus.close()
 
-        asyncio.run(main())
+        run_loop(main())
 
     return run_scenario

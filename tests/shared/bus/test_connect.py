@@ -41,7 +41,7 @@ def test_a_server_that_says_nothing() -> None:
 )
 def test_an_address_that_is_none(url: str) -> None:
     async def main() -> None:
-        with pytest.raises(ConfigurationError, match="nats://127.0.0.1:4222"):
+        with pytest.raises(ConfigurationError, match=r"nats://127\.0\.0\.1:4222"):
             await nats.connect(url, name="test", connect_timeout=0.2)
 
     asyncio.run(main())

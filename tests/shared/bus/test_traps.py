@@ -6,7 +6,7 @@ A test fails here when nats-py mends a defect: then our mending of it can go.
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import nats
 import nats.errors
 import pytest
+import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -21,10 +22,19 @@ from pagewire.broker import Broker
 from shared.bus import Message
 from shared.bus import nats as our_nats
 from shared.bus.nats import OUTBOUND_LIMIT, NatsBus
-from shared.errors import BusUnavailable, MessageTooLarge, NotPermitted, RequestTimeout
+from shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NotPermitted, RequestTimeout
 from tests.support.broker import connect_client, connect_service
 from tests.support.waiting import until
 from tests.support.wire import FakeServer
+
+RunLoop = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def run_loop(request: pytest.FixtureRequest) -> RunLoop:
+    """Both event loops: their sockets behave differently once they are closed."""
+    run: RunLoop = request.param
+    return run
 
 
 async def ignore_error(error: Exception) -> None:
@@ -374,7 +384,7 @@ class TestALostServer:
 
         asyncio.run(main())
 
-    def test_ours_fails_at_once_and_comes_back(self) -> None:
+    def test_ours_fails_at_once_and_comes_back(self, run_loop: RunLoop) -> None:
         async def main() -> None:
             async with Broker(port=0) as broker, our_bus(connect_service(broker)) as bus:
                 requests: list[Message] = []
@@ -403,9 +413,9 @@ class TestALostServer:
                 await bus.store.put_work("m", b"x")
                 assert [item.data for item in await pulling] == [b"x"]
 
-        asyncio.run(main())
+        run_loop(main())
 
-    def test_ours_survives_many_restarts(self) -> None:
+    def test_ours_survives_many_restarts(self, run_loop: RunLoop) -> None:
         async def main() -> None:
             async with Broker(port=0) as broker, our_bus(connect_service(broker)) as bus:
                 await bus.subscribe("echo", lambda message: bus.publish(message.reply, message.data))
@@ -418,7 +428,26 @@ class TestALostServer:
                         await bus.wait_connected()
                     assert (await bus.request("echo", b"here", timeout=5)).data == b"here"
 
-        asyncio.run(main())
+        run_loop(main())
+
+    def test_ours_can_be_used_and_closed_without_it(self, run_loop: RunLoop) -> None:
+        async def main() -> None:
+            async with Broker(port=0) as broker:
+                bus = await connect_service(broker)
+                subscription = await bus.subscribe("a", lambda message: None)
+                os.kill(broker.pid, signal.SIGKILL)
+                await until(lambda: not bus.connected)
+                bus.publish("a", b"x" * 100)
+                assert 100 < bus.backlog() < 1000
+                await subscription.unsubscribe()
+                with pytest.raises(ConnectionLost):
+                    await bus.subscribe("b", lambda message: None)
+                with pytest.raises(ConnectionLost):
+                    await bus.store.put_work("m", b"x")
+                async with asyncio.timeout(3):
+                    await bus.close()
+
+        run_loop(main())
 
 
 class TestAFrozenServer:
@@ -441,7 +470,7 @@ class TestAFrozenServer:
 
         asyncio.run(main())
 
-    def test_publishing_with_ours_never_waits(self) -> None:
+    def test_publishing_with_ours_never_waits(self, run_loop: RunLoop) -> None:
         async def main() -> None:
             async with Broker(port=0) as broker, our_bus(connect_service(broker)) as bus:
                 heard: list[bytes] = []
@@ -463,7 +492,7 @@ class TestAFrozenServer:
                 assert heard == [b"%04d" % number for number in range(sent)]
                 assert bus.backlog() == 0
 
-        asyncio.run(main())
+        run_loop(main())
 
     def test_what_is_unsent_keeps_nats_py_from_giving_it_up_and_not_ours(self) -> None:
         async def main() -> None:
@@ -493,19 +522,21 @@ class TestAFrozenServer:
 
         asyncio.run(main())
 
-    def test_closing_ours_ends_in_time(self) -> None:
+    def test_closing_ours_ends_in_time(self, run_loop: RunLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(our_nats, "CLOSE_TIMEOUT", 0.2)
+
         async def main() -> None:
             async with Broker(port=0) as broker:
                 bus = await connect_service(broker)
                 os.kill(broker.pid, signal.SIGSTOP)
                 try:
                     bus.publish("a", bytes(8_000_000))
-                    async with asyncio.timeout(6):
+                    async with asyncio.timeout(2):
                         await bus.close()
                 finally:
                     os.kill(broker.pid, signal.SIGCONT)
 
-        asyncio.run(main())
+        run_loop(main())
 
     @staticmethod
     async def publish_much(client: Client) -> None:

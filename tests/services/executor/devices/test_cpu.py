@@ -3,13 +3,14 @@
 import gc
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices.cpu import CpuDevice
+from services.executor.devices.cpu import CpuDevice, has_half_precision
 from services.executor.devices.protocol import Capacity
 from services.executor.models.registry import load_model
 from services.executor.sampling import sequence_key
@@ -177,3 +178,13 @@ def test_close_gives_the_memory_back() -> None:
     device.close()
     gc.collect()
     assert weights() is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "native"),
+    [("flags : avx2 avx512f", False), ("flags : avx512f avx512_bf16", True), ("flags : amx_bf16 amx_tile", True)],
+)
+def test_half_precision_is_looked_up_among_the_flags_of_the_cpu(tmp_path: Path, flags: str, native: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(flags)
+    assert has_half_precision(tmp_path / "cpuinfo") is native
+    assert not has_half_precision(tmp_path / "nothing")

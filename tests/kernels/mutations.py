@@ -1,0 +1,211 @@
+"""`python -m tests.kernels.mutations`: breaks the kernels on purpose, one place at a time, and shows that a test fails.
+
+Each mutant is a copy of the kernels and their tests with one piece of text replaced; the repository is not touched.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mutation(NamedTuple):
+    """One deliberate mistake."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    test: str
+    """What must fail, as pytest names it below tests/kernels."""
+
+
+MAIN = (
+    Mutation(
+        "block offset by one",
+        "attend.py",
+        "keys % BLOCK_SIZE) * HEAD_SIZE",
+        "(keys + 1) % BLOCK_SIZE) * HEAD_SIZE",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
+        "causal mask by one",
+        "attend.py",
+        "visible = distance >= 0",
+        "visible = distance >= 1",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
+        "split reduction misses one",
+        "reduce_splits.py",
+        "mask = items < end",
+        "mask = items < end - 1",
+        "test_reduce_splits.py::test_more_splits_than_one_tile",
+    ),
+)
+
+MORE = (
+    Mutation(
+        "block table by one",
+        "attend.py",
+        "keys // BLOCK_SIZE, mask",
+        "(keys + 1) // BLOCK_SIZE, mask",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
+        "32-bit block offset",
+        "attend.py",
+        "other=0).to(tl.int64)",
+        "other=0)",
+        "test_paged_attention.py::test_offsets_beyond_32_bits",
+    ),
+    Mutation(
+        "causal mask lets the next position in",
+        "attend.py",
+        "visible = distance >= 0",
+        "visible = distance >= -1",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
+        "window by one",
+        "attend.py",
+        "(distance < WINDOW)",
+        "(distance <= WINDOW)",
+        "test_paged_attention.py::test_window_and_soft_cap",
+    ),
+    Mutation(
+        "shrink of the running sum forgotten",
+        "attend.py",
+        "total = total * shrink +",
+        "total = total +",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
+        "window begins a tile late",
+        "paged_attention.py",
+        "// TILE * TILE",
+        "// TILE * TILE + TILE",
+        "test_paged_attention.py::test_window_and_soft_cap",
+    ),
+    Mutation(
+        "row found one early",
+        "search.py",
+        "<= index",
+        "< index",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
+        "split begins one tile late",
+        "split_attention.py",
+        "begin += (item - first_item) * width",
+        "begin += (item - first_item) * width + TILE",
+        "test_split_attention.py::test_few_and_many_splits",
+    ),
+    Mutation(
+        "weights of splits in another base",
+        "reduce_splits.py",
+        "weights = tl.exp2(sums - base)",
+        "weights = tl.exp(sums - base)",
+        "test_reduce_splits.py",
+    ),
+    Mutation(
+        "plan forgets the last tile",
+        "plan_splits.py",
+        "(length - begin + TILE - 1) // TILE",
+        "(length - begin) // TILE",
+        "test_plan_splits.py::test_kernel_equals_reference",
+    ),
+    Mutation(
+        "key written one place late",
+        "rotary_cache.py",
+        "+ place % BLOCK_SIZE) * HEAD_SIZE",
+        "+ (place + 1) % BLOCK_SIZE) * HEAD_SIZE",
+        "test_rotary_cache.py::test_a_ragged_batch_with_a_dead_row_in_the_dummy_block",
+    ),
+    Mutation(
+        "edge of a filter excluded",
+        "sampler.py",
+        "kept = x >= middle",
+        "kept = x > middle",
+        "test_sampler.py::test_ties_at_the_edge_are_kept_together",
+    ),
+    Mutation(
+        "inverse of the distribution by one",
+        "sampler.py",
+        "tl.where((reached_here > target)",
+        "1 + tl.where((reached_here > target)",
+        "test_sampler.py::test_filters",
+    ),
+    Mutation(
+        "token appended one late",
+        "bookkeeping.py",
+        "slot * context + end, token",
+        "slot * context + end + 1, token",
+        "test_steps.py::test_decode_steps_follow_each_other_without_the_host",
+    ),
+    Mutation(
+        "length ends one late",
+        "bookkeeping.py",
+        "(end + 1 >= tl.load(last",
+        "(end >= tl.load(last",
+        "test_steps.py::test_length_ends_a_sequence_and_a_stop_id_goes_before_it",
+    ),
+    Mutation(
+        "dead rows write where they wrote",
+        "step_inputs.py",
+        "block = tl.where(runs, block, dummy)",
+        "block = tl.where(owned, block, dummy)",
+        "test_steps.py::test_a_stop_id_makes_a_dead_row_that_writes_to_the_dummy_block",
+    ),
+    Mutation(
+        "residual added but not kept",
+        "rms_norm.py",
+        "tl.store(residual + place",
+        "tl.store(out + place",
+        "test_norms.py::test_norms",
+    ),
+)
+
+
+def survives(mutation: Mutation) -> bool:
+    """Whether its test passes in spite of the mistake.
+
+    Raises:
+        ValueError: the text to replace is not there exactly once.
+        RuntimeError: the test did not run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("kernels", "tests/kernels"):
+            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        (Path(folder) / "tests" / "__init__.py").touch()
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        path = Path(folder) / "kernels" / mutation.file
+        source = path.read_text()
+        if source.count(mutation.before) != 1:
+            raise ValueError(f"{mutation.name}: {mutation.before!r} is in {mutation.file} {source.count(mutation.before)} times")
+        path.write_text(source.replace(mutation.before, mutation.after))
+        command = [sys.executable, "-m", "pytest", f"tests/kernels/{mutation.test}", "-x", "-p", "no:randomly"]
+        environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if result.returncode not in {0, 1}:
+            raise RuntimeError(f"{mutation.name}: {result.stdout}{result.stderr}")
+        return result.returncode == 0
+
+
+def main() -> int:
+    """Applies every mutation; the exit code says whether one survived."""
+    failed = False
+    for mutation in MAIN + MORE:
+        alive = survives(mutation)
+        failed |= alive
+        print(f"{'SURVIVED' if alive else 'caught':<10}{mutation.file:<22}{mutation.name}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

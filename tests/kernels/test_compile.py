@@ -1,0 +1,60 @@
+"""Ahead-of-time compilation for a part that is not here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.compile import MODULES, configurations
+
+ROOT = Path(__file__).parents[2]
+
+
+def compiled(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own: this one may have chosen the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kernels.compile", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def rows(table: str) -> list[list[str]]:
+    return [line.rsplit(maxsplit=4) for line in table.splitlines() if ": " in line]
+
+
+def test_hopper_has_no_spill_and_enough_shared_memory() -> None:
+    result = compiled("--arch", "sm_90")
+    assert result.returncode == 0, result.stdout + result.stderr
+    table = rows(result.stdout)
+    assert len(table) == len(configurations())
+    assert {name.split(":")[0] for name, *_ in table} == set(MODULES)
+    for name, registers, spills, shared, _ in table:
+        assert 0 < int(registers) <= 255, name
+        assert int(spills) == 0, name
+        assert int(shared) <= 227 * 1024, name
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+def test_other_parts(arch: str) -> None:
+    result = compiled("--arch", arch)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_an_unknown_part_is_refused() -> None:
+    assert compiled("--arch", "sm_12").returncode == 2
+
+
+def test_a_kernel_above_the_limit_fails() -> None:
+    """With limits of a smaller part the same command says so and exits with 1."""
+    code = (
+        "import sys, kernels.compile as c; c.SHARED_LIMIT[90] = 16; "
+        "sys.exit(c.main(['--arch', 'sm_90', '--kernel', 'rms_norm']))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "FAILED" in result.stdout

@@ -1,0 +1,66 @@
+"""`pagewire` as its users run it: in processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+COMMAND = (sys.executable, "-P", "-m", "pagewire")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running `pagewire serve`."""
+
+    process: "subprocess.Popen[str]"
+    http: str
+    nats: str
+
+    def processes(self) -> list[int]:
+        """The processes that it started."""
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+
+    def service(self, name: str) -> int:
+        """The process of a service."""
+        for pid in self.processes():
+            if f"services.{name}" in Path(f"/proc/{pid}/cmdline").read_text():
+                return pid
+        raise AssertionError(f"no {name} runs")
+
+
+@contextmanager
+def serving(*flags: str, **environ: str) -> Iterator[Served]:
+    """Runs a stack on free ports; whatever is left of it at the end is killed."""
+    command = [*COMMAND, "serve", "--port", "0", "--nats-port", "0", "--log-level", "warning", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ})
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("ready "), line
+        yield Served(process, *line.split()[1:])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.communicate()
+
+
+def run(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """One command, to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )

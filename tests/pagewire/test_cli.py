@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from pagewire import cli
+from shared import flags
+from shared.config import FIELDS, Settings, variable
+from tests.pagewire.serving import run
+
+UNBUILT = [
+    ("--tensor-parallel-size", "2"),
+    ("--data-parallel-size", "2"),
+    ("--device", "cuda"),
+    ("--device", "sim:h100"),
+]
+
+
+def settings_of(*arguments: str) -> Settings:
+    return flags.read_settings(cli.build_parser().parse_args(["serve", *arguments]))
+
+
+def test_the_promised_flags_are_there() -> None:
+    promised = (
+        "--served-model-name --host --port --device --dtype --max-model-len --max-num-seqs --max-num-batched-tokens "
+        "--block-size --kv-cache-memory --gpu-memory-utilization --tensor-parallel-size --data-parallel-size --seed "
+        "--api-key --lease-window --num-scheduler-steps --nats-url --nats-port --log-format --trace-dir --config"
+    )
+    helped = run("serve", "--help")
+    assert helped.returncode == 0
+    assert all(flag in helped.stdout for flag in promised.split())
+
+
+def test_every_setting_has_a_flag_with_help() -> None:
+    lines = flags.describe()
+    assert set(lines) == {field.name for field in FIELDS.values()}
+    assert all(lines.values())
+
+
+def test_flags_beat_the_environment_and_that_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "pagewire.toml"
+    config.write_text("max-num-seqs = 1\nblock-size = 8\nlease-window = 2\n")
+    monkeypatch.setenv(variable("max-num-seqs"), "3")
+    monkeypatch.setenv(variable("block-size"), "32")
+    settings = settings_of("--config", str(config), "--max-num-seqs", "5")
+    assert (settings.max_num_seqs, settings.block_size, settings.lease_window) == (5, 32, 2)
+
+
+def test_the_model_is_an_argument_and_a_flag() -> None:
+    assert settings_of().model == ""
+    assert settings_of("folder").model == "folder"
+    assert settings_of("--model", "folder").model == "folder"
+
+
+def test_the_old_name_of_the_lease() -> None:
+    assert settings_of("--num-scheduler-steps", "4").lease_window == 4
+    assert not settings_of("--no-prefix-cache").prefix_cache
+
+
+@pytest.mark.parametrize("flag", UNBUILT)
+def test_what_is_not_built_is_refused_by_name(flag: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", *flag]) == 2
+    assert flag[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--max-num-seqs", "0"], "max-num-seqs"),
+        (["serve", "--config", "/nowhere.toml"], "cannot read the configuration"),
+        (["trace", "r1"], "--trace-dir"),
+        (["trace", "r1", "--trace-dir", "/nowhere"], "no spans of request r1"),
+        (["status", "--nats-url", "nats://127.0.0.1:1"], "127.0.0.1:1"),
+        (["generate", "x", "--nats-url", "nats://127.0.0.1:1"], "127.0.0.1:1"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pagewire: ")
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_folder_that_is_none_ends_serve_with_a_clear_line() -> None:
+    done = run("serve", "/nowhere/at/all", "--port", "0", "--nats-port", "0", "--log-level", "error")
+    assert done.returncode == 2
+    assert "there is no folder /nowhere/at/all" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_doctor_says_what_to_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--model", str(tmp_path), "--nats-url", "nats://127.0.0.1:1"]) == 1
+    said = capsys.readouterr().out
+    assert f"WRONG  model: {tmp_path} has no config.json" in said
+    assert "WRONG  connection:" in said
+    assert cli.main(["doctor", "--max-num-seqs", "none"]) == 1
+    assert "WRONG  settings" in capsys.readouterr().out
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.startswith("pagewire ")
+    helped = run("--help").stdout
+    assert all(name in helped for name in cli.COMMANDS)
+    assert run().returncode == 2

@@ -1,0 +1,148 @@
+"""The whole stack as users start it, with the bundled model: over HTTP, over NATS, from the terminal."""
+
+import asyncio
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import nats
+import openai
+import pytest
+
+from pagewire import LLM, Client, SamplingParams, errors
+from tests.pagewire.serving import Served, run, serving
+from tests.pagewire.test_supervisor import alive
+from tests.support.waiting import until
+
+GREEDY = {"max_tokens": 6, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("traces")
+    with serving("--trace-dir", str(folder), "--max-model-len", "256", "--num-kv-blocks", "64") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def text(stack: Served) -> str:
+    """What the model says to the prompt, greedily, by the shortest way."""
+    with Client(stack.nats) as client:
+        return client.generate("Once upon a time", SamplingParams(max_tokens=6, temperature=0.0)).choices[0].text
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except OSError:
+        return 0
+
+
+def test_it_is_healthy_from_the_ready_line_on(stack: Served) -> None:
+    assert status_of(f"{stack.http}/health") == 200
+
+
+def test_the_official_client_gets_the_same_text(stack: Served, text: str) -> None:
+    with openai.OpenAI(base_url=f"{stack.http}/v1", api_key="none", max_retries=0) as client:
+        whole = client.completions.create(model="bundled", prompt="Once upon a time", max_tokens=6, temperature=0)
+        assert whole.choices[0].text == text
+        parts = client.completions.create(
+            model="bundled", prompt="Once upon a time", max_tokens=6, temperature=0, stream=True
+        )
+        assert "".join(part.choices[0].text for part in parts) == text
+
+
+def test_a_bare_nats_client_gets_the_same_text(stack: Served, text: str) -> None:
+    async def main() -> None:
+        connection = await nats.connect(stack.nats)
+        body = msgspec.json.encode({"prompt": "Once upon a time", "sampling": GREEDY})
+        reply = await connection.request("pagewire.v1.generate.bundled", body, timeout=30)
+        await connection.close()
+        assert msgspec.json.decode(reply.data)["choices"][0]["text"] == text
+
+    asyncio.run(main())
+
+
+def test_the_command_prints_the_same_text(stack: Served, text: str) -> None:
+    done = run("generate", "Once upon a time", "--max-tokens", "6", "--temperature", "0", "--nats-url", stack.nats)
+    assert (done.returncode, done.stdout) == (0, f"Once upon a time{text}\n"), done.stderr
+
+
+def test_a_model_without_a_template_cannot_chat(stack: Served) -> None:
+    with Client(stack.nats) as client, pytest.raises(errors.InvalidRequest, match="template"):
+        client.generate(messages=[{"role": "user", "content": "hi"}])
+
+
+def test_status_shows_every_service(stack: Served) -> None:
+    done = run("status", "--nats-url", stack.nats)
+    assert done.returncode == 0, done.stderr
+    for service in ("tokenizer", "scheduler", "executor", "detokenizer", "gateway"):
+        assert sum(line.startswith(service) and " ready " in line for line in done.stdout.splitlines()) == 1
+    assert run("status", "--nats-url", stack.nats, "--service", "scheduler").returncode == 0
+    missing = run("status", "--nats-url", stack.nats, "--service", "nobody")
+    assert (missing.returncode, missing.stdout.splitlines()[-1]) == (1, "not ready: nobody")
+
+
+def test_doctor_finds_the_running_stack(stack: Served) -> None:
+    done = run("doctor", "--nats-url", stack.nats)
+    assert f"{stack.nats} serves bundled" in done.stdout
+
+
+def test_a_request_leaves_a_waterfall(stack: Served) -> None:
+    folder = next(
+        part.partition("=")[2]
+        for part in Path(f"/proc/{stack.service('tokenizer')}/environ").read_text().split("\0")
+        if part.startswith("PAGEWIRE_TRACE_DIR=")
+    )
+    with Client(stack.nats) as client:
+        client.generate("Once", request_id="waterfall", **GREEDY)
+    deadline = time.monotonic() + 10
+    while not all(
+        name in (done := run("trace", "waterfall", "--trace-dir", folder)).stdout for name in ("decode", "stream")
+    ):
+        assert time.monotonic() < deadline, done
+    assert done.returncode == 0
+    stages = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert sorted(stages) == ["decode", "prefill", "queue", "receive", "stream"]
+
+
+def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
+    killed = stack.service("tokenizer")
+    os.kill(killed, signal.SIGKILL)
+    asyncio.run(until(lambda: status_of(f"{stack.http}/health") == 503, timeout=10))
+    asyncio.run(until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30))
+    assert stack.service("tokenizer") != killed
+    with Client(stack.nats) as client:
+        assert client.generate("Once upon a time", **GREEDY).choices[0].text == text
+
+
+def test_sigterm_leaves_nothing_behind() -> None:
+    with serving("--max-model-len", "256", "--num-kv-blocks", "64", "--api-key", "secret") as served:
+        assert status_of(f"{served.http}/v1/models") == 401
+        with Client(served.nats, api_key="secret") as client:
+            assert [info.name for info in client.models()] == ["bundled"]
+        started = served.processes()
+        assert len(started) == 6
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
+    assert not any(alive(pid) for pid in started)
+
+
+def test_offline_generation_brings_its_own_stack(text: str) -> None:
+    with LLM(max_model_len=256, num_kv_blocks=64) as llm:
+        results = llm.generate(["Once upon a time", "Alice was"], SamplingParams(max_tokens=6, temperature=0.0))
+        assert results[0].choices[0].text == text
+        assert len(results[1].choices[0].token_ids) == 6
+        with pytest.raises(errors.InvalidRequest):
+            llm.generate(["a", "b"], [SamplingParams()])
+        with pytest.raises(errors.ContextLength):
+            llm.generate("x", SamplingParams(max_tokens=1000))

@@ -1,0 +1,129 @@
+"""`compose.yaml` without Docker: its commands and its environment, in processes on this machine."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import yaml
+
+from pagewire.broker import find_server
+from shared.config import FIELDS, variable
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parent.parent
+SECRETS = {"PAGEWIRE_NATS_PASSWORD": "pSecret1", "PAGEWIRE_API_KEY": "kSecret2"}
+SERVICES = ("executor", "scheduler", "detokenizer", "tokenizer", "gateway")
+
+
+def compose() -> dict[str, Any]:
+    """The file, with its variables substituted as Docker does it."""
+
+    def substitute(found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        assert name in SECRETS or default is not None, f"{name} has no default"
+        return SECRETS.get(name, default or "")
+
+    text = re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", substitute, ROOT.joinpath("compose.yaml").read_text())
+    loaded: dict[str, Any] = yaml.safe_load(text)["services"]
+    return loaded
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def command_of(service: dict[str, Any]) -> list[str]:
+    """The command, with the programs of this environment."""
+    program, *arguments = service["command"]
+    return [{"python": sys.executable, "nats-server": find_server()}[program], *arguments]
+
+
+@contextmanager
+def process(command: list[str], environment: dict[str, Any]) -> Iterator["subprocess.Popen[bytes]"]:
+    inherited = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    running = subprocess.Popen(
+        command, env=inherited | {name: str(value) for name, value in environment.items()}, cwd=ROOT
+    )
+    try:
+        yield running
+    finally:
+        running.send_signal(signal.SIGTERM)
+        try:
+            assert running.wait(15) in {0, 1}
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+            raise
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def ready(nats: int) -> bool:
+    """The health check of the gateway's container, which is the same for every service."""
+    command = [sys.executable, "-m", "pagewire", *compose()["gateway"]["healthcheck"]["test"][2:]]
+    environment = os.environ | compose()["gateway"]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}
+    done = subprocess.run(
+        command, env={name: str(value) for name, value in environment.items()}, capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+def test_it_serves_a_request(tmp_path: Path) -> None:
+    services = compose()
+    nats, http, monitor = free_port(), free_port(), free_port()
+    with ExitStack() as running:
+        # What Docker's network and volumes stand for: an address, a port and a folder of its own.
+        place = ["--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor), "--store_dir", str(tmp_path)]
+        running.enter_context(process([*command_of(services["nats"]), *place], services["nats"]["environment"]))
+        asyncio.run(until(lambda: listens(nats), timeout=10))
+        for name in SERVICES:
+            environment = services[name]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}
+            if name == "gateway":
+                environment |= {"PAGEWIRE_HOST": "127.0.0.1", "PAGEWIRE_PORT": http}
+            running.enter_context(process(command_of(services[name]), environment))
+        asyncio.run(until(lambda: ready(nats), timeout=60))
+        key = SECRETS["PAGEWIRE_API_KEY"]
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{http}/v1", api_key=key, max_retries=0) as client:
+            answer = client.completions.create(model="bundled", prompt="Once upon a time", max_tokens=4)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+
+
+def test_every_service_is_there_and_is_watched() -> None:
+    services = compose()
+    assert set(services) == {"nats", *SERVICES}
+    for name in SERVICES:
+        assert services[name]["command"] == ["python", "-m", f"services.{name}"]
+        assert services[name]["healthcheck"]["test"] == ["CMD", "pagewire", "status", "--service", name]
+        assert all(rule["condition"] == "service_healthy" for rule in services[name]["depends_on"].values())
+
+
+def test_every_variable_is_a_setting() -> None:
+    known = {variable(name) for name in FIELDS} | {"HF_HOME"}
+    for service in compose().values():
+        assert set(service["environment"]) <= known
+
+
+def test_only_loopback_is_published() -> None:
+    ports = [port for service in compose().values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_no_password_is_in_the_file() -> None:
+    text = ROOT.joinpath("compose.yaml").read_text()
+    for name in SECRETS:
+        assert all(f"${{{name}:?" in line for line in text.splitlines() if line.strip().startswith(f"{name}:"))
