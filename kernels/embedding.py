@@ -10,9 +10,7 @@ BLOCK = 1024
 
 
 @jit
-def embedding_kernel(
-    out: tl.tensor, ids: tl.tensor, table: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def embedding_kernel(out: tl.tensor, ids: tl.tensor, table: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """One program: BLOCK features of one token."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

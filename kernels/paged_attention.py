@@ -167,7 +167,9 @@ def reference(
             continue
         blocks = batch.block_tables[slot, : triton.cdiv(length, key_cache.shape[2])].long()
 
-        def gather(cache: torch.Tensor, scale: float, blocks: torch.Tensor = blocks, length: int = length) -> torch.Tensor:
+        def gather(
+            cache: torch.Tensor, scale: float, blocks: torch.Tensor = blocks, length: int = length
+        ) -> torch.Tensor:
             heads = cache[blocks].double().transpose(0, 1).flatten(1, 2)[:, :length] * scale
             return heads.repeat_interleave(layer.group, 0)
 
@@ -193,7 +195,11 @@ def configurations() -> list[Configuration]:
                 name=shape.name,
                 kernel=paged_attention_kernel,
                 tensors={**TENSORS, **shape.tensors},
-                constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}, "MINIMUM": 1},
+                constants={
+                    **shape.constants,
+                    **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")},
+                    "MINIMUM": 1,
+                },
                 options={key: sizes[key] for key in ("num_warps", "num_stages")},
                 spills=False,
                 minimum_arch=shape.minimum_arch,

@@ -41,9 +41,7 @@ def rms_norm(
     """
     size = x.shape[1]
     padded = triton.next_power_of_2(size)
-    rms_norm_kernel[(len(x),)](
-        out, x, residual, weight, epsilon, SIZE=size, PADDED=padded, num_warps=warps(padded)
-    )
+    rms_norm_kernel[(len(x),)](out, x, residual, weight, epsilon, SIZE=size, PADDED=padded, num_warps=warps(padded))
 
 
 def warps(padded: int) -> int:

@@ -310,7 +310,14 @@ def configurations() -> list[Configuration]:
         tiles = triton.cdiv(vocabulary, TILE)
         sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE}
         absent = {} if penalised else dict.fromkeys(("repetition", "presence", "frequency", "seen"))
-        tensors = {**SAMPLING_TENSORS, "maxima": "fp32", "logits": dtype, "slots": "i32", "ends": "i32", "tokens": "i32"}
+        tensors = {
+            **SAMPLING_TENSORS,
+            "maxima": "fp32",
+            "logits": dtype,
+            "slots": "i32",
+            "ends": "i32",
+            "tokens": "i32",
+        }
         name = f"{vocabulary} {dtype}{' penalties' if penalised else ''}"
         options = {"num_warps": WARPS}
         maxima = {**sizes, **absent}

@@ -35,8 +35,6 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 def configurations() -> list[Configuration]:
     """Forms that a device launches, for `kernels.compile`."""
     return [
-        Configuration(
-            f"{size} {dtype}", silu_mul_kernel, {"out": dtype, "x": dtype}, {"SIZE": size, "BLOCK": BLOCK}
-        )
+        Configuration(f"{size} {dtype}", silu_mul_kernel, {"out": dtype, "x": dtype}, {"SIZE": size, "BLOCK": BLOCK})
         for size, dtype in ((3072, "bf16"), (14336, "bf16"), (17408, "bf16"), (14336, "fp32"))
     ]

@@ -66,9 +66,7 @@ def step_inputs_kernel(
     first = tl.load(cu_queries + row, mask=owned, other=0)
     width = tl.load(cu_queries + row + 1, mask=owned, other=0) - first
     start = tl.load(computed + slot, mask=owned, other=0)
-    room = tl.minimum(
-        tl.load(limit + slot, mask=owned, other=0), tl.load(known + slot, mask=owned, other=0)
-    )
+    room = tl.minimum(tl.load(limit + slot, mask=owned, other=0), tl.load(known + slot, mask=owned, other=0))
     runs = owned & (tl.load(alive + slot, mask=owned, other=0) != 0) & (start + width <= room)
     position = tl.where(runs, start + lane - first, 0)
     token = tl.load(state_tokens + slot.to(tl.int64) * context + position, mask=runs, other=0)

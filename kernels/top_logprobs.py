@@ -115,9 +115,7 @@ def top_logprobs(
         )
 
 
-def reference(
-    logits: torch.Tensor, tokens: torch.Tensor, most: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def reference(logits: torch.Tensor, tokens: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`top_ids`, `top` and `chosen` of `top_logprobs`, in float64."""
     logprobs = logits.double().log_softmax(-1)
     top, top_ids = logprobs.sort(descending=True, stable=True)

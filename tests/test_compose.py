@@ -21,20 +21,28 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parent.parent
 SECRETS = {"PAGEWIRE_NATS_PASSWORD": "pSecret1", "PAGEWIRE_API_KEY": "kSecret2"}
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}")
 SERVICES = ("executor", "scheduler", "detokenizer", "tokenizer", "gateway")
 
 
 def compose() -> dict[str, Any]:
-    """The file, with its variables substituted as Docker does it."""
+    """The services, with variables substituted as Docker does it."""
+    services: dict[str, Any] = substitute(yaml.safe_load(ROOT.joinpath("compose.yaml").read_text())["services"])
+    return services
 
-    def substitute(found: re.Match[str]) -> str:
-        name, default = found[1], found[2]
-        assert name in SECRETS or default is not None, f"{name} has no default"
-        return SECRETS.get(name, default or "")
 
-    text = re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", substitute, ROOT.joinpath("compose.yaml").read_text())
-    loaded: dict[str, Any] = yaml.safe_load(text)["services"]
-    return loaded
+def substitute(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: substitute(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [substitute(part) for part in value]
+    return VARIABLE.sub(_value, value) if isinstance(value, str) else value
+
+
+def _value(found: re.Match[str]) -> str:
+    name, default = found[1], found[2]
+    assert name in SECRETS or default is not None, f"{name} has no default"
+    return SECRETS.get(name, default or "")
 
 
 def free_port() -> int:
@@ -73,7 +81,7 @@ def listens(port: int) -> bool:
 
 def ready(nats: int) -> bool:
     """The health check of the gateway's container, which is the same for every service."""
-    command = [sys.executable, "-m", "pagewire", *compose()["gateway"]["healthcheck"]["test"][2:]]
+    command = [sys.executable, "-P", "-m", "pagewire", *compose()["gateway"]["healthcheck"]["test"][2:]]
     environment = os.environ | compose()["gateway"]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}
     done = subprocess.run(
         command, env={name: str(value) for name, value in environment.items()}, capture_output=True, check=False
@@ -86,8 +94,11 @@ def test_it_serves_a_request(tmp_path: Path) -> None:
     nats, http, monitor = free_port(), free_port(), free_port()
     with ExitStack() as running:
         # What Docker's network and volumes stand for: an address, a port and a folder of its own.
-        place = ["--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor), "--store_dir", str(tmp_path)]
-        running.enter_context(process([*command_of(services["nats"]), *place], services["nats"]["environment"]))
+        *server, config = command_of(services["nats"])
+        moved = tmp_path / "nats.conf"
+        moved.write_text(ROOT.joinpath(config).read_text().replace("/data", str(tmp_path / "data")))
+        place = ["--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor)]
+        running.enter_context(process([*server, str(moved), *place], services["nats"]["environment"]))
         asyncio.run(until(lambda: listens(nats), timeout=10))
         for name in SERVICES:
             environment = services[name]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}

@@ -187,7 +187,9 @@ def survives(mutation: Mutation) -> bool:
         path = Path(folder) / "kernels" / mutation.file
         source = path.read_text()
         if source.count(mutation.before) != 1:
-            raise ValueError(f"{mutation.name}: {mutation.before!r} is in {mutation.file} {source.count(mutation.before)} times")
+            raise ValueError(
+                f"{mutation.name}: {mutation.before!r} is in {mutation.file} {source.count(mutation.before)} times"
+            )
         path.write_text(source.replace(mutation.before, mutation.after))
         command = [sys.executable, "-m", "pytest", f"tests/kernels/{mutation.test}", "-x", "-p", "no:randomly"]
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}

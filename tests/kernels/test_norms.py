@@ -62,7 +62,6 @@ def test_layer_norm_of_a_large_mean_loses_nothing() -> None:
     torch.testing.assert_close(out.double(), expected, atol=1e-3, rtol=1e-3)
 
 
-
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 300), st.booleans(), st.integers(0, 99))
 def test_any_shape(rows: int, size: int, fused: bool, seed: int) -> None:

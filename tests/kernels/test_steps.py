@@ -27,9 +27,7 @@ def new_inputs(rows: int, tokens: int) -> step_inputs.StepInputs:
         return torch.full((count,), -12345, dtype=dtype, device=DEVICE)
 
     places = garbage(tokens, torch.int64)
-    return step_inputs.StepInputs(
-        garbage(tokens), garbage(tokens), places, garbage(rows), garbage(rows), garbage(rows)
-    )
+    return step_inputs.StepInputs(garbage(tokens), garbage(tokens), places, garbage(rows), garbage(rows), garbage(rows))
 
 
 def cumulative(widths: list[int]) -> torch.Tensor:
@@ -130,9 +128,7 @@ def test_penalties_count_the_token() -> None:
     st.integers(0, 10),
     st.randoms(use_true_random=False),
 )
-def test_any_rows(
-    columns: list[tuple[int, int, int]], limit: int, last: int, token: int, random: "object"
-) -> None:
+def test_any_rows(columns: list[tuple[int, int, int]], limit: int, last: int, token: int, random: "object") -> None:
     computed = [row[0] for row in columns]
     state = slot_state([row[0] + row[1] for row in columns], computed, limit, last)
     slots = list(range(len(columns)))

@@ -41,12 +41,12 @@ class Pipeline:
         return beat
 
     async def until_idle(self) -> None:
-        """Returns once the scheduler holds nothing: no request, no slot, no block."""
+        """Returns once the scheduler holds nothing: no request, no slot, no block. All loads are fresh then."""
         async with asyncio.timeout(20):
-            while any(
-                self.load("scheduler").get(name, 1) for name in ("requests", "running", "waiting", "blocks_held")
-            ):
+            await self._next_heartbeat("scheduler")  # the last one may be of before the work
+            while any(self.load("scheduler").get(name, 1) for name in ("requests", "running", "waiting", "blocks_held")):
                 await self._next_heartbeat("scheduler")
+            await self._next_heartbeat("executor")
 
     async def _next_heartbeat(self, service: str) -> None:
         heard = asyncio.Event()

@@ -32,11 +32,11 @@ FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
 """Architecture as config.json names it, to what builds the module of a config.json."""
 
 
-def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
-    """The model of `folder`, with `config` its config.json, in CPU memory and ready for inference.
+def build_model(config: dict[str, Any]) -> CausalLM:
+    """The module that a config.json describes, without memory for its weights (on torch's meta device).
 
     Raises:
-        ConfigurationError: the architecture is not supported, or configuration and weights do not fit.
+        ConfigurationError: the architecture is not supported.
     """
     common = parse(Common, config)
     if common.quantization_config is not None:
@@ -46,6 +46,15 @@ def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> Cau
         named = ", ".join(common.architectures) or "none"
         raise ConfigurationError(f"architecture {named} is not supported; these are: {', '.join(FAMILIES)}")
     with torch.device("meta"):
-        model = build(config)
-    load_weights(model, folder, weights_dtype(dtype, common))
+        return build(config)
+
+
+def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
+    """The model of `folder`, with `config` its config.json, in CPU memory and ready for inference.
+
+    Raises:
+        ConfigurationError: the architecture is not supported, or configuration and weights do not fit.
+    """
+    model = build_model(config)
+    load_weights(model, folder, weights_dtype(dtype, parse(Common, config)))
     return model.eval()

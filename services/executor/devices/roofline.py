@@ -1,0 +1,158 @@
+"""How long a step takes on a GPU that is not there: the larger of computing and of moving memory, part by part.
+
+Source: Williams et al., "Roofline: an insightful visual performance model", 2009. The peaks are those of NVIDIA's data
+sheets; what of them real kernels reach is stated in `Efficiency`. Every time from here is simulated.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.executor.devices.protocol import Bool, Int64
+from services.executor.models.registry import build_model
+
+BYTES = 2
+"""Of a weight, an activation and a number in the KV cache: bf16."""
+_UNLIMITED = 1 << 40
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The peaks of one GPU."""
+
+    flops: float
+    """Dense bf16 operations per second."""
+    bandwidth: float
+    """Bytes per second from its memory."""
+    memory: int
+    """Bytes."""
+    link: float
+    """Bytes per second to its neighbours, one direction."""
+
+
+GPUS: Mapping[str, Gpu] = {
+    "a100-80": Gpu(312e12, 2.039e12, 80 * _GIB, 300e9),  # A100 80GB SXM data sheet, 2021: NVLink 600 GB/s both ways
+    "h100": Gpu(989.4e12, 3.35e12, 80 * _GIB, 450e9),  # H100 SXM data sheet, 2022: half of the figure with sparsity
+    "h200": Gpu(989.4e12, 4.8e12, 141 * _GIB, 450e9),  # H200 SXM data sheet, 2023
+    "l40s": Gpu(362.05e12, 0.864e12, 48 * _GIB, 32e9),  # L40S data sheet, 2023: PCIe 4.0 x16, 64 GB/s both ways
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """What of the peaks is reached, and what every step costs beside."""
+
+    compute: float = 0.6
+    bandwidth: float = 0.85
+    link: float = 0.7
+    all_reduce: float = 15e-6
+    """Seconds before an all-reduce moves its first byte."""
+    launch: float = 150e-6
+    """Seconds of a step in which nothing is computed: launching its graph, sampling, copying tokens out."""
+    reserved: int = 2 * _GIB
+    """Bytes of each GPU for activations and the runtime."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a model that time depends on."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    windows: tuple[int, ...]
+    """Per layer, how many positions a query sees; 0: all."""
+    layer_weights: int
+    """Parameters of all layers together."""
+    weights: int
+    """Parameters in all."""
+
+
+def shape_of(config: dict[str, Any]) -> Shape:
+    """The shape of the model that a config.json describes; its weights are counted, not allocated.
+
+    Raises:
+        ConfigurationError: the architecture is not supported, or a value is missing.
+    """
+    model = build_model(config)
+    spec, embedded = model.spec, model.embedding.numel()
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    outside = embedded if model.lm_head is None else 2 * embedded
+    return Shape(
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        vocab=spec.vocab_size,
+        windows=spec.windows,
+        layer_weights=weights - outside,
+        weights=weights,
+    )
+
+
+class Roofline:
+    """Times and sizes of one model on `degree` GPUs of a kind, which hold equal parts of it (tensor parallelism).
+
+    Attributes:
+        kv_bytes: memory of one position in the KV cache, on all GPUs together.
+    """
+
+    def __init__(self, shape: Shape, gpu: Gpu, degree: int = 1, efficiency: Efficiency | None = None) -> None:
+        self._shape = shape
+        self._gpu = gpu
+        self._degree = degree
+        self._efficiency = efficiency = efficiency or Efficiency()
+        self._flops = gpu.flops * efficiency.compute * degree
+        self._bandwidth = gpu.bandwidth * efficiency.bandwidth * degree
+        self._link = gpu.link * efficiency.link
+        self._windows = Counter(window or _UNLIMITED for window in shape.windows)
+        copies = max(degree // shape.kv_heads, 1)  # GPUs beyond the number of KV heads hold the same one again
+        self._kv_layer_bytes = 2 * shape.kv_heads * shape.head_dim * BYTES * copies
+        self.kv_bytes = self._kv_layer_bytes * len(shape.windows)
+
+    @property
+    def kv_room(self) -> int:
+        """Bytes of all GPUs together that weights, activations and the runtime leave. Not positive: too small."""
+        memory = (self._gpu.memory - self._efficiency.reserved) * self._degree
+        return memory - self._shape.weights * BYTES
+
+    def seconds(self, starts: Int64, widths: Int64, samples: Bool) -> float:
+        """Time of a step. Its rows compute `widths` [R] positions from `starts` [R], and sample where `samples` [R]."""
+        tokens = int(widths.sum())
+        return (
+            self._efficiency.launch
+            + self._multiply(tokens, self._shape.layer_weights)
+            + self._attend(starts, widths)
+            + self._multiply(int(samples.sum()), self._shape.vocab * self._shape.hidden)
+            + self._reduce(tokens)
+        )
+
+    def _multiply(self, tokens: int, weights: int) -> float:
+        """A product of `tokens` vectors with `weights` numbers, each read once."""
+        if not tokens:
+            return 0.0
+        return max(2.0 * tokens * weights / self._flops, weights * BYTES / self._bandwidth)
+
+    def _attend(self, starts: Int64, widths: Int64) -> float:
+        """Attention of all layers: every row reads its context once, and each query multiplies with keys and values."""
+        flops = moved = 0.0
+        for window, layers in self._windows.items():
+            growing = np.clip(window - starts, 0, widths)  # queries whose context is still shorter than the window
+            seen = growing * starts + growing * (growing + 1) // 2 + (widths - growing) * window
+            read = np.minimum(starts + widths, window + widths - 1)
+            flops += layers * 4.0 * self._shape.heads * self._shape.head_dim * int(seen.sum())
+            moved += layers * float(self._kv_layer_bytes) * int((read + widths).sum())
+        return max(flops / self._flops, moved / self._bandwidth)
+
+    def _reduce(self, tokens: int) -> float:
+        """Two ring all-reduces per layer, of one hidden state per token."""
+        if self._degree == 1:
+            return 0.0
+        moved = 2 * (self._degree - 1) / self._degree * tokens * self._shape.hidden * BYTES
+        return 2 * len(self._shape.windows) * (self._efficiency.all_reduce + moved / self._link)

@@ -1,0 +1,104 @@
+"""A device without a model: steps take the time that a roofline says, and tokens follow from sequence and position."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.devices.roofline import Roofline
+
+UInt64 = npt.NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+def choices(keys: UInt64, positions: Int64, count: int) -> Int64:
+    """Numbers in [0, count) for tokens at `positions` [N] of sequences with `keys` [N]: splitmix64 of both."""
+    bits = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
+        bits = (bits ^ (bits >> shift)) * multiplier
+    bits ^= bits >> _SHIFTS[2]
+    return (bits % np.uint64(count)).astype(np.int64)
+
+
+class DeviceClock:
+    """Real time as a device counts it.
+
+    A step starts at the later of the previous one's end and its enqueueing. A thread that was woken late enqueues late
+    as well: what the operating system oversleeps is not the device's doing, and taken off the next enqueueing.
+
+    Attributes:
+        busy: seconds in which steps ran.
+        end: when the last step ends, on the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.busy = 0.0
+        self.end = 0.0
+        self._late = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Returns when a step of this length has ended."""
+        self.end = max(self.end, time.monotonic() - self._late) + seconds
+        self.busy += seconds
+        left = self.end - time.monotonic()
+        if left > 0:
+            time.sleep(left)  # the simulated work itself: nothing is waited for
+        self._late = time.monotonic() - self.end
+
+
+class SimDevice:
+    """A `Device`. The model's own end of text is never sampled; a stop id that a request brings may be."""
+
+    def __init__(self, capacity: Capacity, roofline: Roofline | None, eos_ids: Iterable[int] = ()) -> None:
+        """`roofline` None: steps take no time at all.
+
+        Raises:
+            ValueError: the vocabulary has nothing but `eos_ids`.
+        """
+        self.capacity = capacity
+        self.clock = DeviceClock()
+        self._roofline = roofline
+        self._tokens: Int64 = np.setdiff1d(np.arange(capacity.vocab_size), list(eos_ids))
+        if not len(self._tokens):
+            raise ValueError("every token of the vocabulary ends the text")
+        self._keys = np.zeros(capacity.max_num_seqs, np.uint64)
+        self._floors = np.zeros(capacity.max_num_seqs, np.int64)
+        self._stop_ids: list[frozenset[int]] = [frozenset()] * capacity.max_num_seqs
+
+    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+        """See `Device.add`."""
+        self._keys[slot], self._floors[slot] = sampling.key, sampling.floor
+        self._stop_ids[slot] = frozenset(sampling.stop_ids)
+
+    def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """Nothing to do: there is no KV cache."""
+
+    def remove(self, slot: int) -> None:
+        """Nothing to do: what the slot held is overwritten when it is taken again."""
+
+    def step(self, batch: StepBatch) -> Int64:
+        """See `Device.step`."""
+        tokens = np.full(len(batch.slots), -1, np.int64)
+        rows = np.flatnonzero(batch.samples)
+        slots, positions = batch.slots[rows], (batch.starts + batch.widths)[rows]
+        picked = choices(self._keys[slots], positions, len(self._tokens))
+        for row in np.flatnonzero(positions < self._floors[slots]).tolist():
+            picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
+        tokens[rows] = self._tokens[picked]
+        if self._roofline is not None:
+            self.clock.run(self._roofline.seconds(batch.starts, batch.widths, batch.samples))
+        return tokens
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _allowed(self, index: int, banned: frozenset[int]) -> int:
+        """The first choice from `index` on that is not banned; `index` itself if all are."""
+        count = len(self._tokens)
+        candidates = ((index + i) % count for i in range(count))
+        return next((i for i in candidates if int(self._tokens[i]) not in banned), index)
