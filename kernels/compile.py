@@ -47,7 +47,7 @@ class Usage(NamedTuple):
     registers: int
     """Per thread."""
     spills: int
-    """Bytes stored and loaded per thread because registers ran out."""
+    """Instructions that store or load a register because there were too few."""
     shared: int
     """Bytes per block."""
 
@@ -57,6 +57,7 @@ def compile_configuration(configuration: Configuration, arch: int) -> Usage:
 
     Raises:
         triton.TritonError: the kernel does not compile.
+        RuntimeError: its machine code cannot be read.
     """
     kernel: Any = configuration.kernel
     signature = {}
@@ -75,14 +76,20 @@ def compile_configuration(configuration: Configuration, arch: int) -> Usage:
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread and bytes of stack per thread, the home of spills, as `cuobjdump` reads them."""
-    tool = triton.knobs.nvidia.cuobjdump.path
+    """Registers per thread, and instructions that move spilled registers, read off the machine code."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        report = subprocess.run([tool, "-res-usage", path], check=True, capture_output=True, text=True).stdout
-    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
-    return found["REG"], found["STACK"] + found["LOCAL"]
+
+        def report(option: str) -> str:
+            command = [triton.knobs.nvidia.cuobjdump.path, option, path]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+        registers = re.search(r"REG:(\d+)", report("-res-usage"))
+        spills = len(re.findall(r"\b(?:STL|LDL)\b", report("-sass")))
+    if registers is None:
+        raise RuntimeError("cuobjdump names no registers: another version than Triton's own?")
+    return int(registers[1]), spills
 
 
 def configurations() -> list[tuple[str, Configuration]]:

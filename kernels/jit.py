@@ -14,7 +14,8 @@ class Kernel(Protocol):
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        ...
 
 
 def jit(function: Callable[..., Any]) -> Kernel:

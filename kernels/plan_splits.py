@@ -92,7 +92,7 @@ def plan_splits(
     cu_splits: torch.Tensor,
     split_size: torch.Tensor,
 ) -> None:
-    """Cuts the contexts of the sequences with 1 to `limit` queries into items of `split_size` tiles of `tile` positions.
+    """Cuts the contexts of sequences with 1 to `limit` queries into items of `split_size` tiles of `tile` positions.
 
     All tensors int32: `lengths` [R] in positions, `cu_queries` [R + 1]. Written: `cu_splits` [R + 1], where the items
     of each row begin, and `split_size` [1] in tiles. A row with too many queries, or none, has no item.

@@ -184,7 +184,7 @@ def rotary_cache(
 
 def warps(group: int) -> int:
     """Warps for the query heads of one KV head."""
-    return min(8, triton.next_power_of_2(group))
+    return int(min(8, triton.next_power_of_2(group)))
 
 
 def reference(
@@ -196,7 +196,7 @@ def reference(
     key_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries [T, heads, head_size], keys and values [T, kv_heads, head_size] of `rotary_cache`, in float64."""
-    heads = packed.double().unflatten(1, (-1, layer.head_size))
+    heads = packed.double().reshape(len(packed), -1, layer.head_size)
     cos, sin = table[positions.long()].double()[:, None].chunk(2, -1)
 
     def turn(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -211,8 +211,9 @@ def reference(
             front = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
         return torch.cat((front, rest), -1)
 
-    q, k, v = heads.split((layer.heads, layer.kv_heads, layer.kv_heads), 1)
-    return turn(q, query_weight), turn(k, key_weight), v
+    first_value = layer.heads + layer.kv_heads
+    keys = turn(heads[:, layer.heads : first_value], key_weight)
+    return turn(heads[:, : layer.heads], query_weight), keys, heads[:, first_value:]
 
 
 def configurations() -> list[Configuration]:

@@ -124,6 +124,35 @@ def edge(  # type: ignore[no-untyped-def]
 
 
 @jit
+def tile_masses(  # type: ignore[no-untyped-def]
+    low: tl.tensor,
+    peak: tl.tensor,
+    maxima: tl.tensor,
+    logits: tl.tensor,
+    slot: tl.tensor,
+    heat: tl.tensor,
+    repetition: tl.tensor,
+    presence: tl.tensor,
+    frequency: tl.tensor,
+    seen: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PADDED: tl.constexpr,
+):
+    """Summed weight of the tokens at or above `low` in each tile, float64 [PADDED]."""
+    index = tl.arange(0, PADDED)
+    masses = tl.zeros([PADDED], dtype=tl.float64)
+    for tile in range(TILES):
+        if tl.load(maxima + tile) >= low:
+            token = tile * TILE + tl.arange(0, TILE)
+            x = scaled_logits(logits, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+            mass = tl.sum(tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64), 0)
+            masses = tl.where(index == tile, mass, masses)
+    return masses
+
+
+@jit
 def sample_kernel(
     tokens: tl.tensor,
     maxima: tl.tensor,
@@ -178,26 +207,18 @@ def sample_kernel(
             repetition, presence, frequency, seen, VOCABULARY, TILES, TILE,
         )  # fmt: skip
     share = tl.load(top_p + slot)
-    masses = tl.zeros([PADDED], dtype=tl.float64)
-    for tile in range(TILES):
-        if tl.load(tops + tile) >= low:
-            token = tile * TILE + lane
-            x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
-            mass = tl.sum(tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64), 0)
-            masses = tl.where(index == tile, mass, masses)
+    masses = tile_masses(
+        low, peak, tops, start, slot, heat, repetition, presence, frequency, seen, VOCABULARY, TILES, TILE, PADDED
+    )
     if share < 1:
         goal = (tl.sum(masses, 0) * share).to(tl.float32)
         low = edge(
             low, peak, goal, most < 0, tops, start, slot, heat,
             repetition, presence, frequency, seen, VOCABULARY, TILES, TILE,
         )  # fmt: skip
-        masses = tl.zeros([PADDED], dtype=tl.float64)
-        for tile in range(TILES):
-            if tl.load(tops + tile) >= low:
-                token = tile * TILE + lane
-                x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
-                mass = tl.sum(tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64), 0)
-                masses = tl.where(index == tile, mass, masses)
+        masses = tile_masses(
+            low, peak, tops, start, slot, heat, repetition, presence, frequency, seen, VOCABULARY, TILES, TILE, PADDED
+        )
 
     target = uniform(tl.load(key + slot), end) * tl.sum(masses, 0)
     reached = tl.cumsum(masses, 0)

@@ -128,12 +128,13 @@ def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
     padded = triton.next_power_of_2(head_size)
     tile, stages = (16, 2) if itemsize == 4 else (32, 5) if padded > 128 else (64, 5)
     block_m = max(16, triton.next_power_of_2(group))
-    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": 4, "num_stages": stages}
+    warps = 8 if block_m > 64 or itemsize == 4 else 4
+    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": warps, "num_stages": stages}
 
 
 def most_queries(layer: Attention) -> int:
     """Longest row, in queries, that the split kernel takes."""
-    return max(16, triton.next_power_of_2(layer.group)) // layer.group
+    return int(max(16, triton.next_power_of_2(layer.group))) // layer.group
 
 
 def new_plan(layer: Attention, rows: int, capacity: int, device: torch.device) -> SplitPlan:

@@ -17,10 +17,13 @@ _ENDPOINTS: dict[str, dict[str, str]] = {
     "tokenizer": {
         "generate": subjects.GENERATE + ".*",
         "tokenize": subjects.TOKENIZE + ".*",
-        "detokenize": subjects.DETOKENIZE + ".*",
         "models": subjects.MODELS,
     },
-    "detokenizer": {"cancel": subjects.CANCEL + ".*", "resume": subjects.RESUME + ".*"},
+    "detokenizer": {
+        "detokenize": subjects.DETOKENIZE + ".*",
+        "cancel": subjects.CANCEL + ".*",
+        "resume": subjects.RESUME + ".*",
+    },
 }
 """What a client may ask of each service. The others are found, but not asked."""
 

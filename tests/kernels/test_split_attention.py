@@ -1,6 +1,7 @@
 """Split attention, planned and reduced, against the float64 reference of attention."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from kernels.split_attention import SplitPlan, most_queries, new_plan, split_att
 from tests.kernels.batches import DEVICE, Case, assert_close, int32, paged_case, poisoned
 
 
-def layer(heads: int = 4, kv_heads: int = 2, head_size: int = 32, **options: float) -> Attention:
-    return Attention(heads, kv_heads, head_size, 1 / math.sqrt(head_size), **options)  # type: ignore[arg-type]
+def layer(heads: int = 4, kv_heads: int = 2, head_size: int = 32, **options: Any) -> Attention:
+    return Attention(heads, kv_heads, head_size, 1 / math.sqrt(head_size), **options)
 
 
 def planned(shape: Attention, case: Case, room: int) -> SplitPlan:
@@ -74,7 +75,7 @@ def test_longer_rows_are_left_to_the_mixed_kernel() -> None:
 
 
 @pytest.mark.parametrize("options", [{"window": 20}, {"window": 1}, {"soft_cap": 3.0}])
-def test_window_and_soft_cap(options: dict[str, float]) -> None:
+def test_window_and_soft_cap(options: dict[str, Any]) -> None:
     check(layer(**options), paged_case(layer(**options), [(1, 100), (2, 75), (1, 5)]))
 
 
@@ -102,7 +103,7 @@ def test_half_precision(cache: torch.dtype) -> None:
 def test_padded_rows_of_a_graph_cost_nothing_and_write_nothing() -> None:
     case = paged_case(layer(), [(1, 60), (1, 40)] + [(0, 0)] * 6, padding=6)
     plan = check(layer(), case)
-    assert plan.cu_splits[2:].unique().numel() == 1
+    assert (plan.cu_splits[2:] == plan.cu_splits[2]).all()
 
 
 def test_splits_of_a_plan_are_read_from_the_device() -> None:
@@ -137,7 +138,7 @@ def test_any_batch(batch: list[tuple[int, int]], window: int, block_size: int, r
 @pytest.mark.parametrize("head_size", [64, 80, 96, 112, 120, 128, 192, 256])
 @pytest.mark.parametrize("options", [{}, {"window": 100}, {"soft_cap": 20.0}])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (5, 1), (8, 2)])
-def test_whole_matrix(dtype: torch.dtype, head_size: int, options: dict[str, float], heads: int, kv_heads: int) -> None:
+def test_whole_matrix(dtype: torch.dtype, head_size: int, options: dict[str, Any], heads: int, kv_heads: int) -> None:
     shape = layer(heads, kv_heads, head_size, **options)
     case = paged_case(shape, [(1, 400), (0, 0), (3, 164), (1, 1)], dtype=dtype, padding=3)
     check(shape, case, 12)

@@ -19,14 +19,20 @@ from tests.pagewire.serving import Served, run, serving
 from tests.pagewire.test_supervisor import alive
 from tests.support.waiting import until
 
+SMALL = ("--max-model-len", "256", "--num-kv-blocks", "64")
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("traces")
-    with serving("--trace-dir", str(folder), "--max-model-len", "256", "--num-kv-blocks", "64") as served:
+    with serving("--trace-dir", str(folder), *SMALL) as served:
         yield served
+        started = served.processes()
+        assert len(started) == 6
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
+    assert not any(alive(pid) for pid in started), "something was left behind"
 
 
 @pytest.fixture(scope="module")
@@ -125,16 +131,12 @@ def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
         assert client.generate("Once upon a time", **GREEDY).choices[0].text == text
 
 
-def test_sigterm_leaves_nothing_behind() -> None:
-    with serving("--max-model-len", "256", "--num-kv-blocks", "64", "--api-key", "secret") as served:
-        assert status_of(f"{served.http}/v1/models") == 401
-        with Client(served.nats, api_key="secret") as client:
-            assert [info.name for info in client.models()] == ["bundled"]
-        started = served.processes()
-        assert len(started) == 6
-        served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(30) == 0
-    assert not any(alive(pid) for pid in started)
+def test_the_demo_shows_a_generation_and_its_timings() -> None:
+    done = run("demo", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Once upon a time")
+    for wanted in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%"):
+        assert wanted in done.stdout
 
 
 def test_offline_generation_brings_its_own_stack(text: str) -> None:

@@ -47,10 +47,14 @@ def test_info_names_the_endpoints() -> None:
     assert {endpoint["name"]: endpoint["subject"] for endpoint in answer["endpoints"]} == {
         "generate": "pagewire.v1.generate.*",
         "tokenize": "pagewire.v1.tokenize.*",
-        "detokenize": "pagewire.v1.detokenize.*",
         "models": "pagewire.v1.models",
     }
     assert all(set(endpoint) == {"name", "subject", "queue_group", "metadata"} for endpoint in answer["endpoints"])
+
+
+def test_what_the_detokenizer_answers() -> None:
+    endpoints = ask("$SRV.INFO", name="detokenizer")["endpoints"]
+    assert [endpoint["name"] for endpoint in endpoints] == ["detokenize", "cancel", "resume"]
 
 
 def test_stats_tell_the_load_and_whether_it_is_ready() -> None:

@@ -10,12 +10,17 @@ from services.executor.devices.attention import KVCache
 from services.executor.devices.capacity import free_memory, pool_blocks
 from services.executor.devices.cpu import CpuDevice, has_half_precision
 from services.executor.devices.protocol import Capacity, Device
+from services.executor.devices.roofline import GPUS, Roofline, shape_of
+from services.executor.devices.sim import SimDevice
 from services.executor.models.registry import load_model
 from shared.config import Settings
 from shared.errors import ConfigurationError
-from shared.model_folder import max_model_len, read_config
+from shared.model_folder import eos_ids, max_model_len, read_config
 
 __all__ = ["open_device"]
+
+CPU_SHARE = 0.5
+"""Of the free memory for the KV pool: the rest is for activations and for the other programs of the machine."""
 
 _log = structlog.get_logger()
 
@@ -24,12 +29,20 @@ def open_device(settings: Settings, folder: Path) -> Device:
     """The device that the settings name, with the model of `folder` loaded and the KV pool allocated.
 
     Raises:
-        ConfigurationError: the device is not built yet, the model cannot be loaded, or the pool would be too small.
+        ConfigurationError: the device is not known or not built yet, the model cannot be loaded, or the pool would be
+            too small.
     """
-    if settings.device != "cpu":
-        raise ConfigurationError(f"device {settings.device} is not built yet: set device to cpu")
+    if settings.device == "cpu":
+        return _open_cpu(settings, folder)
+    kind, _, gpu = settings.device.partition(":")
+    if kind == "sim":
+        return _open_sim(settings, folder, gpu)
+    raise ConfigurationError(f"device {settings.device} is not built yet: set device to cpu or sim:<gpu>")
+
+
+def _open_cpu(settings: Settings, folder: Path) -> Device:
     if settings.tensor_parallel_size > 1:
-        raise ConfigurationError("a tensor-parallel-size above 1 is not built yet: set it to 1")
+        raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for the cpu: set it to 1")
     config = read_config(folder)
     length = max_model_len(settings, config)
     if (cores := len(os.sched_getaffinity(0))) > 2:
@@ -37,7 +50,30 @@ def open_device(settings: Settings, folder: Path) -> Device:
     emulated = settings.dtype == "auto" and not has_half_precision(Path("/proc/cpuinfo"))
     model = load_model(folder, config, "float32" if emulated else settings.dtype)
     block_bytes = KVCache.bytes_per_block(model.spec, settings.block_size, model.embedding.dtype)
-    blocks = pool_blocks(settings, length, block_bytes, free_memory())
+    blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE))
     capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, model.spec.vocab_size)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
     return CpuDevice(model, capacity)
+
+
+def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
+    """`folder` needs no weights: its config.json and, for the other services, its tokenizer are enough."""
+    if name != "zero" and name not in GPUS:
+        raise ConfigurationError(
+            f"device sim:{name} is not known: set device to sim:zero, {', '.join(map(_sim, GPUS))}"
+        )
+    if settings.dtype == "float32":
+        raise ConfigurationError("simulated devices compute in bf16: leave dtype at auto")
+    config = read_config(folder)
+    length, shape = max_model_len(settings, config), shape_of(config)
+    gpu = GPUS.get(name)
+    roofline = Roofline(shape, gpu or GPUS["h100"], settings.tensor_parallel_size)
+    room = roofline.kv_room(settings.gpu_memory_utilization)
+    blocks = pool_blocks(settings, length, roofline.kv_bytes * settings.block_size, room)
+    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, shape.vocab)
+    _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, simulated=True)
+    return SimDevice(capacity, roofline if gpu else None, eos_ids(folder))
+
+
+def _sim(gpu: str) -> str:
+    return f"sim:{gpu}"

@@ -5,15 +5,12 @@ from pathlib import Path
 from shared.config import Settings
 from shared.errors import ConfigurationError
 
-FREE_SHARE = 0.5
-"""Of the free memory: the rest is for activations and for the other programs of the machine."""
-
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, free: int) -> int:
-    """Blocks of the KV pool: as set, or as many as `max_num_seqs` sequences can use and half of `free` bytes holds.
+def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, room: int) -> int:
+    """Blocks of the KV pool: as set, or as many as `max_num_seqs` sequences can use and `room` bytes hold.
 
     Raises:
         ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens.
@@ -24,8 +21,8 @@ def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, fr
     elif settings.kv_cache_memory is not None:
         blocks, source = settings.kv_cache_memory // bytes_per_block, "kv-cache-memory"
     else:
-        blocks = min(settings.max_num_seqs * longest, int(free * FREE_SHARE) // bytes_per_block)
-        source = "half of the free memory"
+        blocks = min(settings.max_num_seqs * longest, max(room, 0) // bytes_per_block)
+        source = f"the memory that is left ({max(room, 0) / 1e9:.1f} GB)"
     if blocks < longest:
         raise ConfigurationError(
             f"{source} gives {blocks} KV blocks of {bytes_per_block} bytes, one sequence of {max_model_len} tokens "

@@ -116,11 +116,13 @@ class Roofline:
         self._kv_layer_bytes = 2 * shape.kv_heads * shape.head_dim * BYTES * copies
         self.kv_bytes = self._kv_layer_bytes * len(shape.windows)
 
-    @property
-    def kv_room(self) -> int:
-        """Bytes of all GPUs together that weights, activations and the runtime leave. Not positive: too small."""
-        memory = (self._gpu.memory - self._efficiency.reserved) * self._degree
-        return memory - self._shape.weights * BYTES
+    def kv_room(self, share: float) -> int:
+        """Bytes that weights, activations and the runtime leave of `share` of the memory of all GPUs together.
+
+        Not positive when the model does not fit.
+        """
+        usable = self._gpu.memory * share - self._efficiency.reserved
+        return int(usable * self._degree) - self._shape.weights * BYTES
 
     def seconds(self, starts: Int64, widths: Int64, samples: Bool) -> float:
         """Time of a step. Its rows compute `widths` [R] positions from `starts` [R], and sample where `samples` [R]."""

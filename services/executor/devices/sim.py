@@ -29,7 +29,8 @@ class DeviceClock:
     """Real time as a device counts it.
 
     A step starts at the later of the previous one's end and its enqueueing. A thread that was woken late enqueues late
-    as well: what the operating system oversleeps is not the device's doing, and taken off the next enqueueing.
+    as well: what the operating system oversleeps is not the device's doing, and taken off the next enqueueing. It is
+    taken off up to the length of a step, for no more than one waits in the queue of a device behind the running one.
 
     Attributes:
         busy: seconds in which steps ran.
@@ -48,7 +49,7 @@ class DeviceClock:
         left = self.end - time.monotonic()
         if left > 0:
             time.sleep(left)  # the simulated work itself: nothing is waited for
-        self._late = time.monotonic() - self.end
+        self._late = min(time.monotonic() - self.end, seconds)
 
 
 class SimDevice:

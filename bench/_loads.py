@@ -1,0 +1,63 @@
+"""What the simulated benchmarks send: lengths, prompts and arrivals. Every draw comes from the seed."""
+
+import csv
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from bench._virtual import Request
+
+_SHAREGPT = Path(__file__).resolve().parent / "data" / "sharegpt_lengths.csv"
+_SONNET_PROMPT = 462
+_SONNET_SHARED = 62
+"""Tokens that all sonnet prompts begin with: the instruction, and the first lines."""
+_VOCABULARY = 32_000
+
+Lengths = Callable[[random.Random, int], list[Request]]
+
+
+def _prompt(draw: random.Random, tokens: int) -> list[int]:
+    return draw.choices(range(_VOCABULARY), k=tokens)
+
+
+def sharegpt(draw: random.Random, count: int) -> list[Request]:
+    """Lengths of ShareGPT conversations that vLLM's filter keeps, in Llama-2 tokens; no prompt shares anything."""
+    with _SHAREGPT.open(newline="") as file:
+        pairs = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+    return [Request(0.0, _prompt(draw, prompt), output) for prompt, output in draw.choices(pairs, k=count)]
+
+
+def _sonnet(output: int) -> Lengths:
+    def draw_requests(draw: random.Random, count: int) -> list[Request]:
+        shared = _prompt(draw, _SONNET_SHARED)
+        own = _SONNET_PROMPT - _SONNET_SHARED
+        return [Request(0.0, shared + _prompt(draw, own), output) for _ in range(count)]
+
+    return draw_requests
+
+
+LOADS: Mapping[str, Lengths] = {
+    "ShareGPT": sharegpt,
+    "prefill-heavy": _sonnet(16),
+    "decode-heavy": _sonnet(256),
+}
+"""The loads of vLLM 0.6.0's benchmarks: ShareGPT, and 462 tokens of sonnets in with 16 or 256 out."""
+
+
+def poisson(load: Lengths, qps: float, count: int, seed: int) -> list[Request]:
+    """`count` requests that arrive as a Poisson process of `qps` requests per second; infinity: all at once."""
+    draw = random.Random(seed)
+    requests = load(draw, count)
+    now = 0.0
+    for request in requests:
+        request.at = now
+        now += draw.expovariate(qps) if qps != float("inf") else 0.0
+    return requests
+
+
+def fastgen(prompt: int, output: int, seed: int) -> Iterator[Request]:
+    """DeepSpeed-FastGen's pairs: normal lengths with 30 % deviation, prompts of at most 4000 tokens; without end."""
+    draw = random.Random(seed)
+    while True:
+        tokens = max(16, min(4000, int(draw.gauss(prompt, 0.3 * prompt))))
+        yield Request(0.0, _prompt(draw, tokens), max(1, int(draw.gauss(output, 0.3 * output))))

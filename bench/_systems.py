@@ -1,0 +1,67 @@
+"""The simulated machines of the benchmarks, and how a run on one of them is set."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from bench._prefill_first import PrefillFirst
+from bench._virtual import Host, VirtualPipeline
+from bench.shapes import SHAPES
+from services.executor.devices.roofline import GPUS, Roofline, shape_of
+from services.executor.slots import SlotTable
+from services.scheduler.policy import Limits
+
+MEMORY_SHARE = 0.9
+"""Of a GPU's memory for weights and KV cache."""
+SLOTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A model on GPUs."""
+
+    shape: str
+    """One of `SHAPES`."""
+    gpu: str
+    """One of `GPUS`."""
+    degree: int
+    """GPUs that share the model."""
+    longest: int
+    """Context, in tokens: also the prefill cap where prompts go first, as in vLLM 0.2."""
+
+    @property
+    def name(self) -> str:
+        """For headings."""
+        return f"{self.shape} on {self.degree} x {self.gpu}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One setting of the engine."""
+
+    window: int = 8
+    splitfuse: bool = True
+    asynchronous: bool = True
+    prefix_cache: bool = True
+    block_size: int = 16
+    budget: int = 512
+
+
+@cache
+def roofline(system: System) -> Roofline:
+    """Times of a system, with the stated efficiencies."""
+    return Roofline(shape_of(SHAPES[system.shape]), GPUS[system.gpu], system.degree)
+
+
+def pipeline(system: System, variant: Variant) -> VirtualPipeline:
+    """A fresh engine."""
+    times = roofline(system)
+    limits = Limits(
+        num_blocks=times.kv_room(MEMORY_SHARE) // (times.kv_bytes * variant.block_size),
+        block_size=variant.block_size,
+        max_num_seqs=SLOTS,
+        budget=variant.budget if variant.splitfuse else system.longest,
+        window=variant.window,
+        prefix_cache=variant.prefix_cache,
+    )
+    table = SlotTable if variant.splitfuse else PrefillFirst
+    return VirtualPipeline(limits, times, Host(asynchronous=variant.asynchronous), table, 2 * system.longest)

@@ -1,0 +1,233 @@
+"""The pipeline in virtual time: the scheduler's own policy and the executor's own slot table, driven by events.
+
+Nothing runs here but them: a roofline says how long a step takes, and `Host` what everything around it takes. Every
+figure from here is simulated.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench._waste import Waste
+from services.executor.devices.protocol import Capacity
+from services.executor.devices.roofline import Roofline
+from services.executor.devices.sim import choices
+from services.executor.slots import SlotTable
+from services.scheduler.policy import Limits, Policy
+from services.scheduler.sequence import Sequence
+from shared.messages import unpack
+from shared.messages.plan import Plan
+from shared.messages.step import NO_TOKEN, StepOutput
+from shared.messages.work import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the pipeline around the device takes, in seconds."""
+
+    step: float = 200e-6
+    """Of the step thread, per step: plans, composing and launching, taking in tokens, handing them on."""
+    step_row: float = 1.5e-6
+    """The same, per row."""
+    schedule: float = 150e-6
+    """Of the scheduler, per message that it reads."""
+    schedule_row: float = 3e-6
+    """The same, per row of a step output."""
+    round_trip: float = 600e-6
+    """A plan to the executor, and a step output back, over the broker."""
+    edge: float = 3e-3
+    """A request from its client to the scheduler, and its first token back."""
+    asynchronous: bool = True
+    """Asynchronous output: the thread works for one step while the device runs another, which it has queued behind."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request and what became of it. Times are seconds of virtual time."""
+
+    at: float
+    """When its client sends it."""
+    prompt: list[int]
+    output: int
+    """Tokens that it generates."""
+    client: int = 0
+    """Whose it is, in a closed loop."""
+    tokens_at: list[float] = field(default_factory=list)
+    """When each token reached the client."""
+
+    @property
+    def ttft(self) -> float:
+        """Time to the first token."""
+        return self.tokens_at[0] - self.at
+
+    @property
+    def latency(self) -> float:
+        """Time to the last token."""
+        return self.tokens_at[-1] - self.at
+
+    @property
+    def intervals(self) -> list[float]:
+        """Between tokens."""
+        return [b - a for a, b in zip(self.tokens_at, self.tokens_at[1:], strict=False)]
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a run left behind."""
+
+    requests: list[Request] = field(default_factory=list)
+    """In order of their end."""
+    busy: float = 0.0
+    """Seconds in which the device ran steps."""
+    working: float = 0.0
+    """Seconds in which there was a request."""
+    steps: int = 0
+    rows: int = 0
+    preemptions: int = 0
+    waste: Waste = field(default_factory=Waste)
+
+
+Then = Callable[[Request], Request | None]
+"""What a client does when its request has ended."""
+
+
+class VirtualPipeline:
+    """One scheduler and one executor. Use once."""
+
+    def __init__(self, limits: Limits, roofline: Roofline, host: Host, table: type[SlotTable], longest: int) -> None:
+        """`longest`: tokens of the longest sequence; `table`: how steps are composed."""
+        capacity = Capacity(limits.num_blocks, limits.block_size, limits.max_num_seqs, longest, _VOCABULARY)
+        self._policy = Policy(1, limits)
+        self._table = table(capacity)
+        self._roofline = roofline
+        self._host = host
+        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._count = 0
+        self._now = 0.0
+        self._requests: dict[int, Request] = {}
+        self._outstanding = 0
+        self._then: Then = _stop
+        self._scheduler_free = 0.0
+        self._inbox: list[Plan] = []
+        self._plan = self._lease_until = self._runs = self._step = 0
+        self._ends: deque[float] = deque([0.0], maxlen=2)  # of the last two steps, the latest last
+        self._idle = True
+        self.trace = Trace()
+
+    def run(self, requests: Iterable[Request], then: Then | None = None) -> Trace:
+        """Serves `requests`, and what `then` makes of each that has ended, to the last one."""
+        self._then = then or _stop
+        for request in requests:
+            self._send(request)
+        while self._events:
+            now, _, action, arguments = heapq.heappop(self._events)
+            if self._outstanding:
+                self.trace.working += now - self._now
+            self._now = now
+            action(*arguments)
+        if self._outstanding:
+            raise RuntimeError(f"{self._outstanding} requests never ended")
+        self.trace.preemptions = self._policy.preemptions
+        return self.trace
+
+    def _at(self, when: float, action: Callable[..., None], *arguments: object) -> None:
+        heapq.heappush(self._events, (when, self._count, action, arguments))
+        self._count += 1
+
+    def _send(self, request: Request) -> None:
+        self._at(request.at, self._sent)
+        self._at(request.at + self._host.edge / 2, self._arrive, request)
+
+    def _sent(self) -> None:
+        self._outstanding += 1
+
+    def _arrive(self, request: Request) -> None:
+        number = len(self._requests) + 1
+        self._requests[number] = request
+        sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, request.output)
+        self._policy.add(Sequence(number, list(request.prompt), len(request.prompt), sampling, arrival=number))
+        self._schedule(0)
+
+    def _read(self, output: StepOutput) -> None:
+        """The scheduler reads a step output."""
+        self._policy.on_step(output)
+        self._schedule(len(output.finishes))
+
+    def _schedule(self, rows: int) -> None:
+        """The scheduler is one thread: what it does takes its time, and the next message waits for it."""
+        began = max(self._now, self._scheduler_free)
+        self._scheduler_free = began + self._host.schedule + rows * self._host.schedule_row
+        while (plan := self._policy.schedule()) is not None:
+            self._at(self._scheduler_free + self._host.round_trip / 2, self._receive, plan)
+
+    def _receive(self, plan: Plan) -> None:
+        self._inbox.append(plan)
+        if self._idle:
+            self._idle = False
+            self._at(self._now, self._boundary)
+
+    def _boundary(self) -> None:
+        """What the step loop does between two steps, and the step behind it."""
+        plans, self._inbox = self._inbox, []
+        for plan in plans:
+            self._table.apply(plan)
+            self._plan, self._lease_until = plan.number, plan.lease_until
+        batch = self._table.next_batch() if self._runs < self._lease_until else None
+        if batch is None:
+            self._idle = True
+            if plans:
+                self._at(max(self._now, self._ends[-1]), self._emit, self._output())
+            return
+        self._runs += 1
+        rows = len(batch.slots)
+        positions = batch.starts + batch.widths
+        # Tokens are known as soon as a step is composed: of what follows, only their times are to be found out.
+        picked = choices(batch.slots.astype(np.uint64), positions, _VOCABULARY)
+        columns = self._table.take(batch, np.where(batch.samples, picked, -1))
+        work = self._host.step + rows * self._host.step_row
+        seconds = self._roofline.seconds(batch.starts, batch.widths, batch.samples)
+        self._ends.append(max(self._now + work, self._ends[-1]) + seconds)
+        self.trace.busy += seconds
+        self.trace.steps += 1
+        self.trace.rows += rows
+        self._at(self._ends[-1], self._emit, self._output(*columns))
+        queued = self._now + work
+        self._at(max(queued, self._ends[0]) if self._host.asynchronous else self._ends[-1], self._boundary)
+
+    def _output(self, *columns: bytes) -> StepOutput:
+        columns = columns or (b"",) * 5
+        sequences, starts, counts, tokens, finishes = columns
+        output = StepOutput(1, self._step, self._plan, sequences, starts, counts, tokens, finishes, elapsed_us=0)
+        self._step += 1
+        return output
+
+    def _emit(self, output: StepOutput) -> None:
+        """A step has ended: tokens go to the clients, the output to the scheduler."""
+        at = self._now + self._host.edge / 2
+        rows = zip(unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True)
+        for sequence, token, finish in rows:
+            if token == NO_TOKEN:
+                continue
+            request = self._requests[sequence]
+            request.tokens_at.append(at)
+            if finish:
+                self._at(at, self._end, request)
+        self.trace.waste.sample(self._policy, output)
+        self._at(self._now + self._host.round_trip / 2, self._read, output)
+
+    def _end(self, request: Request) -> None:
+        self._outstanding -= 1
+        self.trace.requests.append(request)
+        following = self._then(request)
+        if following is not None:
+            self._send(following)
+
+
+_VOCABULARY = 50_000
+
+
+def _stop(_: Request) -> None:
+    return None
