@@ -80,9 +80,9 @@ def chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Points]) -
         colour = _COLOURS[i % len(_COLOURS)]
         joined = " ".join(place(point) for point in points)
         parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        x, y = _WIDTH - _LEGEND + 10, _TOP + 14 + 18 * i
-        parts.append(f'<path d="M{x},{y - 4}h16" stroke="{colour}" stroke-width="2"/>')
-        parts.append(f'<text x="{x + 22}" y="{y}">{escape(name)}</text>')
+        column, row = _WIDTH - _LEGEND + 10, _TOP + 14 + 18 * i
+        parts.append(f'<path d="M{column},{row - 4}h16" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<text x="{column + 22}" y="{row}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
     cell: Cell
     seed: int
-    count: int
+    requests: int
 
 
 def main(arguments: list[str]) -> int:
@@ -88,7 +88,7 @@ def measure(rates: Sequence[float], requests: int, jobs: int | None) -> dict[Cel
 def simulate(run: Run) -> dict[str, float]:
     """The figures of one run. A slow rate sends no more than a minute's requests."""
     cell = run.cell
-    count = run.count if math.isinf(cell.qps) else min(run.count, max(60, round(60 * cell.qps)))
+    count = run.requests if math.isinf(cell.qps) else min(run.requests, max(60, round(60 * cell.qps)))
     return figures(pipeline(cell.system, cell.variant).run(poisson(LOADS[cell.load], cell.qps, count, run.seed)))
 
 

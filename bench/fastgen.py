@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
     cell: Cell
     budget: int
-    count: int
+    requests: int
     seed: int
 
 
@@ -109,11 +109,11 @@ def simulate(run: Run) -> dict[str, float]:
 
 
 def closed_loop(run: Run) -> Trace:
-    """`count` requests of all clients together. Each client begins within 10 ms for every client that there is."""
+    """`requests` of all clients together. Each client begins within 10 ms for every client that there is."""
     cell = run.cell
     lengths = fastgen(cell.prompt, cell.output, run.seed)
     draw = random.Random(run.seed)
-    left = run.count - cell.clients
+    left = run.requests - cell.clients
 
     def following(ended: Request) -> Request | None:
         nonlocal left
@@ -173,8 +173,8 @@ def _summary(cells: Cells, pair: tuple[int, int]) -> list[str]:
 
     lines = [
         f"- Highest throughput: {peak(ours, 'throughput'):.2f} against {peak(theirs, 'throughput'):.2f} requests/s.",
-        f"- Highest effective throughput at {level}: {peak(ours, level):.2f} against {peak(theirs, level):.2f} requests/s,"
-        f" {_ratio(peak(ours, level), peak(theirs, level))}.",
+        f"- Highest effective throughput at {level}: {peak(ours, level):.2f} against {peak(theirs, level):.2f}"
+        f" requests/s, {_ratio(peak(ours, level), peak(theirs, level))}.",
     ]
     for clients in sorted(ours.keys() & {16}):
         a, b = ours[clients], theirs[clients]

@@ -59,9 +59,8 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
 def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
     """`folder` needs no weights: its config.json and, for the other services, its tokenizer are enough."""
     if name != "zero" and name not in GPUS:
-        raise ConfigurationError(
-            f"device sim:{name} is not known: set device to sim:zero, {', '.join(map(_sim, GPUS))}"
-        )
+        known = ", ".join(f"sim:{gpu}" for gpu in (*GPUS, "zero"))
+        raise ConfigurationError(f"device sim:{name} is not known: set device to one of {known}")
     if settings.dtype == "float32":
         raise ConfigurationError("simulated devices compute in bf16: leave dtype at auto")
     config = read_config(folder)
@@ -73,7 +72,3 @@ def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
     capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, shape.vocab)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, simulated=True)
     return SimDevice(capacity, roofline if gpu else None, eos_ids(folder))
-
-
-def _sim(gpu: str) -> str:
-    return f"sim:{gpu}"

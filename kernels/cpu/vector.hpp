@@ -1,0 +1,124 @@
+// One SIMD register of floats, whatever the machine's width, in GCC's and Clang's vector extension.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int ROWS = 12;  // rows of a register tile, two registers wide: 24 of 32 registers
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+constexpr int ROWS = 6;  // 12 of 16 registers
+#else
+constexpr int LANES = 4;
+constexpr int ROWS = 6;
+#endif
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t Int __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Short __attribute__((vector_size(LANES * 2)));
+typedef _Float16 Half __attribute__((vector_size(LANES * 2)));
+
+struct Bf16 {
+    uint16_t bits;
+};
+
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
+constexpr float LOWEST = std::numeric_limits<float>::lowest();
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+inline Vec load(const float* p) {
+    Vec v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline Vec load(const Bf16* p) {
+    Short s;
+    std::memcpy(&s, p, sizeof s);
+    return (Vec)(__builtin_convertvector(s, Int) << 16);
+}
+
+inline Vec load(const _Float16* p) {
+    Half h;
+    std::memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, Vec);
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+// Rounds to nearest, ties to even; a NaN stays one.
+inline void store(Bf16* p, Vec v) {
+    Int bits = (Int)v;
+    Int rounded = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;
+    Int nan = ((bits >> 16) | 0x40) & 0xffff;
+    Short s = __builtin_convertvector(v == v ? rounded : nan, Short);
+    std::memcpy(p, &s, sizeof s);
+}
+
+inline void store(_Float16* p, Vec v) {
+    Half h = __builtin_convertvector(v, Half);
+    std::memcpy(p, &h, sizeof h);
+}
+
+// The first `count` numbers, zeros behind them.
+template <typename T>
+inline Vec load_some(const T* p, int64_t count) {
+    T some[LANES] = {};
+    std::memcpy(some, p, count * sizeof(T));
+    return load(some);
+}
+
+template <typename T>
+inline void store_some(T* p, Vec v, int64_t count) {
+    T all[LANES];
+    store(all, v);
+    std::memcpy(p, all, count * sizeof(T));
+}
+
+template <typename T>
+inline float to_float(T x) {
+    return (float)x;
+}
+template <>
+inline float to_float(Bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float f;
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+inline float sum(Vec v) {
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) v[i] += v[i + width];
+    return v[0];
+}
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float largest(Vec v) {
+    float most = v[0];
+    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
+// e to the x within two units in the last place; 0 below -87, where floats lose precision. Source: Cephes' expf.
+inline Vec exponential(Vec x) {
+    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits
+    Vec bounded = x < -87.0f ? splat(-87.0f) : x > 88.0f ? splat(88.0f) : x;
+    Vec shifted = bounded * 1.44269504f + SHIFT;
+    Vec n = shifted - SHIFT;
+    Vec r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
+    Vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    Vec power = (Vec)(((Int)shifted << 23) + 0x3f800000);
+    return x < -87.0f ? Vec{} : p * power;
+}
