@@ -100,7 +100,7 @@ def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
     elif padded > 128:
         block_m, tile, warps, stages = 64, 32, 8, 5
     else:
-        block_m, tile, warps, stages = 128, 64, 8, 5
+        block_m, tile, warps, stages = 128, 64, 8, 5 if padded > 64 else 3
     block_m = max(block_m, triton.next_power_of_2(group))
     return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": warps, "num_stages": stages}
 

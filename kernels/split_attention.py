@@ -126,7 +126,7 @@ class SplitPlan:
 def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
     """Tile sizes, warps and pipeline depth of the split kernel, for elements of `itemsize` bytes."""
     padded = triton.next_power_of_2(head_size)
-    tile, stages = (16, 2) if itemsize == 4 else (32, 5) if padded > 128 else (64, 5)
+    tile, stages = (16, 3) if itemsize == 4 else (32, 5) if padded > 128 else (64, 5)
     block_m = max(16, triton.next_power_of_2(group))
     warps = 8 if block_m > 64 or itemsize == 4 else 4
     return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": warps, "num_stages": stages}

@@ -13,53 +13,64 @@ namespace {
 
 constexpr int PANEL = 2 * LANES;
 
+constexpr int64_t CACHED = 1 << 16;  // floats that may take part of the second level cache
+
+struct Tile {
+    const float* x;  // the first of its rows
+    const float* bias;  // of its columns, or null
+    float* out;
+    int64_t inputs, outputs;  // of the whole product
+    int64_t columns;  // outputs of this tile, at most PANEL
+};
+
 template <int M, typename W>
-void multiply(const float* x, int64_t inputs, const W* panel, const float* bias, float* out, int64_t outputs,
-              int64_t columns) {
+void multiply(const Tile& tile, const W* panel) {
     Vec sums[M][2] = {};
-    for (int64_t k = 0; k < inputs; k++, panel += PANEL) {
+    for (int64_t k = 0; k < tile.inputs; k++, panel += PANEL) {
         Vec left = load(panel), right = load(panel + LANES);
         for (int m = 0; m < M; m++) {
-            sums[m][0] += x[m * inputs + k] * left;
-            sums[m][1] += x[m * inputs + k] * right;
+            sums[m][0] += tile.x[m * tile.inputs + k] * left;
+            sums[m][1] += tile.x[m * tile.inputs + k] * right;
         }
     }
     for (int m = 0; m < M; m++)
-        for (int64_t i = 0, first = 0; first < columns; i++, first += LANES) {
-            int64_t count = std::min<int64_t>(LANES, columns - first);
-            Vec sum = bias ? sums[m][i] + load_some(bias + first, count) : sums[m][i];
-            if (count == LANES) store(out + m * outputs + first, sum);
-            else store_some(out + m * outputs + first, sum, count);
+        for (int64_t i = 0, first = 0; first < tile.columns; i++, first += LANES) {
+            int64_t count = std::min<int64_t>(LANES, tile.columns - first);
+            Vec sum = tile.bias ? sums[m][i] + load_some(tile.bias + first, count) : sums[m][i];
+            store_some(tile.out + m * tile.outputs + first, sum, count);
         }
 }
 
 template <typename W, int M = ROWS>
-void multiply_rows(int64_t rows, const float* x, int64_t inputs, const W* panel, const float* bias, float* out,
-                   int64_t outputs, int64_t columns) {
-    if (rows == M) return multiply<M>(x, inputs, panel, bias, out, outputs, columns);
-    if constexpr (M > 1) multiply_rows<W, M - 1>(rows, x, inputs, panel, bias, out, outputs, columns);
+void multiply_rows(int64_t rows, const Tile& tile, const W* panel) {
+    if (rows == M) return multiply<M>(tile, panel);
+    if constexpr (M > 1) multiply_rows<W, M - 1>(rows, tile, panel);
 }
 
 template <typename W>
 void linear(const float* x, const W* packed, const float* bias, float* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads) {
-    int64_t panels = (outputs + PANEL - 1) / PANEL, parts = (rows + ROWS - 1) / ROWS;
+    int64_t panels = (outputs + PANEL - 1) / PANEL, parts = (rows + ROWS - 1) / ROWS, size = inputs * PANEL;
+    // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
+    int64_t run = std::max<int64_t>(1, std::min(CACHED / size, panels / (4 * threads)));
     bool widen = parts > 1 && sizeof(W) < sizeof(float);  // once, not for every tile of rows
-#pragma omp parallel num_threads(threads) if (rows * inputs * outputs > 1 << 15)
+#pragma omp parallel num_threads(threads) if (rows * inputs * outputs > 1 << 16)
     {
-        std::vector<float> wide(widen ? inputs * PANEL : 0);
+        std::vector<float> wide(widen ? run * size : 0);
 #pragma omp for schedule(static)
-        for (int64_t p = 0; p < panels; p++) {
-            const W* panel = packed + p * PANEL * inputs;
-            for (int64_t i = 0; widen && i < inputs * PANEL; i += LANES) store(&wide[i], load(panel + i));
-            int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-            const float* shift = bias ? bias + first : nullptr;
+        for (int64_t begin = 0; begin < panels; begin += run) {
+            int64_t end = std::min(begin + run, panels);
+            const W* some = packed + begin * size;
+            for (int64_t i = 0; widen && i < (end - begin) * size; i += LANES) store(&wide[i], load(some + i));
             for (int64_t part = 0; part < parts; part++) {
-                int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
-                const float* input = x + begin * inputs;
-                float* output = out + begin * outputs + first;
-                if (widen) multiply_rows(count, input, inputs, wide.data(), shift, output, outputs, columns);
-                else multiply_rows(count, input, inputs, panel, shift, output, outputs, columns);
+                int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
+                for (int64_t p = begin; p < end; p++) {
+                    int64_t first = p * PANEL, offset = (p - begin) * size;
+                    Tile tile = {x + row * inputs, bias ? bias + first : nullptr, out + row * outputs + first,
+                                 inputs, outputs, std::min<int64_t>(PANEL, outputs - first)};
+                    if (widen) multiply_rows(count, tile, &wide[offset]);
+                    else multiply_rows(count, tile, some + offset);
+                }
             }
         }
     }

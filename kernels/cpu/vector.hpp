@@ -67,6 +67,7 @@ inline void store(_Float16* p, Vec v) {
 // The first `count` numbers, zeros behind them.
 template <typename T>
 inline Vec load_some(const T* p, int64_t count) {
+    if (count >= LANES) return load(p);
     T some[LANES] = {};
     std::memcpy(some, p, count * sizeof(T));
     return load(some);
@@ -74,6 +75,7 @@ inline Vec load_some(const T* p, int64_t count) {
 
 template <typename T>
 inline void store_some(T* p, Vec v, int64_t count) {
+    if (count >= LANES) return store(p, v);
     T all[LANES];
     store(all, v);
     std::memcpy(p, all, count * sizeof(T));

@@ -46,8 +46,8 @@ def model_of(settings: Settings) -> str:
 
 
 def quiet(settings: Settings, **changes: Any) -> Settings:
-    """The settings of a command that is about its output: only warnings in the log."""
-    level = "warning" if settings.log_level == "info" else settings.log_level
+    """The settings of a command that is about its output: only errors in the log, unless another level is set."""
+    level = "error" if settings.log_level == "info" else settings.log_level
     return msgspec.structs.replace(settings, log_level=level, **changes)
 
 

@@ -49,7 +49,7 @@ class Counters:
     waiting_s: float = 0.0
     """Seconds without a step because of lease or limits, while sequences were unfinished."""
     busy_s: float = 0.0
-    """Seconds in the device."""
+    """Seconds in which the device computed, by its own clock."""
     steps: int = 0
     """Steps that the device ran."""
     rows: int = 0
@@ -166,7 +166,7 @@ class StepLoop:
         elapsed = time.perf_counter() - began
         self._due = math.inf
         counters = self.counters
-        counters.busy_s += elapsed
+        counters.busy_s = self._device.busy
         counters.steps += 1
         counters.rows += rows
         counters.tokens += positions

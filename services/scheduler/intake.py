@@ -140,15 +140,25 @@ class Intake:
             return
         request = self.requests.get(work.request_id)
         if request is not None:
-            request.ack, request.generation = item.ack, item.deliveries
-            if request.sequences:
-                await self._bind(request, request.sequences[0].id)
+            await self._take_over(request, item, work)
             return
         if item.deliveries > 1 and await self._is_done(work.request_id):
             await self._end(item.ack)
             return
         request = self.requests[work.request_id] = accept(item, work)
         await self._attach(request)
+
+    async def _take_over(self, request: Request, item: Item, work: WorkItem) -> None:
+        """Another delivery of a request that runs here: its newer ack, or the detokenizer that its client has now."""
+        if work.detokenizer != request.work.detokenizer:
+            if item.stored_at < request.stored_at:
+                await self._end(item.ack)  # the client has sent it again since, and another detokenizer speaks to it
+                return
+            await self._end(request.ack)
+            request.work, request.stored_at = work, item.stored_at
+        request.ack, request.generation = item.ack, item.deliveries
+        if request.sequences:
+            await self._bind(request, request.sequences[0].id)
 
     async def _attach(self, request: Request) -> None:
         """Agrees with the detokenizer on what is known, then lets the policy run what is left."""

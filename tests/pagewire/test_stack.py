@@ -20,7 +20,7 @@ from tests.pagewire.test_supervisor import alive
 from tests.support.waiting import until
 
 SMALL = ("--max-model-len", "256", "--num-kv-blocks", "64")
-GREEDY = {"max_tokens": 6, "temperature": 0.0}
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def text(stack: Served) -> str:
     """What the model says to the prompt, greedily, by the shortest way."""
     with Client(stack.nats) as client:
-        return client.generate("Once upon a time", SamplingParams(max_tokens=6, temperature=0.0)).choices[0].text
+        return client.generate("Once upon a time", GREEDY).choices[0].text
 
 
 def status_of(url: str) -> int:
@@ -110,7 +110,7 @@ def test_a_request_leaves_a_waterfall(stack: Served) -> None:
         if part.startswith("PAGEWIRE_TRACE_DIR=")
     )
     with Client(stack.nats) as client:
-        client.generate("Once", request_id="waterfall", **GREEDY)
+        client.generate("Once", GREEDY, request_id="waterfall")
     deadline = time.monotonic() + 10
     while not all(
         name in (done := run("trace", "waterfall", "--trace-dir", folder)).stdout for name in ("decode", "stream")
@@ -128,7 +128,7 @@ def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
     asyncio.run(until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30))
     assert stack.service("tokenizer") != killed
     with Client(stack.nats) as client:
-        assert client.generate("Once upon a time", **GREEDY).choices[0].text == text
+        assert client.generate("Once upon a time", GREEDY).choices[0].text == text
 
 
 def test_the_demo_shows_a_generation_and_its_timings() -> None:
@@ -141,7 +141,7 @@ def test_the_demo_shows_a_generation_and_its_timings() -> None:
 
 def test_offline_generation_brings_its_own_stack(text: str) -> None:
     with LLM(max_model_len=256, num_kv_blocks=64) as llm:
-        results = llm.generate(["Once upon a time", "Alice was"], SamplingParams(max_tokens=6, temperature=0.0))
+        results = llm.generate(["Once upon a time", "Alice was"], GREEDY)
         assert results[0].choices[0].text == text
         assert len(results[1].choices[0].token_ids) == 6
         with pytest.raises(errors.InvalidRequest):

@@ -1,5 +1,6 @@
 """The CPU as a device: PyTorch, eager, one step at a time."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class CpuDevice:
 
     def __init__(self, model: CausalLM, capacity: Capacity) -> None:
         self.capacity = capacity
+        self.busy = 0.0
         self._model = model
         self._slots = DeviceSlots(capacity)
         self._cache = KVCache(model.spec, capacity.num_blocks, capacity.block_size, model.embedding.dtype)
@@ -49,6 +51,7 @@ class CpuDevice:
     @torch.inference_mode()
     def step(self, batch: StepBatch) -> Int64:
         """See `Device.step`."""
+        began = time.perf_counter()
         ends = batch.starts + batch.widths
         behind = np.cumsum(batch.widths)
         positions = np.arange(len(batch.token_ids)) + np.repeat(ends - behind, batch.widths)
@@ -59,6 +62,7 @@ class CpuDevice:
         if rows.size:
             logits = self._model.logits(hidden[torch.from_numpy(behind[rows] - 1)])
             tokens[rows] = sample(logits, self._slots.sampling(batch.slots[rows], ends[rows])).numpy()
+        self.busy += time.perf_counter() - began
         return tokens
 
     def close(self) -> None:

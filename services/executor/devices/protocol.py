@@ -68,6 +68,10 @@ class Device(Protocol):
 
     capacity: Capacity
 
+    @property
+    def busy(self) -> float:
+        """Seconds in which it computed, since it was opened, by its own clock."""
+
     def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
         """A sequence takes a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size)."""
 

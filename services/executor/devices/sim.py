@@ -62,7 +62,7 @@ class SimDevice:
             ValueError: the vocabulary has nothing but `eos_ids`.
         """
         self.capacity = capacity
-        self.clock = DeviceClock()
+        self._clock = DeviceClock()
         self._roofline = roofline
         self._tokens: Int64 = np.setdiff1d(np.arange(capacity.vocab_size), list(eos_ids))
         if not len(self._tokens):
@@ -70,6 +70,11 @@ class SimDevice:
         self._keys = np.zeros(capacity.max_num_seqs, np.uint64)
         self._floors = np.zeros(capacity.max_num_seqs, np.int64)
         self._stop_ids: list[frozenset[int]] = [frozenset()] * capacity.max_num_seqs
+
+    @property
+    def busy(self) -> float:
+        """See `Device.busy`: by the device clock."""
+        return self._clock.busy
 
     def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
         """See `Device.add`."""
@@ -92,7 +97,7 @@ class SimDevice:
             picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
         tokens[rows] = self._tokens[picked]
         if self._roofline is not None:
-            self.clock.run(self._roofline.seconds(batch.starts, batch.widths, batch.samples))
+            self._clock.run(self._roofline.seconds(batch.starts, batch.widths, batch.samples))
         return tokens
 
     def close(self) -> None:

@@ -93,6 +93,7 @@ class FakeDevice:
 
     def __init__(self, capacity: Capacity = CAPACITY, *, gated: bool = False) -> None:
         self.capacity = capacity
+        self.busy = 0.0
         self.tables: dict[int, list[int]] = {}
         self.samplings: dict[int, SlotSampling] = {}
         self.written: dict[int, int] = {}
@@ -129,6 +130,7 @@ class FakeDevice:
         for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
             assert end <= len(self.tables[slot]) * self.capacity.block_size
         self.batches.append(batch)
+        self.busy += 0.5
         picked = [
             token_at(self.samplings[slot].key, end, self.capacity.vocab_size)
             for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True)

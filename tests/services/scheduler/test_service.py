@@ -279,8 +279,6 @@ def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_lost() 
                 await s.work(f"r{i}", [i, i], max_tokens=20)
             await s.detokenizer.until(lambda: len(s.executor.plans) >= 1 and s.load("requests") == 3)
             old = s.executor.term
-            for _ in range(2):
-                s.executor.model.run()
             s.executor.run()
             # Its successor wakes up with the same name and another scheduler's term.
             s.executor.term += 1
@@ -310,6 +308,28 @@ def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() -> Non
             assert first.first_sequence == second.first_sequence
             assert second.generation > first.generation
             assert s.load("requests") == 1
+
+    asyncio.run(main())
+
+
+def test_a_request_sent_again_after_its_detokenizer_died_goes_on_at_the_new_one() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            s.executor.free_running = False
+            await s.work("r", [5, 6], max_tokens=20)
+            await s.detokenizer.until(lambda: bool(s.executor.plans))
+            s.executor.run()
+            await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+            successor = Detokenizer(MemoryBus(s.broker), instance="successor")
+            await successor.start()
+            s.detokenizer.instance = "successor"
+            await s.work("r", [5, 6], max_tokens=20)
+            await successor.until(lambda: bool(successor.attached))
+            s.executor.free_running = True
+            s.executor.run()
+            await s.until_idle()
+            assert successor.tokens[successor.attached[0].first_sequence] == generate([5, 6], 20, [])
+            assert len({added.sequence for plan in s.executor.plans for added in plan.added}) == 1
 
     asyncio.run(main())
 
