@@ -45,10 +45,10 @@ def paged_case(
     width = max(blocks, default=0) + 2
     pool = sum(blocks) + 5
     slots = torch.randperm(len(rows) + 3, generator=random)[: len(rows)].int()
-    tables = torch.full((len(rows) + 3, width), 2**31 - 1, dtype=torch.int32)
     shape = (pool, layer.kv_heads, block_size, layer.head_size)
     key, value = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
     free = torch.randperm(pool, generator=random).tolist()
+    tables = torch.full((len(rows) + 3, width), free.pop(), dtype=torch.int32)
     for slot, count, (_, length) in zip(slots.tolist(), blocks, rows, strict=True):
         for index in range(count):
             block = free.pop()

@@ -194,7 +194,7 @@ def survives(mutation: Mutation) -> bool:
         command = [sys.executable, "-m", "pytest", f"tests/kernels/{mutation.test}", "-x", "-p", "no:randomly"]
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
         result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        if result.returncode not in {0, 1}:
+        if result.returncode > 1:  # negative: the mutant read where no memory is, and is caught
             raise RuntimeError(f"{mutation.name}: {result.stdout}{result.stderr}")
         return result.returncode == 0
 

@@ -1,0 +1,294 @@
+// Paged attention that reads the blocks where they are.
+//
+// The keys of a block lie dimension by dimension, so that a register holds one dimension of as many keys as it has
+// lanes; values lie key by key. The queries of a row that read one KV head make a tile. For each piece of the context,
+// whose bounds do not depend on the batch, a tile has scores, their softmax and the weighted values; pieces are joined
+// in order (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). Where there are few tiles,
+// threads share the pieces, and join them afterwards in the same order: a row's result does not depend on the rows
+// beside it, on how it was cut into chunks, nor on the number of threads.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "vector.hpp"
+
+struct Batch {
+    const int64_t *slots, *starts, *widths;  // of each row
+    int64_t rows;
+    const int64_t* tables;  // block ids by slot
+    int64_t columns;        // of the tables
+};
+
+struct Shape {
+    int64_t heads, kv_heads, dim, block_size;
+    int64_t window;  // positions that a query sees, its own included; 0: all
+    int64_t threads;
+};
+
+struct Inputs {
+    const float *q, *k, *v;
+    int64_t q_stride, k_stride, v_stride;  // from token to token
+    float* out;                            // tokens, heads and dimensions without gaps
+};
+
+namespace {
+
+constexpr int64_t TILE = 48;    // queries that share what they load, about
+constexpr int64_t PIECE = 256;  // keys, about: whole blocks
+
+struct Tile {
+    const int64_t* blocks;
+    int64_t token, position, count;  // its first token, in the batch and in the sequence
+    int64_t first_piece, pieces;
+};
+
+// The softmax of some queries over some keys, not divided by the sum yet.
+struct Partial {
+    float *most, *total;  // by query: largest score, sum of exponentials
+    float* values;        // by query, `padded` numbers
+
+    void join(const Partial& next, int64_t queries, int64_t padded) {
+        for (int64_t i = 0; i < queries; i++) {
+            float peak = std::max(most[i], next.most[i]);
+            float mine = exponential(splat(most[i] - peak))[0], theirs = exponential(splat(next.most[i] - peak))[0];
+            most[i] = peak;
+            total[i] = total[i] * mine + next.total[i] * theirs;
+            for (int64_t j = 0; j < padded; j += LANES) {
+                float* at = values + i * padded + j;
+                store(at, load(at) * mine + load(next.values + i * padded + j) * theirs);
+            }
+        }
+    }
+};
+
+template <typename T>
+class Attention {
+public:
+    Attention(const Batch& batch, const Shape& shape, const Inputs& in, T* keys, T* values)
+        : batch(batch), shape(shape), in(in), keys(keys), values(values),
+          group(shape.heads / shape.kv_heads), padded((shape.dim + LANES - 1) / LANES * LANES),
+          lines((shape.block_size + LANES - 1) / LANES),
+          piece_blocks(std::max<int64_t>(1, PIECE / shape.block_size)), columns(piece_blocks * lines * LANES) {
+        int64_t most = std::max<int64_t>(1, TILE / group), token = 0;
+        for (int64_t row = 0; row < batch.rows; row++)
+            for (int64_t done = 0; done < batch.widths[row]; done += most) {
+                int64_t position = batch.starts[row] + done, count = std::min(most, batch.widths[row] - done);
+                int64_t piece = piece_blocks * shape.block_size, first = first_seen(position) / piece;
+                tiles.push_back({batch.tables + batch.slots[row] * batch.columns, token, position, count, first,
+                                 (position + count - 1) / piece + 1 - first});
+                token += count;
+                widest = std::max(widest, count * group);
+                work += tiles.back().pieces * count;
+            }
+    }
+
+    void run() {
+        int64_t heads = shape.kv_heads, units = tiles.size() * heads;
+        bool shared = units < 4 * shape.threads;  // too few to keep all threads busy
+        std::vector<int64_t> offsets(1, 0);       // of each tile's pieces among all pieces
+        for (const Tile& tile : tiles) offsets.push_back(offsets.back() + (shared ? tile.pieces : 0));
+        std::vector<float> store(offsets.back() * heads * partial_size());
+#pragma omp parallel num_threads(shape.threads) if (work * PIECE * shape.heads * shape.dim > 1 << 17)
+        {
+            std::vector<float> room(2 * partial_size() + widest * (shape.dim + columns));
+            float *query = room.data() + 2 * partial_size(), *scores = query + widest * shape.dim;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < units; i++) write(tiles[i / heads], i % heads);
+            if (shared) {
+#pragma omp for schedule(dynamic, 1)
+                for (int64_t i = 0; i < offsets.back() * heads; i++) {
+                    int64_t t = std::upper_bound(offsets.begin(), offsets.end(), i / heads) - offsets.begin() - 1;
+                    read_queries(tiles[t], i % heads, query);
+                    attend(tiles[t], i % heads, i / heads - offsets[t], query, scores, partial(&store[i * partial_size()]));
+                }
+            }
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < units; i++) {
+                const Tile& tile = tiles[i / heads];
+                Partial joined = partial(room.data()), next = partial(room.data() + partial_size());
+                std::fill_n(joined.most, widest, LOWEST);
+                std::fill_n(joined.total, widest * (padded + 1), 0.0f);
+                if (!shared) read_queries(tile, i % heads, query);
+                for (int64_t p = 0; p < tile.pieces; p++) {
+                    if (shared) next = partial(&store[((offsets[i / heads] + p) * heads + i % heads) * partial_size()]);
+                    else attend(tile, i % heads, p, query, scores, next);
+                    joined.join(next, tile.count * group, padded);
+                }
+                write_out(tile, i % heads, joined);
+            }
+        }
+    }
+
+private:
+    int64_t partial_size() const { return widest * (padded + 2); }
+
+    Partial partial(float* at) const { return {at, at + widest, at + 2 * widest}; }
+
+    int64_t first_seen(int64_t position) const {
+        return shape.window ? std::max<int64_t>(0, position - shape.window + 1) : 0;
+    }
+
+    T* key_block(const Tile& tile, int64_t block, int64_t head) const {
+        return keys + (tile.blocks[block] * shape.kv_heads + head) * shape.dim * shape.block_size;
+    }
+
+    T* value_block(const Tile& tile, int64_t block, int64_t head) const {
+        return values + (tile.blocks[block] * shape.kv_heads + head) * padded * shape.block_size;
+    }
+
+    // Puts the tile's own keys and values into the pool.
+    void write(const Tile& tile, int64_t head) {
+        for (int64_t i = 0; i < tile.count; i++) {
+            int64_t block = (tile.position + i) / shape.block_size, at = (tile.position + i) % shape.block_size;
+            const float* k = in.k + (tile.token + i) * in.k_stride + head * shape.dim;
+            const float* v = in.v + (tile.token + i) * in.v_stride + head * shape.dim;
+            T *key = key_block(tile, block, head) + at, *value = value_block(tile, block, head) + at * padded;
+            for (int64_t j = 0; j < shape.dim; j += LANES) {
+                T some[LANES];
+                store(some, load_some(k + j, shape.dim - j));
+                for (int64_t l = 0; l < std::min<int64_t>(LANES, shape.dim - j); l++) key[(j + l) * shape.block_size] = some[l];
+                store(value + j, load_some(v + j, shape.dim - j));
+            }
+        }
+    }
+
+    // The tile's queries, scaled: token by token, within a token head by head.
+    void read_queries(const Tile& tile, int64_t head, float* query) const {
+        float scale = 1.0f / std::sqrt((float)shape.dim);
+        for (int64_t i = 0; i < tile.count; i++) {
+            const float* q = in.q + (tile.token + i) * in.q_stride + head * group * shape.dim;
+            for (int64_t j = 0; j < group * shape.dim; j++) *query++ = q[j] * scale;
+        }
+    }
+
+    void write_out(const Tile& tile, int64_t head, const Partial& joined) const {
+        for (int64_t i = 0; i < tile.count * group; i++) {
+            float* out = in.out + ((tile.token + i / group) * shape.heads + head * group + i % group) * shape.dim;
+            for (int64_t j = 0; j < shape.dim; j += LANES)
+                store_some(out + j, load(joined.values + i * padded + j) / joined.total[i], shape.dim - j);
+        }
+    }
+
+    // One piece of the context, the `index`th that the tile sees.
+    void attend(const Tile& tile, int64_t head, int64_t index, const float* query, float* scores, Partial out) const {
+        int64_t queries = tile.count * group, first = (tile.first_piece + index) * piece_blocks;
+        int64_t last = std::min(first + piece_blocks, (tile.position + tile.count - 1) / shape.block_size + 1);
+        int64_t used = (last - first) * lines * LANES;
+        for (int64_t block = first; block < last; block++)
+            for (int64_t line = 0; line < lines; line++) {
+                const T* key = key_block(tile, block, head) + line * LANES;
+                float* column = scores + ((block - first) * lines + line) * LANES;
+                for (int64_t i = 0; i < queries; i += ROWS)
+                    score_rows(std::min<int64_t>(ROWS, queries - i), tile, key, block * shape.block_size + line * LANES,
+                               std::min<int64_t>(LANES, shape.block_size - line * LANES), i, query, column);
+            }
+        for (int64_t i = 0; i < queries; i++) softmax(scores + i * columns, used, out.most[i], out.total[i]);
+        constexpr int FEW = ROWS / 2;
+        for (int64_t i = 0; i < queries; i += FEW)
+            for (int64_t j = 0; j < padded;) {
+                int64_t count = std::min<int64_t>(FEW, queries - i);
+                const float* weights = scores + i * columns;
+                float* sums = out.values + i * padded + j;
+                if (padded - j >= 4 * LANES) weigh_rows<4>(count, tile, head, first, last, j, weights, sums), j += 4 * LANES;
+                else weigh_rows<1>(count, tile, head, first, last, j, weights, sums), j += LANES;
+            }
+    }
+
+    // Scores of M queries for the keys of one register, -infinity for those that a query does not see.
+    template <int M>
+    void score(const Tile& tile, const T* key, int64_t position, int64_t count, int64_t first, const float* query,
+               float* column) const {
+        Vec sums[M] = {};
+        for (int64_t d = 0; d < shape.dim; d++) {
+            Vec k = load_some(key + d * shape.block_size, count);
+            for (int m = 0; m < M; m++) sums[m] += query[(first + m) * shape.dim + d] * k;
+        }
+        bool all = count == LANES && position + LANES - 1 <= tile.position && !shape.window;
+        Int lane;
+        for (int l = 0; l < LANES; l++) lane[l] = l;
+        for (int m = 0; m < M; m++) {
+            int64_t own = tile.position + (first + m) / group;
+            int begin = std::max<int64_t>(0, first_seen(own) - position), end = std::min(count, own + 1 - position);
+            if (!all) sums[m] = (lane < begin) | (lane >= end) ? splat(-INFINITE) : sums[m];
+            store(column + (first + m) * columns, sums[m]);
+        }
+    }
+
+    template <int M = ROWS>
+    void score_rows(int64_t rows, const Tile& tile, const T* key, int64_t position, int64_t count, int64_t first,
+                    const float* query, float* column) const {
+        if (rows == M) return score<M>(tile, key, position, count, first, query, column);
+        if constexpr (M > 1) score_rows<M - 1>(rows, tile, key, position, count, first, query, column);
+    }
+
+    static void softmax(float* scores, int64_t count, float& most, float& total) {
+        Vec peaks = splat(LOWEST), sums = {};
+        for (int64_t c = 0; c < count; c += LANES) peaks = larger(peaks, load(scores + c));
+        most = largest(peaks);
+        for (int64_t c = 0; c < count; c += LANES) {
+            Vec weight = exponential(load(scores + c) - most);
+            store(scores + c, weight);
+            sums += weight;
+        }
+        total = sum(sums);
+    }
+
+    // Values of the keys that the tile sees, summed with the weights of M queries, in N registers from dimension d on.
+    template <int M, int N>
+    void weigh(const Tile& tile, int64_t head, int64_t first, int64_t last, int64_t d, const float* weights,
+               float* out) const {
+        Vec sums[M][N] = {};
+        int64_t seen = first_seen(tile.position), end = tile.position + tile.count, size = shape.block_size;
+        for (int64_t block = first; block < last; block++) {
+            const T* value = value_block(tile, block, head) + d;
+            const float* weight = weights + (block - first) * lines * LANES;
+            for (int64_t l = std::max<int64_t>(0, seen - block * size); l < std::min(size, end - block * size); l++) {
+                Vec v[N];
+                for (int n = 0; n < N; n++) v[n] = load(value + l * padded + n * LANES);
+                for (int m = 0; m < M; m++)
+                    for (int n = 0; n < N; n++) sums[m][n] += weight[m * columns + l] * v[n];
+            }
+        }
+        for (int m = 0; m < M; m++)
+            for (int n = 0; n < N; n++) store(out + m * padded + n * LANES, sums[m][n]);
+    }
+
+    template <int N, int M = ROWS / 2>
+    void weigh_rows(int64_t rows, const Tile& tile, int64_t head, int64_t first, int64_t last, int64_t d,
+                    const float* weights, float* out) const {
+        if (rows == M) return weigh<M, N>(tile, head, first, last, d, weights, out);
+        if constexpr (M > 1) weigh_rows<N, M - 1>(rows, tile, head, first, last, d, weights, out);
+    }
+
+    const Batch& batch;
+    const Shape& shape;
+    const Inputs& in;
+    T *keys, *values;
+    int64_t group, padded;  // query heads of a KV head; dimensions of a value with its filling
+    int64_t lines;          // registers over the keys of a block
+    int64_t piece_blocks, columns;
+    std::vector<Tile> tiles;
+    int64_t widest = 0, work = 0;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Writes `k` and `v` into the pool, then attends. Keys are [blocks, kv_heads, dim, block_size], values
+// [blocks, kv_heads, block_size, dim rounded up to `lanes()`].
+void attend_f32(const Batch* batch, const Shape* shape, const Inputs* in, float* keys, float* values) {
+    Attention(*batch, *shape, *in, keys, values).run();
+}
+
+void attend_bf16(const Batch* batch, const Shape* shape, const Inputs* in, Bf16* keys, Bf16* values) {
+    Attention(*batch, *shape, *in, keys, values).run();
+}
+
+void attend_f16(const Batch* batch, const Shape* shape, const Inputs* in, _Float16* keys, _Float16* values) {
+    Attention(*batch, *shape, *in, keys, values).run();
+}
+
+int64_t lanes() { return LANES; }
+}
