@@ -15,6 +15,10 @@ ROOT = b""
 """Hash before the first block."""
 
 
+class IntegrityError(Exception):
+    """Blocks or slots are not counted as they should be: a fault in the scheduler."""
+
+
 def chain(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Hash of a full block whose tokens are `tokens` and whose prefix hashes to `parent`: 16 bytes."""
     return blake2b(parent + pack(tokens), digest_size=16).digest()
@@ -87,7 +91,7 @@ class BlockPool:
         """Drops one reference from each block of a sequence. The tail becomes the first to be evicted."""
         for block in reversed(blocks):
             if self._references[block] == 0:
-                raise AssertionError(f"block {block} is released twice")
+                raise IntegrityError(f"block {block} is released twice")
             self._references[block] -= 1
             if self._references[block] == 0:
                 if block in self._hash_of:
@@ -103,7 +107,7 @@ class BlockPool:
         """Compares the counts with the block tables of all holders.
 
         Raises:
-            AssertionError: a block is lost, counted wrongly, or both free and held.
+            IntegrityError: a block is lost, counted wrongly, or both free and held.
         """
         counted = [0] * self.num_blocks
         for blocks in holders:
@@ -111,9 +115,9 @@ class BlockPool:
                 counted[block] += 1
         if counted != self._references:
             wrong = [b for b in range(self.num_blocks) if counted[b] != self._references[b]]
-            raise AssertionError(f"blocks {wrong[:8]} are counted wrongly")
+            raise IntegrityError(f"blocks {wrong[:8]} are counted wrongly")
         idle = set(self._free) | self._evictable.keys()
         if len(idle) != self.available or any(counted[block] for block in idle):
-            raise AssertionError("a block is free twice, or free and held")
+            raise IntegrityError("a block is free twice, or free and held")
         if self.available + sum(count > 0 for count in counted) != self.num_blocks:
-            raise AssertionError("a block is lost")
+            raise IntegrityError("a block is lost")

@@ -14,7 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from operator import attrgetter
 
-from services.scheduler.blocks import BlockPool
+from services.scheduler.blocks import BlockPool, IntegrityError
+from services.scheduler.budget import Budget
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Plan
@@ -36,6 +37,8 @@ class Limits:
     window: int
     """Steps that the executor may run beyond the last one reported."""
     prefix_cache: bool = True
+    itl_target_ms: float | None = None
+    """Inter-token latency that the budget is shrunk for; None: it stays as it is."""
     max_plan_bytes: int = 512 * 1024
     """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
 
@@ -58,6 +61,7 @@ class Policy:
         self.term = term
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks)
+        self.budget = Budget(limits.budget, limits.max_running + limits.block_size, limits.itl_target_ms)
         self.plan_number = 0
         self.step = -1
         """Last step output read."""
@@ -79,6 +83,8 @@ class Policy:
         self._writing: dict[bytes, Sequence] = {}
         """Prefixes that a running prompt is about to confirm."""
         self._reordered = False
+        self._sent = 0
+        """Budget of the last plan."""
 
     @property
     def live(self) -> int:
@@ -116,10 +122,12 @@ class Policy:
         """Takes in what a step did. Outputs of one term arrive in order and without a gap."""
         self.step = output.step
         self.runs += bool(output.sequences)
+        counts = unpack(output.counts)
+        self.budget.observe(output.elapsed_us, sum(counts))
         rows = zip(
             unpack(output.sequences),
             unpack(output.starts),
-            unpack(output.counts),
+            counts,
             unpack(output.tokens),
             output.finishes,
             strict=True,
@@ -144,7 +152,7 @@ class Policy:
         added = self._admit()
         lease = self.runs + self.limits.window
         credit = self.lease_until - self.runs
-        changed = bool(grown or added or self._vacated)
+        changed = bool(grown or added or self._vacated) or (bool(self.running) and self._sent != self.budget.tokens)
         if not changed and not (self.running and credit <= self.limits.window // 2 and lease > self.lease_until):
             return None
         self.plan_number += 1
@@ -157,9 +165,10 @@ class Policy:
             blocks=pack(value for sequence, blocks in grown for block in blocks for value in (sequence.slot, block)),
             limits=pack(value for s, _ in grown for value in (s.slot, len(s.blocks) * self.limits.block_size)),
             order=pack(s.slot for s in self.running) if self._reordered else b"",
-            budget=self.limits.budget,
+            budget=self.budget.tokens,
             lease_until=self.lease_until,
         )
+        self._sent = plan.budget
         self._leaving.extend((self.plan_number, sequence) for sequence in self._removed)
         self._vacated, self._removed, self._reordered = [], [], False
         return plan
@@ -168,19 +177,19 @@ class Policy:
         """The invariants that hold between any two calls.
 
         Raises:
-            AssertionError: a block or a slot is lost or has two owners.
+            IntegrityError: a block or a slot is lost or has two owners.
         """
         leaving = [sequence for _, sequence in self._leaving] + self._removed
         self.pool.check([s.blocks for s in (*self.running, *leaving)])
         slots = [s.slot for s in (*self.running, *leaving)] + self._free_slots
         if sorted(slots) != list(range(self.limits.max_num_seqs)):
-            raise AssertionError("a slot is lost or has two owners")
+            raise IntegrityError("a slot is lost or has two owners")
         if self.running != sorted(self.running, key=_RANK) or self.waiting != sorted(self.waiting, key=_RANK):
-            raise AssertionError("the order is lost")
+            raise IntegrityError("the order is lost")
         if any(s.state is not State.RUNNING for s in self.running) or any(w.blocks for w in self.waiting):
-            raise AssertionError("a sequence is where it should not be")
+            raise IntegrityError("a sequence is where it should not be")
         if not self._writing.keys() <= {digest for s in self.running for digest in s.hashes}:
-            raise AssertionError("a prefix is promised by nobody")
+            raise IntegrityError("a prefix is promised by nobody")
 
     def _blocks_for(self, positions: int) -> int:
         return -(-positions // self.limits.block_size)

@@ -7,6 +7,7 @@ import msgspec
 import structlog
 from opentelemetry.util.types import AttributeValue
 
+from services.scheduler.blocks import IntegrityError
 from services.scheduler.intake import Intake
 from services.scheduler.link import Link, claim
 from services.scheduler.policy import Limits, Policy
@@ -25,6 +26,8 @@ HAND_BACK_AFTER = 3.0
 """Seconds without an executor after which the items go to other schedulers."""
 PLAN_SHARE = 0.5
 """Part of the broker's payload limit that the added slots of one plan may fill."""
+CHECK_EVERY = 5.0
+"""Seconds between two integrity checks of an idle scheduler."""
 
 _log = structlog.get_logger()
 _finish = Decoder(FinishSequences)
@@ -41,6 +44,7 @@ class Scheduler:
         self._intake = Intake(context, subjects.model_token(self._model), self._pump)
         self._link: Link | None = None
         self._executors = asyncio.Event()
+        self._violations = 0
 
     async def run(self) -> None:
         """Serves until cancelled; then hands its items back."""
@@ -49,6 +53,7 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._intake.run())
+                tasks.create_task(self._check_when_idle())
                 while True:
                     await self._serve(*await self._claim())
         finally:
@@ -57,7 +62,7 @@ class Scheduler:
     def heartbeat(self) -> Heartbeat:
         """Ready while an executor obeys."""
         policy, link = self._intake.policy, self._link
-        load: dict[str, float] = {"requests": len(self._intake.requests)}
+        load: dict[str, float] = {"requests": len(self._intake.requests), "integrity_violations": self._violations}
         if policy is not None:
             load |= {
                 "running": len(policy.running),
@@ -65,6 +70,7 @@ class Scheduler:
                 "blocks_held": policy.pool.held,
                 "blocks": policy.pool.num_blocks,
                 "preemptions": policy.preemptions,
+                "budget": policy.budget.tokens,
             }
         ready = link is not None and not link.lost.is_set()
         term, plan, step = (policy.term, policy.plan_number, policy.step) if policy else (0, 0, -1)
@@ -84,7 +90,8 @@ class Scheduler:
                 async with asyncio.timeout(HAND_BACK_AFTER):
                     await self._executors.wait()
             except TimeoutError:
-                _log.warning("no_executor", seconds=round(time.monotonic() - since, 1))
+                log = _log.info if self._link is None else _log.warning  # at the start weights take their time
+                log("no_executor", seconds=round(time.monotonic() - since, 1))
 
     async def _serve(self, term: int, claimed: Claimed) -> None:
         """Works with one executor until it is lost."""
@@ -96,6 +103,7 @@ class Scheduler:
             budget=settings.max_num_batched_tokens,
             window=settings.lease_window,
             prefix_cache=settings.prefix_cache,
+            itl_target_ms=settings.itl_target_ms,
             max_plan_bytes=int(self._bus.max_payload * PLAN_SHARE),
         )
         link = self._link = Link(self._bus, claimed.executor, term, self._on_step)
@@ -107,6 +115,19 @@ class Scheduler:
             await reading
         self._intake.pause()
         self._context.announce()
+
+    async def _check_when_idle(self) -> None:
+        """Compares the books with each other while that disturbs nobody."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY)
+            policy = self._intake.policy
+            if policy is None or policy.live:
+                continue
+            try:
+                policy.check()
+            except IntegrityError as error:
+                self._violations += 1
+                _log.error("integrity_violated", reason=str(error))
 
     def _pump(self) -> None:
         """Sends what the policy has to say."""

@@ -2,12 +2,13 @@
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from services.executor.models.config import Common, Positive
 from services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm
 from services.executor.models.model import Attend, CausalLM, Spec
-from services.executor.models.rope import RotaryEmbedding, read_rope, rotate
+from services.executor.models.rope import Rotate, RotaryEmbedding, read_rope
 
 
 class DecoderConfig(Common, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_size
         heads, kv_heads = config.num_attention_heads, config.kv_heads
-        self.heads = (heads, kv_heads, kv_heads)
+        self.heads, self.kv_heads = heads, kv_heads
         sizes = {
             "q_proj": heads * self.head_dim,
             "k_proj": kv_heads * self.head_dim,
@@ -82,12 +83,14 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotate: Rotate, attend: Attend) -> Tensor:
         """[T, D] -> [T, D]."""
-        q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out: Tensor = self.o_proj(attend(self.layer, rotate(q, rotation), rotate(k, rotation), v).flatten(1))
+            qk = torch.cat((self.q_norm(qk[:, : self.heads]), self.k_norm(qk[:, self.heads :])), dim=1)
+        q, k = rotate(qk).split((self.heads, self.kv_heads), dim=1)
+        out: Tensor = self.o_proj(attend(self.layer, q, k, v).flatten(1))
         return out
 
 
@@ -101,9 +104,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotate: Rotate, attend: Attend) -> Tensor:
         """[T, D] -> [T, D]."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, attend)
+        x = x + self.self_attn(self.input_layernorm(x), rotate, attend)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -124,9 +127,9 @@ class Decoder(nn.Module):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[T], [T] -> [T, D]."""
         x: Tensor = self.embed_tokens(token_ids)
-        rotation = self.rotary(positions, x.dtype)
+        rotate = self.rotary(positions, x.dtype)
         for layer in self.layers:
-            x = layer(x, rotation, attend)
+            x = layer(x, rotate, attend)
         out: Tensor = self.norm(x)
         return out
 

@@ -39,16 +39,25 @@ class PackedLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class SiluMul(nn.Module):
+    """The activation of the gated feed-forward layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, 2 inner], gates before values -> [T, inner]."""
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
 class GatedMLP(nn.Module):
     """SwiGLU feed-forward layer (Shazeer, 2020)."""
 
     def __init__(self, width: int, inner: int, bias: bool) -> None:
         super().__init__()
         self.gate_up_proj = PackedLinear(width, {"gate_proj": inner, "up_proj": inner}, bias)
+        self.activation = SiluMul()
         self.down_proj = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, width] -> [T, width]."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(F.silu(gate) * up)
+        out: Tensor = self.down_proj(self.activation(self.gate_up_proj(x)))
         return out

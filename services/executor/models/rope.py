@@ -1,6 +1,8 @@
 """Rotary position embedding (Su et al., 2021) and the ways to stretch it to longer contexts."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -61,6 +63,10 @@ def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embe
         raise ConfigurationError(f"config.json has rope parameters that cannot be used: {error}") from error
 
 
+Rotate = Callable[[Tensor], Tensor]
+"""Turns the pairs (i, i + d/2) of every head of x [T, H, d], which may be overwritten."""
+
+
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of the positions of one step, for all layers."""
 
@@ -70,16 +76,18 @@ class RotaryEmbedding(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies, persistent=False)
 
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Positions [T] -> what `rotate` takes, twice [T, 1, d]."""
+    def table(self, positions: Tensor) -> Tensor:
+        """Positions [T] -> [T, d] in float32: the cosines of all pairs, then their sines."""
         angles = positions[:, None].float() * self.frequencies
-        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
-        return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+        return torch.cat((angles.cos(), angles.sin()), -1) * self.scale
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
+        """Positions [T] -> what turns the heads of these tokens."""
+        cos, sin = self.table(positions)[:, None].to(dtype).chunk(2, dim=-1)
+        return partial(_rotate, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns the pairs (i, i + d/2) of every head of x [T, H, d]."""
-    cos, sin = rotation
+def _rotate(cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), -1), sin)
 

@@ -1,9 +1,11 @@
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.blocks import IntegrityError
 from services.scheduler.policy import Limits, Policy
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
@@ -304,15 +306,33 @@ def test_the_check_catches_a_double_free_and_a_lost_block() -> None:
     sequence = home.add([1] * 10)
     home.plan()
     lost = sequence.blocks.pop()
-    with pytest.raises(AssertionError):
+    with pytest.raises(IntegrityError):
         home.policy.check()
     sequence.blocks.append(lost)
     home.policy.check()
     home.policy.pool.release([lost])
-    with pytest.raises(AssertionError):
+    with pytest.raises(IntegrityError):
         home.policy.check()
-    with pytest.raises(AssertionError):
+    with pytest.raises(IntegrityError):
         home.policy.pool.release([lost])
+
+
+def test_the_budget_follows_the_time_of_steps() -> None:
+    home = house(budget=32, itl_target_ms=1.0, num_blocks=600)
+    home.add([1] * 2000, max_tokens=2)
+    widths = []
+    for _ in range(30):
+        home.plan()
+        home.executor.run()
+        slow = [msgspec.structs.replace(o, elapsed_us=100 * sum(unpack(o.counts))) for o in home.executor.outputs]
+        home.executor.outputs.clear()
+        for output in slow:
+            widths.append(sum(unpack(output.counts)))
+            home.policy.on_step(output)
+    assert widths[0] == 32
+    assert max(widths[-10:]) <= 13
+    home.drain()
+    home.assert_exact()
 
 
 ACTIONS = st.lists(
