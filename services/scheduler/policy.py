@@ -1,11 +1,12 @@
 """What runs next: continuous batching over paged KV blocks, without I/O and without torch.
 
 The executor composes its own steps; the policy gives it slots, blocks and a lease, and learns from step outputs what
-was done. It keeps three promises:
+was done. It keeps four promises:
 
 - A plan is atomic, and a block or slot that a plan takes from a live sequence is used again only after a step output
   has answered that plan. What a step output reported as finished may be reused at once.
 - A block is shared only once a step output has confirmed that it is written.
+- Shorter prompts pass longer ones, but a prompt in progress is passed for a bounded number of steps.
 - The oldest sequence is never preempted for a younger one, and each fits into the pool alone: something always ends.
 """
 
@@ -20,6 +21,9 @@ from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Plan
 from shared.messages.step import NO_TOKEN, Finish, StepOutput
+
+PATIENCE = 8
+"""Steps for which shorter prompts may pass a prompt in progress; then it goes first for a step."""
 
 _RANK = attrgetter("rank")
 
@@ -82,7 +86,10 @@ class Policy:
         """Live sequences whose slots are among them."""
         self._writing: dict[bytes, Sequence] = {}
         """Prefixes that a running prompt is about to confirm."""
-        self._reordered = False
+        self._prompts: dict[int, Sequence] = {}
+        """Running sequences that have not sampled since their admission, by id."""
+        self._order: list[int] = []
+        """Slots of the prompts in progress as the last plan ordered them."""
         self._sent = 0
         """Budget of the last plan."""
 
@@ -137,8 +144,11 @@ class Policy:
             if sequence is None:
                 continue  # it was dropped; the executor had not heard of it yet
             sequence.computed = start + count
-            if token != NO_TOKEN and sequence.computed == len(sequence.tokens):
-                sequence.tokens.append(token)
+            sequence.served = self.runs
+            if token != NO_TOKEN:
+                self._prompts.pop(sequence_id, None)
+                if sequence.computed == len(sequence.tokens):
+                    sequence.tokens.append(token)
             if self.limits.prefix_cache:
                 self._publish(sequence)
             if finish != Finish.NONE:
@@ -150,9 +160,11 @@ class Policy:
         """The next plan, or None when nothing has changed. Called until it returns None."""
         grown = self._grow()
         added = self._admit()
+        order = self._serve_order()
         lease = self.runs + self.limits.window
         credit = self.lease_until - self.runs
-        changed = bool(grown or added or self._vacated) or (bool(self.running) and self._sent != self.budget.tokens)
+        changed = bool(grown or added or self._vacated or order != self._order)
+        changed = changed or (bool(self.running) and self._sent != self.budget.tokens)
         if not changed and not (self.running and credit <= self.limits.window // 2 and lease > self.lease_until):
             return None
         self.plan_number += 1
@@ -164,13 +176,13 @@ class Policy:
             added=tuple(added),
             blocks=pack(value for sequence, blocks in grown for block in blocks for value in (sequence.slot, block)),
             limits=pack(value for s, _ in grown for value in (s.slot, len(s.blocks) * self.limits.block_size)),
-            order=pack(s.slot for s in self.running) if self._reordered else b"",
+            order=pack(order) if order != self._order else b"",
             budget=self.budget.tokens,
             lease_until=self.lease_until,
         )
         self._sent = plan.budget
         self._leaving.extend((self.plan_number, sequence) for sequence in self._removed)
-        self._vacated, self._removed, self._reordered = [], [], False
+        self._vacated, self._removed, self._order = [], [], order
         return plan
 
     def check(self) -> None:
@@ -224,6 +236,16 @@ class Policy:
                 coming -= max(0, urgent)
         return [(sequence, blocks) for sequence, blocks in grown if sequence.state is State.RUNNING]
 
+    def _serve_order(self) -> list[int]:
+        """Slots of the prompts in progress, if there are several: shortest first, after those passed for too long."""
+        if len(self._prompts) < 2:
+            return []
+        prompts = sorted(
+            self._prompts.values(),
+            key=lambda s: (s.priority, self.runs - s.served < PATIENCE, len(s.tokens) - s.computed, s.arrival),
+        )
+        return [sequence.slot for sequence in prompts]
+
     def _admit(self) -> list[AddSlot]:
         """Gives slots and blocks to those that wait, in order of rank, while there is room."""
         added: list[AddSlot] = []
@@ -266,8 +288,9 @@ class Policy:
             sequence.cached = sequence.computed
         sequence.slot = self._free_slots.pop()
         sequence.state = State.RUNNING
+        sequence.served = self.runs
         insort(self.running, sequence, key=_RANK)
-        self._reordered = True
+        self._prompts[sequence.id] = sequence
         for digest in sequence.hashes[len(shared) :]:
             self._writing.setdefault(digest, sequence)
         return AddSlot(
@@ -298,6 +321,7 @@ class Policy:
 
     def _promise_nothing(self, sequence: Sequence) -> None:
         """Whoever waits for this sequence's prefix computes it itself."""
+        self._prompts.pop(sequence.id, None)
         for digest in sequence.hashes[sequence.published :]:
             if self._writing.get(digest) is sequence:
                 del self._writing[digest]
@@ -309,7 +333,6 @@ class Policy:
         sequence.state = state
         self._vacated.append(sequence.slot)
         self._removed.append(sequence)
-        self._reordered = True
 
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
         """The executor has ended the sequence."""
@@ -319,7 +342,6 @@ class Policy:
             self._promise_nothing(sequence)
             self.running.remove(sequence)
             self._vacated.append(sequence.slot)
-            self._reordered = True
             self._release(sequence)
         else:
             sequence.state = State.DROPPED  # it ended in the steps before its removal

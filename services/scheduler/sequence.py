@@ -49,6 +49,8 @@ class Sequence:
     """Entry i holds positions [i * block_size, (i + 1) * block_size)."""
     computed: int = 0
     """Leading positions whose KV a step output has confirmed."""
+    served: int = 0
+    """Steps of the term that had been reported when its last row was, or when it got its slot."""
     published: int = 0
     """Leading blocks that the prefix index has been told of."""
     cached: int | None = None

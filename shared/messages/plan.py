@@ -47,7 +47,7 @@ class Plan(Wire, frozen=True):
     limits: bytes
     """Packed pairs (slot, limit)."""
     order: bytes
-    """Packed slots in the order in which prompts are served; empty: unchanged."""
+    """Packed slots in the order in which prompts are served, the others behind them; empty: unchanged."""
     budget: int
     """Tokens per step."""
     lease_until: int

@@ -115,11 +115,11 @@ class ModelExecutor:
         pairs = unpack(plan.limits)
         for slot, limit in zip(pairs[::2], pairs[1::2], strict=True):
             self.slots[slot].limit = limit
-        if plan.order:
-            self.order = unpack(plan.order)
-        assert sorted(self.order) == sorted(self.slots) or not self.slots
-        if not self.slots:
-            self.order = []
+        named = unpack(plan.order)
+        assert len(set(named)) == len(named)
+        assert set(named) <= self.slots.keys()
+        held = [slot for slot in self.order if slot in self.slots]
+        self.order = list(dict.fromkeys([*named, *held, *self.slots]))
         for entry in self.slots.values():
             assert entry.limit <= len(entry.blocks) * self.block_size
 

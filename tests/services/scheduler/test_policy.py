@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.blocks import IntegrityError
-from services.scheduler.policy import Limits, Policy
+from services.scheduler.policy import PATIENCE, Limits, Policy
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.work import Sampling
@@ -315,6 +315,46 @@ def test_the_check_catches_a_double_free_and_a_lost_block() -> None:
         home.policy.check()
     with pytest.raises(IntegrityError):
         home.policy.pool.release([lost])
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    home = house(num_blocks=600, budget=16)
+    home.add([1] * 1000, max_tokens=2)
+    for _ in range(5):
+        home.plan()
+        home.executor.run()
+        home.read()
+    short = home.add([2] * 10, max_tokens=2)
+    steps = 0
+    while len(short.tokens) == 10:
+        home.plan()
+        home.executor.run()
+        home.read()
+        steps += 1
+    assert steps <= home.limits.window + 1
+    home.drain()
+    home.assert_exact()
+
+
+@pytest.mark.parametrize("window", [1, 2, 8])
+def test_a_long_prompt_is_passed_for_a_bounded_number_of_steps(window: int) -> None:
+    home = house(num_blocks=2000, budget=16, window=window, max_num_seqs=12, prefix_cache=False)
+    long = home.add([1] * 400, max_tokens=2)
+    waited = longest = 0
+    i = 0
+    while long in home.policy.running or not i:
+        i += 1
+        while len(home.policy.waiting) < 4:
+            home.add([i % 40 + 2] * 12, max_tokens=1)
+        home.plan()
+        before = home.executor.runs
+        home.executor.run()
+        ran = {sequence for output in home.executor.outputs for sequence in unpack(output.sequences)}
+        waited = 0 if long.id in ran else waited + home.executor.runs - before
+        longest = max(longest, waited)
+        home.read()
+    assert longest >= PATIENCE, "the test puts no pressure on the long prompt"
+    assert longest <= PATIENCE + window + 1
 
 
 def test_the_budget_follows_the_time_of_steps() -> None:
