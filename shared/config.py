@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     port: Port = 8000
     """HTTP port; 0: a free one."""
     device: str = "cpu"
-    """cpu; cuda and sim:<gpu> are not built yet."""
+    """cpu, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which only takes time; cuda is not built yet."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV; auto: what the model's config says, but float32 on a CPU without bf16 instructions."""
     max_model_len: int | None = None
@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of the device's memory that may be used."""
     tensor_parallel_size: Positive = 1
-    """More than one is not built yet."""
+    """GPUs that share one model; more than one only where they are simulated."""
     data_parallel_size: Positive = 1
     """More than one is not built yet."""
     seed: int = 0

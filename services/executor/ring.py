@@ -3,8 +3,8 @@
 from collections import deque
 from itertools import islice
 
-RING_STEPS = 4096
-"""Steps that the ring holds. A lease never passes the slowest reader by more than half of it."""
+from shared.messages.step import RING_STEPS
+
 RING_BYTES = 128 * 1024 * 1024
 """Bytes that the ring holds, should steps be large."""
 

@@ -20,8 +20,10 @@ from services.scheduler.budget import Budget
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Plan
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
 
+READERS_LAG = RING_STEPS // 2
+"""Steps that the slowest reader may be behind. Then the executor waits for it."""
 PATIENCE = 8
 """Steps for which shorter prompts may pass a prompt in progress; then it goes first for a step."""
 
@@ -71,6 +73,8 @@ class Policy:
         """Last step output read."""
         self.runs = 0
         """Steps with rows among them, which the lease counts."""
+        self.slowest_reader: int | None = None
+        """Last step that every live reader has read; None while nobody reads."""
         self.lease_until = 0
         self.preemptions = 0
         self.waiting: list[Sequence] = []
@@ -161,7 +165,7 @@ class Policy:
         grown = self._grow()
         added = self._admit()
         order = self._serve_order()
-        lease = self.runs + self.limits.window
+        lease = self.runs + self._window()
         credit = self.lease_until - self.runs
         changed = bool(grown or added or self._vacated or order != self._order)
         changed = changed or (bool(self.running) and self._sent != self.budget.tokens)
@@ -235,6 +239,12 @@ class Policy:
             if sequence.state is State.RUNNING:
                 coming -= max(0, urgent)
         return [(sequence, blocks) for sequence, blocks in grown if sequence.state is State.RUNNING]
+
+    def _window(self) -> int:
+        """Steps that may follow the last one reported: never so many that a reader could fall out of the ring."""
+        if self.slowest_reader is None:
+            return self.limits.window
+        return max(0, min(self.limits.window, self.slowest_reader + READERS_LAG - self.step))
 
     def _serve_order(self) -> list[int]:
         """Slots of the prompts in progress, if there are several: shortest first, after those passed for too long."""

@@ -11,6 +11,7 @@ from services.scheduler.blocks import IntegrityError
 from services.scheduler.intake import Intake
 from services.scheduler.link import Link, claim
 from services.scheduler.policy import Limits, Policy
+from services.scheduler.readers import Readers
 from shared import subjects, telemetry
 from shared.bus import Message
 from shared.context import Context
@@ -43,6 +44,7 @@ class Scheduler:
         self._model = served_name(context.settings)
         self._intake = Intake(context, subjects.model_token(self._model), self._pump)
         self._link: Link | None = None
+        self._readers = Readers(context.bus, self._pump)
         self._executors = asyncio.Event()
         self._violations = 0
 
@@ -50,6 +52,7 @@ class Scheduler:
         """Serves until cancelled; then hands its items back."""
         await self._bus.subscribe(f"{subjects.FINISH}.{self._context.instance}.finish", self._on_finish)
         await self._bus.subscribe(f"{subjects.HEARTBEAT}.executor.*", self._on_executor)
+        await self._readers.listen()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._intake.run())
@@ -134,6 +137,7 @@ class Scheduler:
         policy, link = self._intake.policy, self._link
         if policy is None or link is None or link.lost.is_set():
             return
+        policy.slowest_reader = self._readers.slowest(policy.term)
         try:
             while (plan := policy.schedule()) is not None:
                 self._trace_queue(plan)

@@ -7,6 +7,9 @@ from shared.messages.codec import Wire
 NO_TOKEN = 0xFFFF_FFFF
 """In `StepOutput.tokens`: the row sampled nothing, its prompt is unfinished."""
 
+RING_STEPS = 4096
+"""Step outputs that an executor keeps for readers that missed some."""
+
 
 class Finish(IntEnum):
     """Why the device ended a sequence."""

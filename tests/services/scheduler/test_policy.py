@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.blocks import IntegrityError
-from services.scheduler.policy import PATIENCE, Limits, Policy
+from services.scheduler.policy import PATIENCE, READERS_LAG, Limits, Policy
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.work import Sampling
@@ -121,6 +121,21 @@ def test_a_long_lease_is_renewed_at_half_and_not_at_every_step() -> None:
         home.executor.run()
         home.read()
     assert plans < 24 / 2
+
+
+def test_the_lease_waits_for_the_slowest_reader() -> None:
+    """Race 11."""
+    home = house(window=8)
+    home.add([1], max_tokens=40)
+    home.policy.slowest_reader = 3 - READERS_LAG
+    for _ in range(20):
+        home.plan()
+        home.executor.run()
+        home.read(99)
+    assert home.executor.step == 4
+    home.policy.slowest_reader = None  # it has fallen silent
+    home.drain()
+    home.assert_exact()
 
 
 @pytest.mark.parametrize("window", [1, 2])
