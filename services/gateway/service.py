@@ -18,6 +18,7 @@ class Gateway:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._listener = server.listen(context.settings.host, context.settings.port)
+        self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
         self._completions = Completions(self._client, body_limit=context.bus.max_payload)
         self._health = Health(context.bus, changed=context.announce)
@@ -25,7 +26,7 @@ class Gateway:
     def heartbeat(self) -> Heartbeat:
         """Its port, and how many requests there are and were."""
         load = {
-            "port": float(self._listener.getsockname()[1]),
+            "port": float(self._port),
             "running": float(self._completions.running),
             "requests": float(self._completions.served),
         }
@@ -37,5 +38,5 @@ class Gateway:
         await self._health.listen()
         application = app.build(self._client, self._completions, self._health, self._context.settings.api_key)
         with self._listener:
-            _log.info("http_listening", port=self._listener.getsockname()[1])
+            _log.info("http_listening", port=self._port)
             await server.serve(application, self._listener)

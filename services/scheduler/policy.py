@@ -22,6 +22,8 @@ from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Plan
 from shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
 
+NEVER = 1 << 62
+"""A number of tokens that no sequence reaches."""
 READERS_LAG = RING_STEPS // 2
 """Steps that the slowest reader may be behind. Then the executor waits for it."""
 PATIENCE = 8
@@ -90,6 +92,8 @@ class Policy:
         """Live sequences whose slots are among them."""
         self._writing: dict[bytes, Sequence] = {}
         """Prefixes that a running prompt is about to confirm."""
+        self._short: dict[int, Sequence] = {}
+        """Running sequences whose blocks do not last for the lease ahead, by id."""
         self._prompts: dict[int, Sequence] = {}
         """Running sequences that have not sampled since their admission, by id."""
         self._order: list[int] = []
@@ -133,29 +137,27 @@ class Policy:
         """Takes in what a step did. Outputs of one term arrive in order and without a gap."""
         self.step = output.step
         self.runs += bool(output.sequences)
-        counts = unpack(output.counts)
+        ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
         self.budget.observe(output.elapsed_us, sum(counts))
-        rows = zip(
-            unpack(output.sequences),
-            unpack(output.starts),
-            counts,
-            unpack(output.tokens),
-            output.finishes,
-            strict=True,
-        )
-        for sequence_id, start, count, token, finish in rows:
-            sequence = self._sequences.get(sequence_id)
+        for i, start, count, token, finish in zip(
+            ids, starts, counts, unpack(output.tokens), output.finishes, strict=True
+        ):
+            sequence = self._sequences.get(i)
             if sequence is None:
                 continue  # it was dropped; the executor had not heard of it yet
-            sequence.computed = start + count
+            sequence.computed = computed = start + count
             sequence.served = self.runs
             if token != NO_TOKEN:
-                self._prompts.pop(sequence_id, None)
-                if sequence.computed == len(sequence.tokens):
-                    sequence.tokens.append(token)
-            if self.limits.prefix_cache:
+                if i in self._prompts:
+                    del self._prompts[i]
+                tokens = sequence.tokens
+                if computed == len(tokens):
+                    tokens.append(token)
+                    if computed + 1 >= sequence.short_at:
+                        self._short[i] = sequence
+            if computed >= sequence.full_at:
                 self._publish(sequence)
-            if finish != Finish.NONE:
+            if finish:
                 self._finish(sequence, Finish(finish))
         while self._leaving and self._leaving[0][0] <= output.plan:
             self._left(self._leaving.popleft()[1])
@@ -216,20 +218,23 @@ class Policy:
 
     def _grow(self) -> list[tuple[Sequence, list[int]]]:
         """Blocks for the lease ahead, oldest first; who cannot make two more steps takes the youngest's."""
-        grown = []
+        grown: list[tuple[Sequence, list[int]]] = []
+        if not self._short:
+            return grown
         coming = sum(self.pool.sole(s.blocks) for _, s in self._leaving) + sum(
             self.pool.sole(s.blocks) for s in self._removed
         )
-        for sequence in list(self.running):
+        for sequence in sorted(self._short.values(), key=_RANK):
             if sequence.state is not State.RUNNING:
                 continue  # preempted a moment ago for an older one
             short = self._blocks_for(self._horizon(sequence, self.limits.window)) - len(sequence.blocks)
-            if short <= 0:
-                continue
             blocks = self.pool.allocate(min(short, self.pool.available))
             if blocks:
                 sequence.blocks += blocks
                 grown.append((sequence, blocks))
+            if len(blocks) == short:
+                del self._short[sequence.id]
+                self._set_marks(sequence)
             urgent = self._blocks_for(self._horizon(sequence, min(self.limits.window, 2))) - len(sequence.blocks)
             while urgent > coming and sequence.state is State.RUNNING:
                 victim = self.running[-1]
@@ -256,10 +261,20 @@ class Policy:
         )
         return [sequence.slot for sequence in prompts]
 
+    def _set_marks(self, sequence: Sequence) -> None:
+        """When the sequence must be looked at again: `on_step` compares, and otherwise passes on."""
+        held = len(sequence.blocks) * self.limits.block_size
+        enough = held >= sequence.last_position
+        sequence.short_at = NEVER if enough else held - self.limits.window + 2
+        cached = self.limits.prefix_cache
+        sequence.full_at = (sequence.published + 1) * self.limits.block_size if cached else NEVER
+
     def _admit(self) -> list[AddSlot]:
         """Gives slots and blocks to those that wait, in order of rank, while there is room."""
         added: list[AddSlot] = []
         size = 0
+        if not self.waiting:
+            return added
         if any(sequence.state is State.PREEMPTED for _, sequence in self._leaving) or self._removed:
             return added  # room is being made for those that run already
         for sequence in list(self.waiting):
@@ -299,6 +314,7 @@ class Policy:
         sequence.slot = self._free_slots.pop()
         sequence.state = State.RUNNING
         sequence.served = self.runs
+        self._set_marks(sequence)
         insort(self.running, sequence, key=_RANK)
         self._prompts[sequence.id] = sequence
         for digest in sequence.hashes[len(shared) :]:
@@ -320,28 +336,28 @@ class Policy:
     def _publish(self, sequence: Sequence) -> None:
         """Tells the prefix index of the blocks that are confirmed full."""
         full = sequence.computed // self.limits.block_size
-        if full <= sequence.published:
-            return
         hashes = sequence.hash_blocks(full, self.limits.block_size)
         for i in range(sequence.published, full):
             self.pool.publish(sequence.blocks[i], hashes[i])
             if self._writing.get(hashes[i]) is sequence:
                 del self._writing[hashes[i]]
         sequence.published = full
+        self._set_marks(sequence)
 
-    def _promise_nothing(self, sequence: Sequence) -> None:
-        """Whoever waits for this sequence's prefix computes it itself."""
+    def _leave(self, sequence: Sequence) -> None:
+        """It runs no more. Whoever waits for its prefix computes it itself."""
+        self.running.remove(sequence)
+        self._vacated.append(sequence.slot)
         self._prompts.pop(sequence.id, None)
+        self._short.pop(sequence.id, None)
         for digest in sequence.hashes[sequence.published :]:
             if self._writing.get(digest) is sequence:
                 del self._writing[digest]
 
     def _vacate(self, sequence: Sequence, state: State) -> None:
         """The next plan takes the slot of a live sequence."""
-        self._promise_nothing(sequence)
-        self.running.remove(sequence)
+        self._leave(sequence)
         sequence.state = state
-        self._vacated.append(sequence.slot)
         self._removed.append(sequence)
 
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
@@ -349,9 +365,7 @@ class Policy:
         sequence.finish = finish
         del self._sequences[sequence.id]
         if sequence.state is State.RUNNING:
-            self._promise_nothing(sequence)
-            self.running.remove(sequence)
-            self._vacated.append(sequence.slot)
+            self._leave(sequence)
             self._release(sequence)
         else:
             sequence.state = State.DROPPED  # it ended in the steps before its removal

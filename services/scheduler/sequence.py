@@ -53,6 +53,10 @@ class Sequence:
     """Steps of the term that had been reported when its last row was, or when it got its slot."""
     published: int = 0
     """Leading blocks that the prefix index has been told of."""
+    short_at: int = 0
+    """Number of tokens from which on its blocks do not last for the lease ahead."""
+    full_at: int = 0
+    """Number of computed positions at which another block is full."""
     cached: int | None = None
     """Positions that the first admission found computed; None before it."""
     hashes: list[bytes] = field(default_factory=list)

@@ -1,0 +1,209 @@
+"""What the pipeline itself costs: tokens through all services with a device that takes no time (simulated).
+
+Streams of a client process of its own run without a pause. Tokens are those that the executor has sampled, frames those
+that the client has received, and the CPU time of every process is what the operating system counted.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from pagewire.commands.status import ask
+from pagewire.stack import GATEWAY, PIPELINE, Stack
+from shared import logs, subjects
+from shared.bus import Message, nats
+from shared.config import Settings
+
+TOKENS_PER_REQUEST = 1900
+WARM_UP = 2.0
+"""Seconds before anything is counted: all streams have begun."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Figures:
+    """One run."""
+
+    transport: str
+    streams: int
+    seconds: float
+    tokens: int
+    frames: int
+    cpu_us_per_token: dict[str, float]
+    """By process name; the client's own as `client`, the broker's as `nats-server`."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a table and writes `--output`."""
+    parser = argparse.ArgumentParser(prog="pagewire bench pipeline", description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[16, 256], help="streams at once")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time that is counted, per run")
+    parser.add_argument("--transport", nargs="+", choices=["nats", "http"], default=["nats", "http"])
+    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    given = parser.parse_args(arguments)
+    logs.configure(Settings(log_level="warning"), service="bench")
+    runs = [
+        asyncio.run(_run(transport, streams, given.seconds))
+        for transport in given.transport
+        for streams in given.streams
+    ]
+    print("\n".join(table(runs)))
+    if given.output:
+        given.output.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+    return 0
+
+
+def table(runs: list[Figures]) -> list[str]:
+    """Lines for the terminal."""
+    lines = ["simulated device without step time; CPU in microseconds per token"]
+    for run in runs:
+        cpu = "  ".join(f"{name} {cost:.1f}" for name, cost in sorted(run.cpu_us_per_token.items()))
+        lines.append(
+            f"{run.transport:<5}{run.streams:>4} streams {run.rate:>9.0f} tokens/s"
+            f" {run.tokens / max(run.frames, 1):>6.2f} tokens/frame   {cpu}"
+        )
+    return lines
+
+
+async def _run(transport: str, streams: int, seconds: float) -> Figures:
+    settings = Settings(
+        port=0,
+        nats_port=0,
+        device="sim:zero",
+        max_num_seqs=streams,
+        max_num_batched_tokens=streams + 512,
+        num_kv_blocks=(TOKENS_PER_REQUEST // 16 + 8) * streams,
+        log_level="error",
+    )
+    async with Stack(settings, PIPELINE if transport == "nats" else (*PIPELINE, GATEWAY)) as stack:
+        address = await stack.ready()
+        ours, theirs = multiprocessing.Pipe()
+        target = _read_nats if transport == "nats" else _read_http
+        url = address.nats if transport == "nats" else address.http
+        client = multiprocessing.get_context("spawn").Process(target=_client, args=(target, url, streams, theirs))
+        client.start()
+        try:
+            await asyncio.sleep(WARM_UP)
+            first = await _observe(ours, address.nats)
+            await asyncio.sleep(seconds)
+            last = await _observe(ours, address.nats)
+        finally:
+            client.terminate()
+            client.join()
+    tokens = last.tokens - first.tokens
+    spent = {name: (last.cpu[name] - first.cpu[name]) * 1e6 / max(tokens, 1) for name in last.cpu if name in first.cpu}
+    return Figures(transport, streams, last.at - first.at, tokens, last.frames - first.frames, spent)
+
+
+@dataclass(frozen=True)
+class _Observation:
+    at: float
+    tokens: int
+    frames: int
+    cpu: dict[str, float]
+
+
+async def _observe(client: Connection, url: str) -> _Observation:
+    """Where everybody is at this moment."""
+    bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
+    try:
+        (executor,) = await ask(bus, "executor")
+    finally:
+        await bus.close()
+    client.send(None)
+    frames: int = await asyncio.to_thread(client.recv)
+    return _Observation(time.monotonic(), int(float(executor.metadata["load.sampled"])), frames, _cpu_seconds())
+
+
+def _cpu_seconds() -> dict[str, float]:
+    """CPU time of the processes that this one has started, by name."""
+    spent: dict[str, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_text().split("\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(fields[1]) == os.getpid():
+            name = next((word[9:] for word in command if word.startswith("services.")), Path(command[0]).name)
+            name = "client" if name.startswith("python") else name
+            spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
+    return spent
+
+
+@dataclass
+class _Counts:
+    frames: int = 0
+
+
+def _client(target: Any, url: str, streams: int, wire: Connection) -> None:
+    counts = _Counts()
+
+    def answer() -> None:
+        wire.recv()
+        wire.send(counts.frames)
+
+    async def serve() -> None:
+        asyncio.get_running_loop().add_reader(wire.fileno(), answer)
+        await target(url, streams, counts)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+
+
+async def _read_nats(url: str, streams: int, counts: _Counts) -> None:
+    """Every stream is sent again as soon as it ends."""
+    bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
+    sampling = {"max_tokens": TOKENS_PER_REQUEST, "ignore_eos": True}
+    body = json.dumps({"prompt": [5, 6, 7], "stream": True, "sampling": sampling, "timeout_ms": 3_600_000}).encode()
+
+    async def stream() -> None:
+        inbox = bus.new_inbox()
+
+        def receive(message: Message) -> None:
+            if not message.data:
+                bus.publish(f"{subjects.GENERATE}.bundled", body, reply=inbox)
+            elif message.data.startswith(b'{"type":"delta"'):
+                counts.frames += 1
+
+        await bus.subscribe(inbox, receive)
+        bus.publish(f"{subjects.GENERATE}.bundled", body, reply=inbox)
+
+    for _ in range(streams):
+        await stream()
+    await asyncio.get_running_loop().create_future()
+
+
+async def _read_http(url: str, streams: int, counts: _Counts) -> None:
+    """The same over server-sent events, read without an HTTP library: the client is not what is measured."""
+    host, port = url.removeprefix("http://").split(":")
+    request = {"model": "bundled", "prompt": [5, 6, 7], "max_tokens": TOKENS_PER_REQUEST, "ignore_eos": True}
+    body = json.dumps(request | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    message = head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    async def stream() -> None:
+        while True:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(message)
+            while data := await reader.read(1 << 16):
+                counts.frames += data.count(b"data: {")
+            writer.close()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(streams):
+            tasks.create_task(stream())
