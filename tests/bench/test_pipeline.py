@@ -12,7 +12,7 @@ def test_rates_and_costs() -> None:
     assert run.rate == 500
     head, line = table([run])
     assert "simulated" in head
-    assert line.split() == "nats 256 streams 500 tokens/s 2.00 tokens/frame client 3.0 scheduler 1.3".split()
+    assert " ".join(line.split()) == "nats 256 streams 500 tokens/s 2.00 tokens/frame client 3.0 scheduler 1.3"
 
 
 @pytest.mark.full

@@ -1,7 +1,7 @@
 """The real services on a real broker, in one process and on one loop."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,11 +14,20 @@ from services.tokenizer.service import Tokenizer
 from shared import subjects
 from shared.bus import Bus, nats
 from shared.config import Settings
+from shared.context import Context, Service
 from shared.messages.heartbeat import Heartbeat
 from shared.peers import Peers
 from shared.runtime import run_service
 
-SERVICES = {"tokenizer": Tokenizer, "scheduler": Scheduler, "executor": Executor, "detokenizer": Detokenizer}
+SERVICES: dict[str, Callable[[Context], Service]] = {
+    "tokenizer": Tokenizer,
+    "scheduler": Scheduler,
+    "executor": Executor,
+    "detokenizer": Detokenizer,
+}
+
+HELD = ("requests", "running", "waiting", "blocks_held")
+"""What a scheduler reports of itself that is zero when it is idle."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Pipeline:
         """Returns once the scheduler holds nothing: no request, no slot, no block. All loads are fresh then."""
         async with asyncio.timeout(20):
             await self._next_heartbeat("scheduler")  # the last one may be of before the work
-            while any(self.load("scheduler").get(name, 1) for name in ("requests", "running", "waiting", "blocks_held")):
+            while any(self.load("scheduler").get(name, 1) for name in HELD):
                 await self._next_heartbeat("scheduler")
             await self._next_heartbeat("executor")
 
