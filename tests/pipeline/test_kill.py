@@ -1,0 +1,59 @@
+"""A process is killed in the middle of streams: they end once, with the text that they would have had."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from pagewire import AsyncClient, SamplingParams
+from pagewire.stack import PIPELINE, Stack
+from shared.config import Settings
+from tests.support.checkpoints import checkpoint
+
+TOKENS = 200
+SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+PROMPTS = ["The morning train", "An old woman", "Two children", "How far is the sea?"]
+
+
+def kill(service: str) -> None:
+    """Ends the process of a service that this one has started, without a chance to clean up."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        if parent == os.getpid() and f"services.{service}" in command:
+            os.kill(int(folder.name), signal.SIGKILL)
+            return
+    raise AssertionError(f"there is no {service}")
+
+
+async def stream(client: AsyncClient, prompt: str, victim: str = "") -> str:
+    """The text of one stream; `victim` dies when a quarter of it is there."""
+    text, tokens = "", 0
+    async for delta in client.stream(prompt, SAMPLING):
+        text += delta.text
+        tokens += len(delta.token_ids)
+        if victim and tokens > TOKENS // 4:
+            kill(victim)
+            victim = ""
+    assert tokens == TOKENS
+    return text
+
+
+def test_streams_survive_the_death_of_a_tokenizer_a_scheduler_and_an_executor() -> None:
+    async def main() -> None:
+        settings = Settings(
+            model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=100, nats_port=0, log_level="error"
+        )
+        async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
+            wanted = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
+            for victim in ("tokenizer", "scheduler", "executor"):
+                found = await asyncio.gather(
+                    *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS))
+                )
+                assert found == wanted, victim
+                await stack.ready()
+
+    asyncio.run(main())
