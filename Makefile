@@ -1,4 +1,4 @@
-.PHONY: install demo test test-all lint clean
+.PHONY: install demo test test-all lint kernels clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,10 +19,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
+# Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
+kernels: install
+	$(BIN)/python -m kernels.compile --arch sm_90
+
+test: lint kernels
 	$(BIN)/pytest -m 'not full and not cuda'
 
-test-all: lint
+test-all: lint kernels
 	$(BIN)/pytest -m 'not cuda'
 
 clean:

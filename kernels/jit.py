@@ -41,7 +41,7 @@ class Configuration:
     constants: Mapping[str, object]
     """Value of each `tl.constexpr` parameter; an absent optional tensor is the constant None."""
     options: Mapping[str, int] = field(default_factory=dict)
-    """`num_warps` and `num_stages`, where they are not Triton's own."""
+    """`num_warps`, `num_stages` and `maxnreg`, where they are not Triton's own."""
     spills: bool = True
     """Whether spilled registers are tolerated: no in attention and sampling."""
     minimum_arch: int = 80

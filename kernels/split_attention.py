@@ -124,12 +124,14 @@ class SplitPlan:
 
 
 def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
-    """Tile sizes, warps and pipeline depth of the split kernel, for elements of `itemsize` bytes."""
+    """Tile sizes, warps, pipeline depth and registers of the split kernel, for elements of `itemsize` bytes."""
     padded = triton.next_power_of_2(head_size)
     tile, stages = (16, 3) if itemsize == 4 else (32, 5) if padded > 128 else (64, 5)
     block_m = max(16, triton.next_power_of_2(group))
     warps = 8 if block_m > 64 or itemsize == 4 else 4
-    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": warps, "num_stages": stages}
+    # Left alone, the assembler aims at 128 registers and spills; two programs per multiprocessor leave room for 224.
+    launch = {"num_warps": warps, "num_stages": stages, "maxnreg": 224}
+    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, **launch}
 
 
 def most_queries(layer: Attention) -> int:
@@ -212,7 +214,7 @@ def configurations() -> list[Configuration]:
                     "split_size": "i32",
                 },
                 constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}},
-                options={key: sizes[key] for key in ("num_warps", "num_stages")},
+                options={key: sizes[key] for key in ("num_warps", "num_stages", "maxnreg")},
                 spills=False,
                 minimum_arch=shape.minimum_arch,
             )

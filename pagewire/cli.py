@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from pagewire.commands import bench, chat, demo, doctor, generate, serve, status, trace
+from pagewire.supervisor import ServiceRefused
 from shared.errors import PagewireError
 
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = build_parser().parse_args(arguments)
     try:
         return COMMANDS[given.command].run(given)
+    except ServiceRefused:
+        return 2  # the service's own line says it all
     except PagewireError as error:
         print(f"pagewire: {error}", file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ import structlog
 from pagewire.broker import Broker
 from pagewire.supervisor import Program, Supervisor
 from pagewire.watchdog import Watchdog
-from shared import config, subjects
+from shared import config, model_folder, subjects
 from shared.bus import Bus, nats
 from shared.config import ENVIRONMENT_PREFIX, Settings
 from shared.errors import BusUnavailable, ConfigurationError, Unavailable
@@ -56,6 +56,9 @@ class Stack:
 
     async def __aenter__(self) -> Self:
         settings = self._settings
+        # Before anything is started: a wrong name shows at once, and a model of the hub is fetched once.
+        folder = await asyncio.to_thread(model_folder.resolve, settings.model)
+        model_folder.read_config(folder)
         try:
             if not settings.nats_url:
                 self._broker = Broker(port=settings.nats_port, api_key=settings.api_key)
@@ -151,7 +154,9 @@ class Stack:
 
 
 def _refuse_unbuilt(settings: Settings) -> None:
-    for name, built in (("tensor_parallel_size", 1), ("data_parallel_size", 1), ("device", "cpu")):
+    simulated = settings.device.startswith("sim:")
+    built_on_real = (("tensor_parallel_size", 1), ("device", "cpu"))
+    for name, built in (("data_parallel_size", 1), *(() if simulated else built_on_real)):
         if getattr(settings, name) != built:
             flag = "--" + name.replace("_", "-")
             raise ConfigurationError(f"{flag} {getattr(settings, name)} is not built yet: leave it at {built}")

@@ -18,6 +18,10 @@ CONFIGURATION_REFUSED = 2
 _log = structlog.get_logger()
 
 
+class ServiceRefused(ConfigurationError):
+    """A service cannot run with its settings. It has said why on standard error already."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to run."""
@@ -75,7 +79,7 @@ class Supervisor:
             started = loop.time()
             code = await self._run_once(program)
             if code == CONFIGURATION_REFUSED:
-                raise ConfigurationError(f"{program.name} cannot run with these settings: its own message is above")
+                raise ServiceRefused(f"{program.name} cannot run with these settings: its own message is above")
             if loop.time() - started >= self._patience.healthy:
                 delay = self._patience.first_delay
             _log.warning("process_ended", process=program.name, code=code, restart_in=delay)

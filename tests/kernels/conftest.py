@@ -36,7 +36,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     os.environ["TRITON_INTERPRET"] = "1"
     # PyTorch and transformers may have imported Triton as a compiler in a shared session: begin again.
     for name in [name for name in sys.modules if name.split(".")[0] in {"triton", "kernels"}]:
-        if not name.startswith("triton._C"):
+        if not name.startswith(("triton._C", "kernels.cpu")):
             del sys.modules[name]
     teach_bfloat16_products()
 

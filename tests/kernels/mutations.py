@@ -95,8 +95,8 @@ MORE = (
     Mutation(
         "row found one early",
         "search.py",
-        "<= index",
-        "< index",
+        "middle * SLACK <= index",
+        "middle * SLACK < index",
         "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
     ),
     Mutation(
@@ -128,11 +128,11 @@ MORE = (
         "test_rotary_cache.py::test_a_ragged_batch_with_a_dead_row_in_the_dummy_block",
     ),
     Mutation(
-        "edge of a filter excluded",
+        "filter keeps one too many",
         "sampler.py",
-        "kept = x >= middle",
-        "kept = x > middle",
-        "test_sampler.py::test_ties_at_the_edge_are_kept_together",
+        "if tl.sum(weight, 0) >= goal:",
+        "if tl.sum(weight, 0) > goal:",
+        "test_sampler.py::test_filters",
     ),
     Mutation(
         "inverse of the distribution by one",

@@ -23,6 +23,7 @@ def rows(table: str) -> list[list[str]]:
     return [line.rsplit(maxsplit=4) for line in table.splitlines() if ": " in line]
 
 
+@pytest.mark.timeout(600)
 def test_hopper_has_no_spill_and_enough_shared_memory() -> None:
     result = compiled("--arch", "sm_90")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -36,6 +37,7 @@ def test_hopper_has_no_spill_and_enough_shared_memory() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
 def test_other_parts(arch: str) -> None:
     result = compiled("--arch", arch)

@@ -1,3 +1,5 @@
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -5,13 +7,13 @@ import pytest
 from pagewire import cli
 from shared import flags
 from shared.config import FIELDS, Settings, variable
+from shared.model_folder import BUNDLED
 from tests.pagewire.serving import run
 
 UNBUILT = [
     ("--tensor-parallel-size", "2"),
     ("--data-parallel-size", "2"),
     ("--device", "cuda"),
-    ("--device", "sim:h100"),
 ]
 
 
@@ -86,8 +88,20 @@ def test_an_error_is_one_line_and_exit_code_2(
 def test_a_folder_that_is_none_ends_serve_with_a_clear_line() -> None:
     done = run("serve", "/nowhere/at/all", "--port", "0", "--nats-port", "0", "--log-level", "error")
     assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
     assert "there is no folder /nowhere/at/all" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_model_that_is_not_known_ends_serve_with_a_clear_line(tmp_path: Path) -> None:
+    for file in BUNDLED.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    config = {"architectures": ["UnheardOfForCausalLM"], "max_position_embeddings": 64, "vocab_size": 3072}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run("serve", str(tmp_path), "--port", "0", "--nats-port", "0", "--log-level", "error")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "architecture UnheardOfForCausalLM is not supported" in done.stderr
     assert done.stdout == ""
 
 
