@@ -48,7 +48,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def milliseconds(cell: Mapping[str, float], name: str) -> str:
     """Median, P90, P95 and P99 of a time."""
-    return " / ".join(f"{cell[f'{name}_{key}'] * 1e3:.3g}" for key in QUANTILES)
+    return " / ".join(_short(cell[f"{name}_{key}"] * 1e3) for key in QUANTILES)
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _LEGEND = 640, 360, 64, 34, 48, 150

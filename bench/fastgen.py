@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     """Prints the tables; writes them, their JSON and the plots."""
     parser = argparse.ArgumentParser(prog="pagewire bench fastgen", description=__doc__)
     parser.add_argument("--budget", type=int, default=512, help="tokens per step of SplitFuse")
-    parser.add_argument("--requests", type=int, default=512, help="per run")
+    parser.add_argument("--requests", type=int, help="per run; by default 4 for each client and 32")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="closed-loop clients")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder")
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
     cells = measure(given.clients, given.budget, given.requests, given.jobs)
     lines = [
         f"Simulated {SYSTEM.name}, budget {given.budget} tokens (prefill first: prompts up to {SYSTEM.longest} a step),"
-        f" {given.requests} requests per run, means of seeds {SEEDS}.",
+        f" {given.requests or '4 per client and 32'} requests per run, means of seeds {SEEDS}.",
         "",
         *tables(cells),
     ]
@@ -85,10 +85,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def measure(clients: Sequence[int], budget: int, requests: int, jobs: int | None) -> Cells:
+def measure(clients: Sequence[int], budget: int, requests: int | None, jobs: int | None) -> Cells:
     """The figures of every cell, one set per seed."""
     cells = [Cell(engine, *pair, c) for engine, pair, c in product((SPLITFUSE, PREFILL_FIRST), PAIRS, clients)]
-    runs = [Run(cell, budget, requests, seed) for cell in cells for seed in SEEDS]
+    runs = [Run(cell, budget, requests or 4 * cell.clients + 32, seed) for cell in cells for seed in SEEDS]
     with ProcessPoolExecutor(jobs) as pool:
         found = iter(pool.map(simulate, runs))
         return {cell: [next(found) for _ in SEEDS] for cell in cells}

@@ -155,8 +155,7 @@ class Stack:
 
 def _refuse_unbuilt(settings: Settings) -> None:
     simulated = settings.device.startswith("sim:")
-    built_on_real = (("tensor_parallel_size", 1), ("device", "cpu"))
-    for name, built in (("data_parallel_size", 1), *(() if simulated else built_on_real)):
+    for name, built in (("data_parallel_size", 1), *(() if simulated else (("tensor_parallel_size", 1),))):
         if getattr(settings, name) != built:
             flag = "--" + name.replace("_", "-")
             raise ConfigurationError(f"{flag} {getattr(settings, name)} is not built yet: leave it at {built}")

@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     port: Port = 8000
     """HTTP port; 0: a free one."""
     device: str = "cpu"
-    """cpu, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which only takes time; cuda is not built yet."""
+    """cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which only takes time."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV; auto: what the model's config says, but float32 on a CPU without bf16 instructions."""
     max_model_len: int | None = None

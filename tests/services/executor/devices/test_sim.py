@@ -197,5 +197,5 @@ def test_simulated_devices_compute_in_half_precision(folder: Path) -> None:
 
 
 def test_unknown_gpus_are_told_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="sim:h200.*sim:zero"):
+    with pytest.raises(ConfigurationError, match=r"sim:h200.*sim:zero"):
         opened(folder, device="sim:b300")

@@ -1,0 +1,104 @@
+"""The KV pool, and the attention of one step over it."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels import split_attention
+from kernels.attention_layer import Attention, Batch
+from kernels.paged_attention import paged_attention
+from kernels.plan_splits import capacity as programs
+from kernels.plan_splits import plan_splits
+from kernels.rotary_cache import Rotary, rotary_cache
+from kernels.step_inputs import StepInputs
+from services.executor.devices.cuda.runtime import Runtime
+from services.executor.devices.protocol import Capacity
+from services.executor.models.model import Spec
+
+
+class KVPool:
+    """Keys and values of every layer, and how contexts are shared among programs.
+
+    Attributes:
+        dummy: the block behind the others, where rows that do not run write.
+    """
+
+    def __init__(
+        self, spec: Spec, heads: int, capacity: Capacity, dtype: torch.dtype, runtime: Runtime, max_tokens: int
+    ) -> None:
+        """Steps have usually up to `max_tokens` tokens."""
+        kv_heads, dim = spec.num_kv_heads, spec.head_dim
+        shape = (len(spec.windows), 2, capacity.num_blocks + 1, kv_heads, capacity.block_size, dim)
+        pool = torch.zeros(shape, dtype=dtype, device=runtime.device)
+        self.dummy = capacity.num_blocks
+        self.caches = [(layer[0], layer[1]) for layer in pool]
+        self.layers = [Attention(heads, kv_heads, dim, dim**-0.5, window) for window in spec.windows]
+        self._attended = torch.zeros(max_tokens, heads, dim, dtype=dtype, device=runtime.device)
+        count = programs(runtime.multiprocessors, kv_heads)
+        self.plans = {
+            layer.window: split_attention.new_plan(layer, capacity.max_num_seqs, count, runtime.device)
+            for layer in {layer.window: layer for layer in self.layers}.values()
+        }
+
+    def attended(self, tokens: int) -> Tensor:
+        """Where attention of a step goes, [tokens, Hq, d]. It is one memory for all layers and steps, written in turn.
+
+        Kernels leave out the padding behind a step's tokens, so this must not be uninitialised.
+        """
+        if tokens <= len(self._attended):
+            return self._attended[:tokens]
+        return torch.zeros(tokens, *self._attended.shape[1:], dtype=self._attended.dtype, device=self._attended.device)
+
+    @staticmethod
+    def bytes_per_block(spec: Spec, block_size: int, dtype: torch.dtype) -> int:
+        """Memory that one block takes over all layers."""
+        return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+
+
+class PagedAttend:
+    """The attention of one step, an `Attend`. What it launches depends on the shapes of its tensors alone."""
+
+    def __init__(self, pool: KVPool, batch: Batch, inputs: StepInputs, *, decode: bool) -> None:
+        """`decode` promises that no row has more than one token."""
+        self._pool = pool
+        self._batch = batch
+        self._inputs = inputs
+        self._decode = decode
+        self._out = pool.attended(len(inputs.ids))
+
+    def plan(self) -> None:
+        """Cuts the contexts, once per step."""
+        for layer in {layer.window: layer for layer in self._pool.layers}.values():
+            plan = self._pool.plans[layer.window]
+            itemsize = self._pool.caches[0][0].element_size()
+            tile = split_attention.tiling(layer.head_size, itemsize, layer.group)["TILE"]
+            limit = split_attention.most_queries(layer)
+            lengths, cu_queries = self._batch.lengths, self._batch.cu_queries
+            plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, plan.cu_splits, plan.split_size)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attend`."""
+        still = Rotary(q.shape[1], k.shape[1], q.shape[2], rotary=0)
+        angles = self._pool.plans[self._pool.layers[layer].window].logsum  # not read
+        return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, angles)
+
+    def rotated(
+        self, layer: int, packed: Tensor, rotary: Rotary, angles: Tensor, norms: Sequence[Tensor | None] = (None, None)
+    ) -> Tensor:
+        """The same from `packed` [T, (Hq + 2 Hkv) * d]: queries, keys and values, neither normed nor turned.
+
+        `angles` float32 [positions, d] has the cosines and sines of every position; `norms` are the weights [d] that
+        norm the heads of queries and keys.
+        """
+        keys, values = self._pool.caches[layer]
+        attention, inputs, batch = self._pool.layers[layer], self._inputs, self._batch
+        out = self._out
+        query = torch.empty_like(out)
+        rotary_cache(rotary, packed, inputs.positions, inputs.places, angles, query, keys, values, *norms)
+        plan = self._pool.plans[attention.window]
+        split_attention.split_attention(attention, batch, plan, query, keys, values, out)
+        if not self._decode:
+            shortest = split_attention.most_queries(attention) + 1
+            paged_attention(attention, batch, query, keys, values, out, minimum=shortest)
+        return out

@@ -1,0 +1,53 @@
+"""What the host tells the device before a step: the rows, and single entries of tables that changed."""
+
+import numpy as np
+import torch
+
+from kernels.scatter import scatter
+from services.executor.devices.cuda.runtime import Runtime
+from services.executor.devices.cuda.staging import Int32, StagingRing
+from services.executor.devices.protocol import Int64
+
+UPDATES = 16384
+"""Entries that go with one copy."""
+_ALIGNED = 4
+
+
+class StepColumns:
+    """The rows of the next step, in memory that every shape of step reads.
+
+    Attributes:
+        cu_queries: int32 [max_num_seqs + 1], where the tokens of each row begin.
+        slots: int32 [max_num_seqs], the slot of each row.
+    """
+
+    def __init__(self, runtime: Runtime, max_num_seqs: int, depth: int) -> None:
+        """`depth` is how many copies can be under way before the host must wait for one."""
+        head = -(-(2 * max_num_seqs + 2) // _ALIGNED) * _ALIGNED
+        size = head + 3 * UPDATES
+        self._memory = torch.zeros(size, dtype=torch.int32, device=runtime.device)
+        self._count = self._memory[:1]
+        self.cu_queries = self._memory[1 : max_num_seqs + 2]
+        self.slots = self._memory[max_num_seqs + 2 : 2 * max_num_seqs + 2]
+        self._updates = self._memory[head:].view(-1, 3)
+        self._head: Int32 = np.zeros(head, np.int32)
+        self._ring = StagingRing(runtime, depth, size)
+
+    def send(self, slots: Int64, widths: Int64, table: torch.Tensor, places: Int64, values: Int32) -> None:
+        """Enqueues the rows (`slots` [R], `widths` [R]), and table[places] = values; no place is named twice.
+
+        `table` is int32 [N] on the device.
+        """
+        most, head = len(self.slots), self._head
+        head[1] = 0
+        head[2 : most + 2] = widths.sum()
+        head[2 : len(widths) + 2] = np.cumsum(widths)
+        head[most + 2 : most + 2 + len(slots)] = slots
+        for first in range(0, max(len(places), 1), UPDATES):
+            part = slice(first, first + UPDATES)
+            count = head[0] = len(places[part])
+            updates = np.zeros((count, 3), np.int32)
+            updates[:, 1], updates[:, 2] = places[part], values[part]
+            self._ring.send(np.concatenate((head, updates.ravel())), self._memory)
+            if count:
+                scatter(table[None], self._updates[:count], self._count)

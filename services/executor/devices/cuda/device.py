@@ -1,0 +1,140 @@
+"""A GPU as a device. The host enqueues steps; it waits for their results only, and late."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import structlog
+
+from services.executor.devices.cuda.attention import KVPool
+from services.executor.devices.cuda.buckets import Bucket, Buckets
+from services.executor.devices.cuda.columns import StepColumns
+from services.executor.devices.cuda.outputs import OutputRing, Pending
+from services.executor.devices.cuda.runtime import Runtime
+from services.executor.devices.cuda.staging import Int32
+from services.executor.devices.cuda.step import Step
+from services.executor.devices.cuda.tables import SlotTables
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.models.model import CausalLM
+
+IN_FLIGHT = 2
+"""Steps that may be launched before the oldest is waited for."""
+_COPIES = 2 * IN_FLIGHT + 2
+"""Staging buffers: a step rarely takes more than two."""
+
+_log = structlog.get_logger()
+
+
+class CudaDevice:
+    """A `Device` that can also be one step ahead.
+
+    Tables on the device are the truth about running sequences. The host adds what it alone knows: blocks, sampling
+    parameters, prompts. A token that was sampled here is read from the table, never from a batch, so the step behind it
+    can be launched before the host knows it. If that token ended the sequence, the row computes nothing.
+    """
+
+    def __init__(self, model: CausalLM, capacity: Capacity, pool: KVPool, runtime: Runtime, max_tokens: int) -> None:
+        """`model` is `with_kernels`; steps have usually up to `max_tokens` tokens."""
+        slots = capacity.max_num_seqs
+        self.capacity = capacity
+        self._model = model
+        self._pool = pool
+        self._runtime = runtime
+        self._tables = SlotTables(capacity, runtime.device)
+        self._columns = StepColumns(runtime, slots, _COPIES)
+        self._outputs = OutputRing(runtime, IN_FLIGHT, slots)
+        self._buckets = Buckets(slots, max_tokens)
+        self._captured: dict[Bucket, tuple[Step, Callable[[], None]]] = {}
+        self._held: Int64 = np.zeros(slots, np.int64)  # leading tokens that the device does not need from the host
+        self._blocks: Int64 = np.zeros(slots, np.int64)
+        self._changes: list[tuple[Int64, Int32]] = []
+
+    @property
+    def busy(self) -> float:
+        """See `Device.busy`: by the device's clock."""
+        return self._outputs.busy
+
+    def capture(self) -> None:
+        """Captures a graph of every bucket. Until then, and for larger steps, kernels are launched one by one."""
+        began, buckets = time.monotonic(), self._buckets.captured
+        for done, bucket in enumerate(buckets, 1):
+            step = self._step(bucket)
+            self._captured[bucket] = step, self._runtime.capture(step.run)
+            _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
+        _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
+
+    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+        """See `Device.add`."""
+        self._held[slot], self._blocks[slot] = 0, len(blocks)
+        self._changes += self._tables.added(slot, blocks, sampling)
+
+    def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """See `Device.extend`."""
+        columns = np.empty(len(slots), np.int64)
+        for i, slot in enumerate(slots):
+            columns[i] = self._blocks[slot]
+            self._blocks[slot] += 1
+        places = self._tables.places("block_tables", np.array(slots, np.int64), columns)
+        self._changes.append((places, np.array(blocks, np.int32)))
+
+    def remove(self, slot: int) -> None:
+        """Nothing to do: what the slot held is overwritten when it is taken again."""
+
+    def step(self, batch: StepBatch) -> Int64:
+        """See `Device.step`."""
+        return self.launch(batch).wait()
+
+    def launch(self, batch: StepBatch) -> Pending:
+        """Enqueues a step. `IN_FLIGHT` of them may be pending.
+
+        A token id of the batch may be anything where an earlier step, perhaps still pending, sampled the token. What a
+        row behind a stop id yields means nothing: such a row is dead, unless the slot has more than `ENDING` stop ids.
+        """
+        self._bring_tokens(batch)
+        places, values = _last_writes(self._changes)
+        self._changes.clear()
+        began = self._runtime.mark()
+        self._columns.send(batch.slots, batch.widths, self._tables.memory, places, values)
+        bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
+        if bucket in self._captured:
+            step, replay = self._captured[bucket]
+            replay()
+        else:
+            step = self._step(bucket)
+            step.run()
+        return self._outputs.send(step.tokens[: len(batch.slots)], began)
+
+    def close(self) -> None:
+        """Drops the model, the graphs and the KV pool."""
+        self._captured.clear()
+        del self._model, self._pool
+
+    def _step(self, bucket: Bucket) -> Step:
+        return Step(self._model, self._pool, self._tables, self._columns, bucket)
+
+    def _bring_tokens(self, batch: StepBatch) -> None:
+        """Tokens that the device lacks, with where their rows stand."""
+        slots, starts, ends = batch.slots, batch.starts, batch.starts + batch.widths
+        held = self._held[slots]
+        behind = np.cumsum(batch.widths)
+        positions = np.arange(len(batch.token_ids)) + np.repeat(ends - behind, batch.widths)
+        new = positions >= np.repeat(held, batch.widths)
+        owners = np.repeat(slots, batch.widths)[new]
+        rows = held < ends
+        told, tables = slots[rows], self._tables
+        known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes: then it samples none
+        self._changes += [
+            (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
+            (tables.places("known", told), known.astype(np.int32)),
+            (tables.places("computed", told), starts[rows].astype(np.int32)),
+            (tables.places("alive", told), np.ones(len(told), np.int32)),
+        ]
+        self._held[slots] = np.maximum(held, ends + batch.samples)
+
+
+def _last_writes(changes: Sequence[tuple[Int64, Int32]]) -> tuple[Int64, Int32]:
+    """All changes as one, the last of those that name the same place."""
+    places = np.concatenate([places for places, _ in changes])[::-1]
+    values = np.concatenate([values for _, values in changes])[::-1]
+    unique, first = np.unique(places, return_index=True)
+    return unique, values[first]

@@ -1,0 +1,61 @@
+"""Opens the GPU: loads the model, measures the memory that is left, and captures the graphs."""
+
+from pathlib import Path
+
+import structlog
+import torch
+
+from services.executor.devices.capacity import pool_blocks
+from services.executor.devices.cuda.attention import KVPool
+from services.executor.devices.cuda.buckets import Bucket
+from services.executor.devices.cuda.columns import StepColumns
+from services.executor.devices.cuda.device import CudaDevice
+from services.executor.devices.cuda.model import with_kernels
+from services.executor.devices.cuda.runtime import CudaRuntime
+from services.executor.devices.cuda.step import Step
+from services.executor.devices.cuda.tables import SlotTables
+from services.executor.devices.protocol import Capacity
+from services.executor.models.registry import load_model
+from shared.config import Settings
+from shared.errors import ConfigurationError
+from shared.model_folder import max_model_len, read_config
+
+GRAPHS = 1 << 30
+"""Bytes left for captured graphs, which come after the KV pool has taken its share."""
+
+_log = structlog.get_logger()
+
+
+def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
+    """The current GPU with the model of `folder`, its KV pool, and a graph for every bucket.
+
+    Raises:
+        ConfigurationError: the model cannot be loaded, or the pool would be too small.
+    """
+    if settings.tensor_parallel_size > 1:
+        raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for cuda: set it to 1")
+    config = read_config(folder)
+    length, heads = max_model_len(settings, config), int(config["num_attention_heads"])
+    runtime = CudaRuntime()
+    plain = load_model(folder, config, settings.dtype)
+    spec, dtype = plain.spec, plain.embedding.dtype
+    model = with_kernels(plain, length, runtime.device)
+    slots, tokens, block_size = settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size
+
+    # One step of nothing but padding takes the memory of the largest, which the allocator keeps.
+    empty = Capacity(0, block_size, slots, length, spec.vocab_size)
+    rehearsal = KVPool(spec, heads, empty, dtype, runtime, tokens)
+    tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
+    Step(model, rehearsal, tables, columns, Bucket(min(slots, tokens), tokens, decode=False)).run()
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+
+    block_bytes = KVPool.bytes_per_block(spec, block_size, dtype)
+    room = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
+    blocks = pool_blocks(settings, length, block_bytes, room)
+    capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size)
+    pool = KVPool(spec, heads, capacity, dtype, runtime, tokens)
+    _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
+    device = CudaDevice(model, capacity, pool, runtime, tokens)
+    device.capture()
+    return device

@@ -1,0 +1,132 @@
+"""What a step needs of the machine beside tensors: pinned memory, moments, a second stream, graphs.
+
+The CPU twin makes the same device run under Triton's interpreter, where everything is done when it returns.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Moment(Protocol):
+    """A point in the order of the device's work."""
+
+    def wait(self) -> None:
+        """Sleeps until everything before it is done."""
+
+    def reached(self) -> float:
+        """Seconds on a clock of the runtime's own at which it was reached. Only after `wait`."""
+
+
+class Runtime(Protocol):
+    """One device."""
+
+    device: torch.device
+    multiprocessors: int
+
+    def pinned(self, *shape: int) -> Tensor:
+        """int32 host memory that the device copies from and to by itself."""
+
+    def mark(self) -> Moment:
+        """The moment behind everything that was enqueued for computing."""
+
+    def copy_out(self, source: Tensor, target: Tensor) -> Moment:
+        """Copies to pinned memory behind the work enqueued so far, without delaying what is enqueued next."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What repeats `work` on the same memory; `work` runs once before."""
+
+
+class CudaMoment:
+    """A `Moment`. Its clock counts from another one, the start."""
+
+    def __init__(self, stream: torch.cuda.Stream, start: torch.cuda.Event | None) -> None:
+        self.event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+        self._start = start or self.event
+
+    def wait(self) -> None:
+        """See `Moment.wait`."""
+        self.event.synchronize()
+
+    def reached(self) -> float:
+        """See `Moment.reached`."""
+        return float(self._start.elapsed_time(self.event)) / 1000
+
+
+class CudaRuntime:
+    """A `Runtime` of the current GPU. Computing is enqueued on the current stream."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
+        self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._start = CudaMoment(torch.cuda.current_stream(), None).event
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def pinned(self, *shape: int) -> Tensor:
+        """See `Runtime.pinned`."""
+        return torch.zeros(shape, dtype=torch.int32, pin_memory=True)
+
+    def mark(self) -> Moment:
+        """See `Runtime.mark`."""
+        return CudaMoment(torch.cuda.current_stream(), self._start)
+
+    def copy_out(self, source: Tensor, target: Tensor) -> Moment:
+        """See `Runtime.copy_out`."""
+        self._outward.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._outward):
+            target.copy_(source, non_blocking=True)
+        return CudaMoment(self._outward, self._start)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See `Runtime.capture`. The graphs share one memory pool: only one of them runs at a time."""
+        work()  # compiles and loads kernels, which a capture must not
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            work()
+        return graph.replay
+
+
+class HostMoment:
+    """A `Moment` that has passed."""
+
+    def __init__(self) -> None:
+        self._time = time.perf_counter()
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def reached(self) -> float:
+        """See `Moment.reached`."""
+        return self._time
+
+
+class HostRuntime:
+    """A `Runtime` without a GPU."""
+
+    def __init__(self, multiprocessors: int = 1) -> None:
+        self.device = torch.device("cpu")
+        self.multiprocessors = multiprocessors
+
+    def pinned(self, *shape: int) -> Tensor:
+        """See `Runtime.pinned`."""
+        return torch.zeros(shape, dtype=torch.int32)
+
+    def mark(self) -> Moment:
+        """See `Runtime.mark`."""
+        return HostMoment()
+
+    def copy_out(self, source: Tensor, target: Tensor) -> Moment:
+        """See `Runtime.copy_out`."""
+        target.copy_(source)
+        return HostMoment()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """See `Runtime.capture`."""
+        work()
+        return work

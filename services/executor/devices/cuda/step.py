@@ -1,0 +1,68 @@
+"""One shape of step: everything between the columns that say what to compute and the sampled ids."""
+
+import torch
+import triton
+
+from kernels.attention_layer import Batch
+from kernels.bookkeeping import bookkeeping
+from kernels.edit_logits import edit_logits
+from kernels.sampler import TILE, sample
+from kernels.step_inputs import StepInputs, step_inputs
+from services.executor.devices.cuda.attention import KVPool, PagedAttend
+from services.executor.devices.cuda.buckets import Bucket
+from services.executor.devices.cuda.columns import StepColumns
+from services.executor.devices.cuda.tables import SlotTables
+from services.executor.models.model import CausalLM
+
+
+class Step:
+    """A step of R rows and T tokens, padding included. Running it again works on the same memory.
+
+    Attributes:
+        tokens: int32 [R], the sampled ids after a run; -1 where a row samples none.
+    """
+
+    def __init__(self, model: CausalLM, pool: KVPool, tables: SlotTables, columns: StepColumns, bucket: Bucket) -> None:
+        rows, device = bucket.rows, tables.memory.device
+
+        def column(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(count, dtype=dtype, device=device)
+
+        self.tokens = column(rows)
+        self._model, self._pool, self._tables = model, pool, tables
+        self._slots, self._cu_queries = columns.slots[:rows], columns.cu_queries[: rows + 1]
+        self._inputs = StepInputs(
+            ids=column(bucket.tokens),
+            positions=column(bucket.tokens),
+            places=column(bucket.tokens, torch.int64),
+            starts=column(rows),
+            ends=column(rows),
+            lengths=column(rows),
+        )
+        batch = Batch(self._slots, self._inputs.lengths, self._cu_queries, tables.state.block_tables)
+        self._attend = PagedAttend(pool, batch, self._inputs, decode=bucket.decode)
+        self._maxima = torch.empty(rows, triton.cdiv(model.spec.vocab_size, TILE), device=device)
+        self._finishes = column(rows, torch.uint8)
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Enqueues the step."""
+        state, sampling, inputs = self._tables.state, self._tables.sampling, self._inputs
+        block_size = self._pool.caches[0][0].shape[2]
+        step_inputs(state, self._slots, self._cu_queries, self._pool.dummy, block_size, inputs)
+        self._attend.plan()
+        hidden = self._model(inputs.ids, inputs.positions, self._attend)
+        last = (self._cu_queries[1:] - 1).clamp_min(0)
+        logits = self._model.logits(hidden.index_select(0, last))
+        edit_logits(sampling, logits, self._slots, inputs.ends)
+        sample(sampling, logits, self._slots, inputs.ends, self._maxima, self.tokens)
+        bookkeeping(
+            state,
+            self._slots,
+            self._cu_queries,
+            inputs.starts,
+            inputs.ends,
+            self._tables.ending,
+            self.tokens,
+            self._finishes,
+        )

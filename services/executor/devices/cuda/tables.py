@@ -1,0 +1,105 @@
+"""What the device remembers of its slots: many tables in one piece of memory, so that one launch changes them all."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.sampling_table import SamplingTable
+from kernels.slot_state import SlotState
+from services.executor.devices.cuda.staging import Int32
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling
+
+MOST_STOP_IDS = 1040
+"""Stop ids of a slot: a request may name 1024, and a model has some of its own."""
+ENDING = 16
+"""How many of them are tested behind every step. The host tests all, so that it costs a wasted row at most."""
+_ALIGNED = 4
+"""Entries: kernels load 16 bytes at once from the start of a table."""
+
+
+class SlotTables:
+    """Tables of one row per slot. A place is an index of `memory`, and values are int32 or the bits of a float32.
+
+    Attributes:
+        memory: int32 [N], all tables.
+        state: what of `memory` is the state of the sequences.
+        sampling: what of it says how tokens are picked.
+        ending: int32 [slots, ENDING], the first of each slot's stop ids.
+    """
+
+    def __init__(self, capacity: Capacity, device: torch.device) -> None:
+        slots, context = capacity.max_num_seqs, capacity.max_model_len + 1
+        blocks = -(-capacity.max_model_len // capacity.block_size)
+        self._widths = {
+            "key": 2,
+            "tokens": context,
+            "block_tables": blocks,
+            "stop_ids": MOST_STOP_IDS,
+            "ending": ENDING,
+        }
+        self._widths |= dict.fromkeys(("known", "computed", "limit", "last", "alive", "top_k", "floor"), 1)
+        self._widths |= dict.fromkeys(("temperature", "top_p", "min_p", "bias_ids", "bias"), 1)
+        self._offsets: dict[str, int] = {}
+        size = 0
+        for name, width in self._widths.items():
+            self._offsets[name] = size
+            size += -(-slots * width // _ALIGNED) * _ALIGNED
+        self.memory = torch.zeros(size, dtype=torch.int32, device=device)
+
+        def table(name: str) -> Tensor:
+            first, width = self._offsets[name], self._widths[name]
+            return self.memory[first : first + slots * width].view(slots, width)
+
+        def column(name: str, dtype: torch.dtype = torch.int32) -> Tensor:
+            return table(name).view(dtype).squeeze(1)
+
+        self.state = SlotState(
+            tokens=table("tokens"),
+            known=column("known"),
+            computed=column("computed"),
+            limit=column("limit").fill_(capacity.max_model_len),  # the host never asks for a position beyond the limit
+            last=column("last").fill_(context),  # nor for one beyond a length that it knows
+            alive=column("alive"),
+            block_tables=table("block_tables"),
+        )
+        self.sampling = SamplingTable(
+            temperature=column("temperature", torch.float32),
+            top_p=column("top_p", torch.float32),
+            min_p=column("min_p", torch.float32),
+            top_k=column("top_k"),
+            key=column("key", torch.int64),
+            stop_ids=table("stop_ids").fill_(-1),
+            floor=column("floor"),
+            bias_ids=table("bias_ids").fill_(-1),
+            bias=table("bias").view(torch.float32),
+        )
+        self.ending = table("ending").fill_(-1)
+        self._stop_ids = [0] * slots  # how many of each slot's are not -1
+
+    def places(self, name: str, slots: Int64, columns: Int64 | int = 0) -> Int64:
+        """Where the entries [slots[i], columns[i]] of a table are."""
+        found: Int64 = self._offsets[name] + slots * self._widths[name] + columns
+        return found
+
+    def row(self, name: str, slot: int, values: Int32) -> tuple[Int64, Int32]:
+        """Places and values of the first entries of a slot's row."""
+        return self.places(name, np.full(len(values), slot), np.arange(len(values))), values
+
+    def added(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> list[tuple[Int64, Int32]]:
+        """Places and values that a new sequence changes; it stays dead until it gets its first tokens."""
+        count = len(sampling.stop_ids)
+        stop_ids = np.full(max(count, self._stop_ids[slot], ENDING), -1, np.int32)
+        stop_ids[:count] = sampling.stop_ids
+        self._stop_ids[slot] = count
+        floats = {"temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p}
+        numbers = {"alive": 0, "top_k": sampling.top_k, "floor": sampling.floor}
+        return [
+            self.row("block_tables", slot, np.array(blocks, np.int32)),
+            self.row("stop_ids", slot, stop_ids),
+            self.row("ending", slot, stop_ids[:ENDING]),
+            self.row("key", slot, np.array([sampling.key], np.uint64).view(np.int32)),
+            *(self.row(name, slot, np.array([value], np.float32).view(np.int32)) for name, value in floats.items()),
+            *(self.row(name, slot, np.array([value], np.int32)) for name, value in numbers.items()),
+        ]

@@ -1,0 +1,50 @@
+"""Which steps are captured, and which graph a step takes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.executor.devices.cuda.buckets import LARGEST, Bucket, Buckets, decode_sizes, mixed_sizes
+
+
+def test_sizes_of_a_small_device() -> None:
+    assert decode_sizes(5) == [1, 2, 4, 5]
+    assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
+    assert mixed_sizes(8) == [8]
+    assert mixed_sizes(50) == [16, 20, 24, 28, 32, 40, 48, 50]
+
+
+@given(most=st.integers(1, 1024), tokens=st.integers(1, 100_000), data=st.data())
+def test_a_step_fits_into_the_smallest_bucket_that_is_captured(most: int, tokens: int, data: st.DataObject) -> None:
+    buckets = Buckets(most, tokens)
+    rows = data.draw(st.integers(1, most))
+    step = data.draw(st.integers(rows, max(rows, 2 * tokens)))
+    chosen = buckets.choose(rows, step)
+    assert rows <= chosen.rows <= most
+    assert chosen.decode == (rows == step)
+    fitting = [
+        bucket
+        for bucket in buckets.captured
+        if bucket.decode == chosen.decode and bucket.tokens >= step and bucket.rows >= rows
+    ]
+    if fitting:
+        assert chosen == min(fitting, key=lambda bucket: bucket.tokens)
+    else:
+        assert chosen == Bucket(min(most, step), step, decode=False)
+
+
+@given(tokens=st.integers(16, 10_000), step=st.integers(16, LARGEST))
+def test_little_of_a_mixed_step_is_padding(tokens: int, step: int) -> None:
+    chosen = Buckets(4, tokens).choose(2, step)
+    assert step <= chosen.tokens <= 1.25 * step
+
+
+@given(rows=st.integers(1, 1024), most=st.integers(1, 1024))
+def test_little_of_a_decode_step_is_padding(rows: int, most: int) -> None:
+    chosen = Buckets(max(rows, most), 512).choose(rows, rows)
+    assert chosen.tokens - rows < 8
+
+
+def test_graphs_are_captured_from_large_to_small() -> None:
+    captured = Buckets(4, 40).captured
+    assert [bucket.tokens for bucket in captured] == [40, 32, 28, 24, 20, 16, 4, 2, 1]
+    assert len(set(captured)) == len(captured)

@@ -1,0 +1,75 @@
+"""Changes of tables reach the entries that they name, and no other."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.executor.devices.cuda.columns import UPDATES, StepColumns
+from services.executor.devices.cuda.tables import ENDING, SlotTables
+from services.executor.devices.protocol import Int64
+from tests.services.executor.devices.cuda.twins import CAPACITY, GREEDY, SLOTS, runtime
+
+
+def int64(*values: int) -> Int64:
+    return np.array(values, np.int64)
+
+
+def test_tables_do_not_overlap() -> None:
+    tables = SlotTables(CAPACITY, runtime().device)
+    tables.memory.fill_(0)
+    state, sampling = tables.state, tables.sampling
+    found = [getattr(part, name) for part in (state, sampling) for name in part.__slots__] + [tables.ending]
+    for number, table in enumerate(found, 1):
+        assert table.data_ptr() % 16 == tables.memory.data_ptr() % 16
+        assert not table.count_nonzero()
+        table.fill_(number)
+    assert all(bool((table == number).all()) for number, table in enumerate(found, 1))
+
+
+def test_an_added_sequence_is_in_every_table() -> None:
+    where = runtime()
+    tables, columns = SlotTables(CAPACITY, where.device), StepColumns(where, SLOTS, depth=2)
+    for stop_ids in (tuple(range(100, 130)), (5, 6)):
+        sampling = replace(
+            GREEDY, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, key=2**64 - 3, stop_ids=stop_ids, floor=11
+        )
+        changes = tables.added(3, [30, 31], sampling)
+        places, values = (np.concatenate(parts) for parts in zip(*changes, strict=True))
+        columns.send(int64(3), int64(1), tables.memory, places, values)
+    found = tables.sampling
+    assert tables.state.block_tables[3, :2].tolist() == [30, 31]
+    assert (float(found.temperature[3]), float(found.top_p[3]), float(found.min_p[3])) == (0.5, 0.25, 0.125)
+    assert (int(found.top_k[3]), int(found.floor[3]), int(found.key[3])) == (7, 11, -3)
+    assert found.stop_ids[3, :3].tolist() == [5, 6, -1]
+    assert tables.ending[3, :3].tolist() == [5, 6, -1]
+    assert int((found.stop_ids >= 0).sum()) == 2
+    assert tables.ending.shape == (SLOTS, ENDING)
+    assert not tables.state.alive.any()
+    assert not found.temperature[:3].any()
+
+
+@settings(max_examples=5, deadline=None)
+@given(widths=st.lists(st.integers(1, 9), min_size=1, max_size=SLOTS), seed=st.integers(0, 99))
+def test_rows_are_padded_with_empty_ones(widths: list[int], seed: int) -> None:
+    columns = StepColumns(runtime(), SLOTS, depth=1)
+    slots = np.random.default_rng(seed).permutation(SLOTS)[: len(widths)]
+    table = torch.zeros(8, dtype=torch.int32, device=columns.slots.device)
+    for _ in range(2):
+        columns.send(slots, np.array(widths), table, int64(3), np.array([seed], np.int32))
+    assert columns.slots[: len(widths)].tolist() == slots.tolist()
+    assert columns.cu_queries.diff().tolist() == widths + [0] * (SLOTS - len(widths))
+    assert columns.cu_queries[0] == 0
+    assert table.tolist() == [0, 0, 0, seed, 0, 0, 0, 0]
+
+
+def test_more_changes_than_one_copy_takes() -> None:
+    columns = StepColumns(runtime(), SLOTS, depth=2)
+    count = 2 * UPDATES + 5
+    table = torch.zeros(count + 1, dtype=torch.int32, device=columns.slots.device)
+    columns.send(int64(1), int64(4), table, np.arange(count), np.arange(count, dtype=np.int32))
+    assert table[:-1].tolist() == list(range(count))
+    assert table[-1] == 0
+    assert columns.cu_queries.tolist() == [0] + [4] * SLOTS

@@ -1,0 +1,124 @@
+"""The same model on the device under test and on the CPU device, and sequences that run through either."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from services.executor.devices.cpu import CpuDevice
+from services.executor.devices.cuda.attention import KVPool
+from services.executor.devices.cuda.device import CudaDevice
+from services.executor.devices.cuda.model import with_kernels
+from services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
+from services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
+from services.executor.devices.pytorch import PyTorchBackend
+from services.executor.models.registry import load_model
+from shared.model_folder import read_config
+from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
+
+SLOTS, BLOCK_SIZE, BLOCKS = 4, 16, 40
+CAPACITY = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, VOCABULARY)
+GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
+MAX_TOKENS = 8
+"""Of the largest captured step."""
+
+
+def runtime() -> Runtime:
+    return CudaRuntime() if torch.cuda.is_available() else HostRuntime()
+
+
+def cuda_device(name: str, *, captured: bool = True) -> CudaDevice:
+    folder, where = checkpoint(name), runtime()
+    config = read_config(folder)
+    plain = load_model(folder, config, "float32")
+    pool = KVPool(plain.spec, config["num_attention_heads"], CAPACITY, torch.float32, where, MAX_TOKENS)
+    model = with_kernels(plain, CONTEXT, where.device)
+    device = CudaDevice(model, CAPACITY, pool, where, MAX_TOKENS)
+    if captured:
+        device.capture()
+    return device
+
+
+def cpu_device(name: str) -> CpuDevice:
+    model = load_model(checkpoint(name), read_config(checkpoint(name)), "float32")
+    return CpuDevice(model, CAPACITY, PyTorchBackend(model.spec, CAPACITY, torch.float32))
+
+
+@dataclass(slots=True)
+class Text:
+    """A prompt, then what the device makes of it."""
+
+    tokens: list[int]
+    end: int
+    sampling: SlotSampling = GREEDY
+    slot: int | None = None
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def unfinished(self) -> bool:
+        return len(self.tokens) < self.end
+
+
+def batch_of(*rows: tuple[int, int, Sequence[int], bool]) -> StepBatch:
+    """Rows are (slot, start, ids, samples)."""
+    return StepBatch(
+        slots=np.array([row[0] for row in rows], np.int64),
+        starts=np.array([row[1] for row in rows], np.int64),
+        widths=np.array([len(row[2]) for row in rows], np.int64),
+        token_ids=np.array([token for row in rows for token in row[2]], np.int64),
+        samples=np.array([row[3] for row in rows], np.bool_),
+    )
+
+
+class Host:
+    """Runs texts through a device in steps of random rows, over random blocks, with preemptions now and then."""
+
+    def __init__(self, device: Device, seed: int, preempt: float = 0.1) -> None:
+        self._device = device
+        self._random = random.Random(seed)
+        self._preempt = preempt
+        self._blocks = self._random.sample(range(BLOCKS), BLOCKS)
+        self._slots = self._random.sample(range(SLOTS), SLOTS)
+
+    def run(self, texts: Sequence[Text]) -> list[list[int]]:
+        """The tokens of all texts, prompts included."""
+        while open_ := [text for text in texts if text.unfinished]:
+            for text in open_:
+                if text.slot is None and self._slots:
+                    self._add(text)
+            running = [text for text in open_ if text.slot is not None]
+            self._step(self._random.sample(running, self._random.randint((len(running) + 1) // 2, len(running))))
+            for text in texts:
+                if text.slot is not None and (not text.unfinished or self._random.random() < self._preempt):
+                    self._remove(text)
+        return [text.tokens for text in texts]
+
+    def _step(self, texts: Sequence[Text]) -> None:
+        rows = []
+        for text in texts:
+            assert text.slot is not None
+            left = len(text.tokens) - text.computed
+            end = text.computed + self._random.randint(min(left, 6), min(left, 20))
+            for _ in range(-(-end // BLOCK_SIZE) - len(text.blocks)):
+                text.blocks.append(self._blocks.pop())
+                self._device.extend([text.slot], text.blocks[-1:])
+            rows.append((text.slot, text.computed, text.tokens[text.computed : end], end == len(text.tokens)))
+            text.computed = end
+        sampled = self._device.step(batch_of(*rows)).tolist()
+        assert [token >= 0 for token in sampled] == [row[3] for row in rows]
+        for text, token in zip(texts, sampled, strict=True):
+            text.tokens += [token] if token >= 0 else []
+
+    def _add(self, text: Text) -> None:
+        text.slot, text.computed, text.blocks = self._slots.pop(), 0, [self._blocks.pop()]
+        self._device.add(text.slot, text.blocks, text.sampling)
+
+    def _remove(self, text: Text) -> None:
+        assert text.slot is not None
+        self._device.remove(text.slot)
+        self._slots.append(text.slot)
+        self._blocks += text.blocks
+        text.slot = None
