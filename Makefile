@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	-$(BIN)/python -m kernels.cpu
 	touch $@
 
 install: $(VENV)/installed

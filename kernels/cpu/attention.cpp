@@ -11,26 +11,8 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels.hpp"
 #include "vector.hpp"
-
-struct Batch {
-    const int64_t *slots, *starts, *widths;  // of each row
-    int64_t rows;
-    const int64_t* tables;  // block ids by slot
-    int64_t columns;        // of the tables
-};
-
-struct Shape {
-    int64_t heads, kv_heads, dim, block_size;
-    int64_t window;  // positions that a query sees, its own included; 0: all
-    int64_t threads;
-};
-
-struct Inputs {
-    const float *q, *k, *v;
-    int64_t q_stride, k_stride, v_stride;  // from token to token
-    float* out;                            // tokens, heads and dimensions without gaps
-};
 
 namespace {
 
@@ -88,11 +70,11 @@ public:
         bool shared = units < 4 * shape.threads;  // too few to keep all threads busy
         std::vector<int64_t> offsets(1, 0);       // of each tile's pieces among all pieces
         for (const Tile& tile : tiles) offsets.push_back(offsets.back() + (shared ? tile.pieces : 0));
-        std::vector<float> store(offsets.back() * heads * partial_size());
-#pragma omp parallel num_threads(shape.threads) if (work * PIECE * shape.heads * shape.dim > 1 << 17)
+        Room store = room(offsets.back() * heads * partial_size());
+#pragma omp parallel num_threads(shape.threads) if (work * PIECE * shape.heads * shape.dim > 1 << 18)
         {
-            std::vector<float> room(2 * partial_size() + widest * (shape.dim + columns));
-            float *query = room.data() + 2 * partial_size(), *scores = query + widest * shape.dim;
+            Room own = room(2 * partial_size() + widest * (shape.dim + columns));
+            float *query = own.get() + 2 * partial_size(), *scores = query + widest * shape.dim;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < units; i++) write(tiles[i / heads], i % heads);
             if (shared) {
@@ -106,7 +88,7 @@ public:
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < units; i++) {
                 const Tile& tile = tiles[i / heads];
-                Partial joined = partial(room.data()), next = partial(room.data() + partial_size());
+                Partial joined = partial(own.get()), next = partial(own.get() + partial_size());
                 std::fill_n(joined.most, widest, LOWEST);
                 std::fill_n(joined.total, widest * (padded + 1), 0.0f);
                 if (!shared) read_queries(tile, i % heads, query);
@@ -276,18 +258,10 @@ private:
 
 extern "C" {
 
-// Writes `k` and `v` into the pool, then attends. Keys are [blocks, kv_heads, dim, block_size], values
-// [blocks, kv_heads, block_size, dim rounded up to `lanes()`].
-void attend_f32(const Batch* batch, const Shape* shape, const Inputs* in, float* keys, float* values) {
-    Attention(*batch, *shape, *in, keys, values).run();
-}
-
-void attend_bf16(const Batch* batch, const Shape* shape, const Inputs* in, Bf16* keys, Bf16* values) {
-    Attention(*batch, *shape, *in, keys, values).run();
-}
-
-void attend_f16(const Batch* batch, const Shape* shape, const Inputs* in, _Float16* keys, _Float16* values) {
-    Attention(*batch, *shape, *in, keys, values).run();
+void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values) {
+    if (shape->dtype == BF16) Attention(*batch, *shape, *in, (Bf16*)keys, (Bf16*)values).run();
+    else if (shape->dtype == F16) Attention(*batch, *shape, *in, (_Float16*)keys, (_Float16*)values).run();
+    else Attention(*batch, *shape, *in, (float*)keys, (float*)values).run();
 }
 
 int64_t lanes() { return LANES; }

@@ -3,27 +3,29 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels.hpp"
 #include "vector.hpp"
 
-constexpr int64_t FEW = 1 << 14;  // numbers that one thread is done with before a second has woken up
+constexpr int64_t FEW = 1 << 16;  // numbers that one thread is done with before a second has woken up
 
 extern "C" {
 
-// Root mean square normalisation of `count` heads at each of `rows` places, `stride` numbers apart.
-void rms_norm(const float* x, int64_t stride, const float* weight, float eps, float* out, int64_t rows, int64_t count,
-              int64_t width, int threads) {
+// Root mean square normalisation of `count` heads at each of `rows` places, `stride` numbers apart. Where there is a
+// `delta`, as long as x without gaps, it is added to x first.
+void rms_norm(float* x, int64_t stride, const float* delta, const float* weight, float eps, float* out,
+              int64_t out_stride, int64_t rows, int64_t count, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * count * width > FEW)
     for (int64_t i = 0; i < rows * count; i++) {
-        const float* in = x + i / count * stride + i % count * width;
+        float *in = x + i / count * stride + i % count * width, *to = out + i / count * out_stride + i % count * width;
         Vec squares = {};
         for (int64_t j = 0; j < width; j += LANES) {
             Vec v = load_some(in + j, width - j);
+            if (delta) store_some(in + j, v += load_some(delta + i * width + j, width - j), width - j);
             squares += v * v;
         }
         float scale = 1.0f / std::sqrt(sum(squares) / width + eps);
         for (int64_t j = 0; j < width; j += LANES)
-            store_some(out + i * width + j, load_some(in + j, width - j) * scale * load_some(weight + j, width - j),
-                       width - j);
+            store_some(to + j, load_some(in + j, width - j) * scale * load_some(weight + j, width - j), width - j);
     }
 }
 

@@ -5,14 +5,14 @@
 // order of the inputs, however many rows there are: a row's result does not depend on its neighbours.
 
 #include <algorithm>
-#include <vector>
 
+#include "kernels.hpp"
 #include "vector.hpp"
 
 namespace {
 
 constexpr int PANEL = 2 * LANES;
-
+constexpr int AHEAD = 4096;  // bytes
 constexpr int64_t CACHED = 1 << 16;  // floats that may take part of the second level cache
 
 struct Tile {
@@ -27,6 +27,9 @@ template <int M, typename W>
 void multiply(const Tile& tile, const W* panel) {
     Vec sums[M][2] = {};
     for (int64_t k = 0; k < tile.inputs; k++, panel += PANEL) {
+        // With few rows memory is the limit, and its own prefetchers do not look far enough ahead.
+        if constexpr (M <= 4) __builtin_prefetch((const char*)panel + AHEAD);
+        if constexpr (M <= 4 && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
         Vec left = load(panel), right = load(panel + LANES);
         for (int m = 0; m < M; m++) {
             sums[m][0] += tile.x[m * tile.inputs + k] * left;
@@ -48,15 +51,15 @@ void multiply_rows(int64_t rows, const Tile& tile, const W* panel) {
 }
 
 template <typename W>
-void linear(const float* x, const W* packed, const float* bias, float* out, int64_t rows, int64_t inputs,
-            int64_t outputs, int threads) {
+void product(const float* x, const W* packed, const float* bias, float* out, int64_t rows, int64_t inputs,
+             int64_t outputs, int threads) {
     int64_t panels = (outputs + PANEL - 1) / PANEL, parts = (rows + ROWS - 1) / ROWS, size = inputs * PANEL;
     // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
     int64_t run = std::max<int64_t>(1, std::min(CACHED / size, panels / (4 * threads)));
     bool widen = parts > 1 && sizeof(W) < sizeof(float);  // once, not for every tile of rows
-#pragma omp parallel num_threads(threads) if (rows * inputs * outputs > 1 << 16)
+#pragma omp parallel num_threads(threads) if (rows * inputs * outputs > 1 << 18)
     {
-        std::vector<float> wide(widen ? run * size : 0);
+        Room wide = room(widen ? run * size : 0);
 #pragma omp for schedule(static)
         for (int64_t begin = 0; begin < panels; begin += run) {
             int64_t end = std::min(begin + run, panels);
@@ -82,18 +85,10 @@ extern "C" {
 
 int64_t panel_width() { return PANEL; }
 
-void linear_f32(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t inputs,
-                int64_t outputs, int threads) {
-    linear(x, packed, bias, out, rows, inputs, outputs, threads);
-}
-
-void linear_bf16(const float* x, const Bf16* packed, const float* bias, float* out, int64_t rows, int64_t inputs,
-                 int64_t outputs, int threads) {
-    linear(x, packed, bias, out, rows, inputs, outputs, threads);
-}
-
-void linear_f16(const float* x, const _Float16* packed, const float* bias, float* out, int64_t rows, int64_t inputs,
-                int64_t outputs, int threads) {
-    linear(x, packed, bias, out, rows, inputs, outputs, threads);
+void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
+            int64_t outputs, int threads) {
+    if (dtype == BF16) product(x, (const Bf16*)packed, bias, out, rows, inputs, outputs, threads);
+    else if (dtype == F16) product(x, (const _Float16*)packed, bias, out, rows, inputs, outputs, threads);
+    else product(x, (const float*)packed, bias, out, rows, inputs, outputs, threads);
 }
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "kernels.hpp"
 #include "vector.hpp"
 
 // How the slots sample, as columns by slot.
@@ -20,8 +21,8 @@ struct Sampling {
 namespace {
 
 constexpr int64_t RUN = 1024;  // weights that are summed before the search looks closer
-constexpr int BINS = 2048;
-constexpr float BINS_PER_UNIT = 32.0f;  // of logits below the largest
+constexpr float NOTHING = -87.0f;  // scaled logits below it weigh nothing
+constexpr int WAYS = 8, PASSES = 4;
 
 // In (0, 1). Source: philox4x32-10 of Salmon et al., 2011.
 double uniform(uint64_t key, uint32_t position) {
@@ -36,84 +37,131 @@ double uniform(uint64_t key, uint32_t position) {
 
 class Row {
 public:
-    Row(float* logits, int64_t count) : x(logits), count(count), weights(count) {}
+    // Room for rows of `count` logits; the room serves one row after the other.
+    explicit Row(int64_t count)
+        : count(count), filled((count + LANES - 1) / LANES * LANES), scaled(room(filled)), weights(room(filled)) {}
 
-    // The first of the largest. A NaN counts as the lowest finite number, infinity as the largest.
-    int64_t greedy() {
-        Vec peaks = splat(-INFINITE);
+    // The first of the largest of `x`. A NaN counts as the lowest finite number, infinity as the largest.
+    int64_t greedy(float* x) {
+        int64_t at = 0;
         Int odd = {};
-        for (int64_t i = 0; i < count; i += LANES) {
-            Vec v = padded(i);
-            peaks = larger(peaks, v);
-            odd |= (v != v) | (v == INFINITE);
+        peak = -INFINITE;
+        for (int64_t begin = 0; begin < count; begin += RUN) {
+            Vec peaks = splat(-INFINITE);
+            each(x, begin, [&](int64_t, Vec v) {
+                peaks = larger(peaks, v);
+                odd |= (v != v) | (v == INFINITE);
+            });
+            if (float most = largest(peaks); most > peak) peak = most, at = begin;
         }
         for (int l = 0; l < LANES; l++)
             if (odd[l]) {
                 for (int64_t i = 0; i < count; i++) x[i] = x[i] != x[i] ? LOWEST : std::min(x[i], -LOWEST);
-                return greedy();
+                return greedy(x);
             }
-        peak = largest(peaks);
-        return std::find(x, x + count, peak) - x;
+        return std::find(x + at, x + count - 1, peak) - x;
     }
 
-    // After `greedy`.
-    int64_t draw(double temperature, double min_p, int64_t top_k, double top_p, double number) {
-        float heat = std::max((float)temperature, std::numeric_limits<float>::min());
-        peak = std::max(peak, LOWEST);
-        for (int64_t i = 0; i < count; i += LANES) {
-            Vec v = (padded(i) - peak) / heat;
-            store_some(x + i, v, count - i);
-            store_some(&weights[i], exponential(v), count - i);
-        }
+    // After `greedy` of the same row.
+    int64_t draw(const float* x, double temperature, double min_p, int64_t top_k, double top_p, double number) {
+        float scale = 1.0f / std::max((float)temperature, std::numeric_limits<float>::min());
         float bound = min_p > 0 ? std::log(min_p) : -INFINITE;
-        if (top_k > 0 && top_k < count) bound = std::max(bound, least(bound, [&](double) { return top_k; }, [](float) { return 1.0; }));
-        if (top_p < 1)
-            bound = std::max(bound, least(bound, [&](double all) { return top_p * all; }, [](float w) { return (double)w; }));
-        return invert(bound, number);
+        weigh(x, scale);
+        if (top_k > 0 && top_k < count) bound = least(bound, top_k, [](Vec) { return splat(1.0f); });
+        if (bound > -INFINITE) cut(bound);
+        if (top_p < 1) cut(least(bound, top_p * ends.back(), [](Vec weight) { return weight; }));
+        return invert(number);
     }
 
 private:
-    Vec padded(int64_t i) const {
-        Vec v = load_some(x + i, count - i);
-        for (int64_t l = count - i; l < LANES; l++) v[l] = -INFINITE;
-        return v;
+    // Calls `visit` with the registers of the run that starts at `begin`, -infinity behind the last logit.
+    template <typename Visit>
+    void each(const float* x, int64_t begin, Visit visit) const {
+        int64_t end = std::min(begin + RUN, count), whole = end - (end - begin) % LANES;
+        for (int64_t i = begin; i < whole; i += LANES) visit(i, load(x + i));
+        if (whole == end) return;
+        Vec rest = splat(-INFINITE);
+        std::memcpy(&rest, x + whole, (end - whole) * sizeof(float));
+        visit(whole, rest);
     }
 
-    // The largest logit at which those from it on upwards weigh as much as `goal` asks for, of those above `bound`.
-    template <typename Goal, typename Weight>
-    float least(float bound, Goal goal, Weight weight) {
-        auto bin = [](float v) { return (int)std::min<float>(-v * BINS_PER_UNIT, BINS - 1); };
-        double bins[BINS] = {};
-        for (int64_t i = 0; i < count; i++)
-            if (x[i] >= bound && x[i] > -INFINITE) bins[bin(x[i])] += weight(weights[i]);
-        double all = 0, reached = 0;
-        for (double part : bins) all += part;
-        double wanted = goal(all);
-        int at = 0;
-        while (at < BINS - 1 && reached + bins[at] < wanted) reached += bins[at++];
-        std::vector<float> inside;
-        for (int64_t i = 0; i < count; i++)
-            if (x[i] >= bound && x[i] > -INFINITE && bin(x[i]) == at) inside.push_back(x[i]);
-        std::sort(inside.begin(), inside.end(), std::greater<float>());
-        for (float v : inside)
-            if ((reached += weight(exponential(splat(v))[0])) >= wanted) return v;
-        return inside.empty() ? bound : inside.back();
+    // Calls `add` for each run; it returns the sum of a run's weights.
+    template <typename Add>
+    void sum_runs(Add add) {
+        double total = 0;
+        ends.clear();
+        for (int64_t begin = 0; begin < count; begin += RUN) ends.push_back(total += add(begin));
+    }
+
+    // Scales the logits so that the largest is 0, and takes their exponentials.
+    void weigh(const float* x, float scale) {
+        float top = std::max(peak, LOWEST);
+        sum_runs([&](int64_t begin) {
+            Vec sums = {};
+            each(x, begin, [&](int64_t i, Vec v) {
+                Vec logit = (v - top) * scale, weight = exponential(logit);
+                store(&scaled[i], logit);
+                store(&weights[i], weight);
+                sums += weight;
+            });
+            return sum(sums);
+        });
+    }
+
+    // Tokens whose logits lie below `bound` weigh nothing any more.
+    void cut(float bound) {
+        sum_runs([&](int64_t begin) {
+            Vec sums = {};
+            for (int64_t i = begin; i < std::min(begin + RUN, filled); i += LANES) {
+                Vec weight = load(&scaled[i]) >= bound ? load(&weights[i]) : Vec{};
+                store(&weights[i], weight);
+                sums += weight;
+            }
+            return sum(sums);
+        });
+    }
+
+    // The largest logit at which those from it on upwards weigh as much as is `wanted`, of those above `bound`. Bounds
+    // of the answer draw together, then the few tokens between them are sorted.
+    template <typename Weight>
+    float least(float bound, double wanted, Weight weight_of) const {
+        float low = std::max(bound, NOTHING), high = std::numeric_limits<float>::min();
+        double above = 0;
+        for (int pass = 0; pass < PASSES; pass++) {
+            Vec steps[WAYS];
+            for (int j = 0; j < WAYS; j++) steps[j] = splat(low + (high - low) * j / WAYS);
+            double reached[WAYS + 1] = {};
+            for (int64_t begin = 0; begin < filled; begin += RUN) {
+                Vec sums[WAYS] = {};
+                for (int64_t i = begin; i < std::min(begin + RUN, filled); i += LANES) {
+                    Vec logit = load(&scaled[i]), weight = weight_of(load(&weights[i]));
+                    for (int j = 0; j < WAYS; j++) sums[j] += logit >= steps[j] ? weight : Vec{};
+                }
+                for (int j = 0; j < WAYS; j++) reached[j] += sum(sums[j]);
+            }
+            reached[WAYS] = above;
+            int at = WAYS - 1;
+            while (at >= 0 && reached[at] < wanted) at--;
+            above = reached[at + 1];
+            high = at + 1 < WAYS ? steps[at + 1][0] : high;
+            low = at < 0 ? std::max(bound, LOWEST) : steps[at][0];
+            if (at < 0) break;
+        }
+        Room between = room(count + 1);
+        int64_t found = 0;
+        for (int64_t i = 0; i < count; i++) {  // without a branch, which could not be predicted
+            between[found] = scaled[i];
+            found += (scaled[i] >= low) & (scaled[i] < high);
+        }
+        std::sort(&between[0], &between[found], std::greater<float>());
+        for (int64_t i = 0; i < found; i++)
+            if ((above += weight_of(exponential(splat(between[i])))[0]) >= wanted) return between[i];
+        return found ? between[found - 1] : low;
     }
 
     // The first token at which the cumulative weight exceeds its share `number` of the whole.
-    int64_t invert(float bound, double number) {
-        std::vector<double> ends;
-        double total = 0;
-        for (int64_t begin = 0; begin < count; begin += RUN) {
-            Vec sums = {};
-            for (int64_t i = begin; i < std::min(begin + RUN, count); i += LANES) {
-                Vec w = padded(i) >= bound ? load_some(&weights[i], count - i) : Vec{};
-                store_some(&weights[i], w, count - i);
-                sums += w;
-            }
-            ends.push_back(total += sum(sums));
-        }
-        double target = number * total;
+    int64_t invert(double number) const {
+        double target = number * ends.back();
         int64_t run = std::upper_bound(ends.begin(), ends.end(), target) - ends.begin(), last = count - 1;
         double reached = run ? ends[run - 1] : 0;
         for (int64_t i = run * RUN; i < count; i++) {
@@ -123,10 +171,10 @@ private:
         return last;
     }
 
-    float* x;
-    int64_t count;
+    int64_t count, filled;  // logits; with what fills the last register
     float peak = -INFINITE;
-    std::vector<float> weights;
+    Room scaled, weights;
+    std::vector<double> ends;  // cumulative weights at the end of each run
 };
 
 }  // namespace
@@ -136,20 +184,20 @@ extern "C" {
 // The tokens at `positions` of `slots`, by `logits` [rows, vocabulary], which are overwritten.
 void sample(float* logits, int64_t vocabulary, const Sampling* how, const int64_t* slots, const int64_t* positions,
             int64_t rows, int64_t* tokens, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (rows * vocabulary > 1 << 16)
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t slot = slots[r];
-        float* x = logits + r * vocabulary;
-        if (positions[r] < how->floors[slot])
-            for (int64_t i = 0; i < how->stop_width; i++) {
-                int64_t id = how->stop_ids[slot * how->stop_width + i];
-                if (id >= 0) x[id] = -INFINITE;
-            }
-        Row row(x, vocabulary);
-        tokens[r] = row.greedy();
-        if (how->temperature[slot] > 0)
-            tokens[r] = row.draw(how->temperature[slot], how->min_p[slot], how->top_k[slot], how->top_p[slot],
-                                 uniform(how->keys[slot], positions[r]));
+#pragma omp parallel num_threads(threads) if (rows > 1)
+    {
+        Row row(vocabulary);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t r = 0; r < rows; r++) {
+            int64_t slot = slots[r];
+            float* x = logits + r * vocabulary;
+            for (int64_t i = 0; i < how->stop_width && positions[r] < how->floors[slot]; i++)
+                if (int64_t id = how->stop_ids[slot * how->stop_width + i]; id >= 0) x[id] = -INFINITE;
+            tokens[r] = row.greedy(x);
+            if (how->temperature[slot] > 0)
+                tokens[r] = row.draw(x, how->temperature[slot], how->min_p[slot], how->top_k[slot], how->top_p[slot],
+                                     uniform(how->keys[slot], positions[r]));
+        }
     }
 }
 }

@@ -107,7 +107,8 @@ inline float largest(Vec v) {
     return most;
 }
 
-// e to the x within two units in the last place; 0 below -87, where floats lose precision. Source: Cephes' expf.
+// e to the x within two units in the last place; 0 below -87 and infinity above 88,
+// near the ends of what a float holds. Source: Cephes' expf.
 inline Vec exponential(Vec x) {
     constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits
     Vec bounded = x < -87.0f ? splat(-87.0f) : x > 88.0f ? splat(88.0f) : x;
@@ -122,5 +123,5 @@ inline Vec exponential(Vec x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     Vec power = (Vec)(((Int)shifted << 23) + 0x3f800000);
-    return x < -87.0f ? Vec{} : p * power;
+    return x < -87.0f ? Vec{} : x > 88.0f ? splat(INFINITE) : p * power;
 }

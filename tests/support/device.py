@@ -8,8 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.devices.cpu import CpuDevice
+from kernels.cpu import build
+from kernels.cpu.operators import Operators
+from services.executor.devices.compiled import CompiledBackend
+from services.executor.devices.cpu import Backend, CpuDevice
 from services.executor.devices.protocol import Capacity, SlotSampling, StepBatch
+from services.executor.devices.pytorch import PyTorchBackend
+from services.executor.models.compiled import CompiledLM
 from services.executor.models.config import DtypeSetting
 from services.executor.models.model import Attend, CausalLM
 from services.executor.models.registry import load_model
@@ -17,6 +22,7 @@ from shared.model_folder import read_config
 from tests.support.checkpoints import CONTEXT, VOCABULARY
 
 BLOCK_SIZE = 8
+SLOTS = 8
 GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
 
 
@@ -53,17 +59,38 @@ class Recorder(CausalLM):
 class Driver:
     """A CPU device over a checkpoint, with `max_num_seqs` sequences of up to `CONTEXT` tokens."""
 
-    def __init__(self, folder: Path, dtype: DtypeSetting = "float32", max_num_seqs: int = 8) -> None:
-        torch.set_num_threads(1)
+    def __init__(
+        self,
+        folder: Path,
+        dtype: DtypeSetting = "float32",
+        *,
+        compiled: bool,
+        block_size: int = BLOCK_SIZE,
+        threads: int = 1,
+        native_bf16: bool = False,
+    ) -> None:
+        torch.set_num_threads(threads)
         self.model = load_model(folder, read_config(folder), dtype)
-        self._recorder = Recorder(self.model)
-        blocks = max_num_seqs * CONTEXT // BLOCK_SIZE
-        self.device = CpuDevice(self._recorder, Capacity(blocks, BLOCK_SIZE, max_num_seqs, CONTEXT, VOCABULARY))
+        self.compiled: CompiledLM | None = None
+        self._block_size = block_size
+        blocks = SLOTS * -(-CONTEXT // block_size)
+        capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY)
+        spec, stored = self.model.spec, self.model.embedding.dtype
+        backend: Backend
+        if compiled:
+            operators = Operators(build.load())
+            self.compiled = CompiledLM(self.model, operators, CONTEXT, native_bf16=native_bf16)
+            backend = CompiledBackend(operators, spec, capacity, stored)
+        else:
+            backend = PyTorchBackend(spec, capacity, stored)
+        self._recorder = Recorder(self.compiled or self.model)
+        self.device = CpuDevice(self._recorder, capacity, backend)
+        torch.set_num_threads(1)
         self._free = np.random.default_rng(0).permutation(blocks).tolist()
 
     def add(self, slot: int, tokens: int, sampling: SlotSampling = GREEDY) -> list[int]:
         """A sequence with room for `tokens` positions, in blocks in random order, which are returned."""
-        blocks = [self._free.pop() for _ in range(-(-tokens // BLOCK_SIZE))]
+        blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size))]
         self.device.add(slot, blocks, sampling)
         return blocks
 

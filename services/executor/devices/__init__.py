@@ -6,12 +6,17 @@ from pathlib import Path
 import structlog
 import torch
 
+from kernels.cpu import build
+from kernels.cpu.operators import Operators
 from services.executor.devices.attention import KVCache
 from services.executor.devices.capacity import free_memory, pool_blocks
+from services.executor.devices.compiled import CompiledBackend
 from services.executor.devices.cpu import CpuDevice, has_half_precision
 from services.executor.devices.protocol import Capacity, Device
+from services.executor.devices.pytorch import PyTorchBackend
 from services.executor.devices.roofline import GPUS, Roofline, shape_of
 from services.executor.devices.sim import SimDevice
+from services.executor.models.compiled import CompiledLM
 from services.executor.models.registry import load_model
 from shared.config import Settings
 from shared.errors import ConfigurationError
@@ -29,15 +34,17 @@ def open_device(settings: Settings, folder: Path) -> Device:
     """The device that the settings name, with the model of `folder` loaded and the KV pool allocated.
 
     Raises:
-        ConfigurationError: the device is not known or not built yet, the model cannot be loaded, or the pool would be
+        ConfigurationError: the device is not known or not there, the model cannot be loaded, or the pool would be
             too small.
     """
     if settings.device == "cpu":
         return _open_cpu(settings, folder)
+    if settings.device == "cuda":
+        return _open_cuda(settings, folder)
     kind, _, gpu = settings.device.partition(":")
     if kind == "sim":
         return _open_sim(settings, folder, gpu)
-    raise ConfigurationError(f"device {settings.device} is not built yet: set device to cpu or sim:<gpu>")
+    raise ConfigurationError(f"device {settings.device} is not known: set device to cpu, cuda or sim:<gpu>")
 
 
 def _open_cpu(settings: Settings, folder: Path) -> Device:
@@ -47,13 +54,38 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     length = max_model_len(settings, config)
     if (cores := len(os.sched_getaffinity(0))) > 2:
         torch.set_num_threads(min(torch.get_num_threads(), cores - 1))  # the other services need a core too
-    emulated = settings.dtype == "auto" and not has_half_precision(Path("/proc/cpuinfo"))
+    native, operators = has_half_precision(Path("/proc/cpuinfo")), _operators()
+    emulated = settings.dtype == "auto" and not native and operators is None
     model = load_model(folder, config, "float32" if emulated else settings.dtype)
-    block_bytes = KVCache.bytes_per_block(model.spec, settings.block_size, model.embedding.dtype)
+    spec, dtype = model.spec, model.embedding.dtype
+    if operators is None:
+        block_bytes = KVCache.bytes_per_block(spec, settings.block_size, dtype)
+    else:
+        block_bytes = CompiledBackend.bytes_per_block(operators, spec, settings.block_size, dtype)
+        model = CompiledLM(model, operators, length, native_bf16=native)
     blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE))
-    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, model.spec.vocab_size)
+    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
-    return CpuDevice(model, capacity)
+    if operators is None:
+        return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype))
+    return CpuDevice(model, capacity, CompiledBackend(operators, spec, capacity, dtype))
+
+
+def _open_cuda(settings: Settings, folder: Path) -> Device:
+    if not torch.cuda.is_available():
+        raise ConfigurationError("device cuda needs a GPU that PyTorch can use, and there is none: set device to cpu")
+    from services.executor.devices.cuda.open import open_cuda  # Triton takes a second to load
+
+    return open_cuda(settings, folder)
+
+
+def _operators() -> Operators | None:
+    """The compiled kernels; None where they cannot be built."""
+    try:
+        return Operators(build.load())
+    except build.NotBuilt as error:
+        _log.warning("kernels_not_built", reason=str(error), instead="plain PyTorch, several times slower")
+        return None
 
 
 def _open_sim(settings: Settings, folder: Path, name: str) -> Device:

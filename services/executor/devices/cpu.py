@@ -1,17 +1,30 @@
-"""The CPU as a device: PyTorch, eager, one step at a time."""
+"""The CPU as a device: eager PyTorch, one step at a time, around a backend for attention and sampling."""
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from services.executor.devices.attention import KVCache, PagedAttention
 from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.slots import DeviceSlots
-from services.executor.models.model import CausalLM
-from services.executor.sampling import sample
+from services.executor.models.model import Attend, CausalLM
+
+
+class Backend(Protocol):
+    """What a step needs beside the model."""
+
+    layers: list[tuple[Tensor, Tensor]]
+    """The KV pool: keys and values of each layer, in the backend's own form."""
+
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+        """The attention of one step; `positions` [T] are those of the batch's tokens."""
+
+    def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
+        """The tokens at `positions` [R] of the slots `rows` [R], by float32 logits [R, V], which may be overwritten."""
 
 
 def has_half_precision(cpuinfo: Path) -> bool:
@@ -30,12 +43,12 @@ def has_half_precision(cpuinfo: Path) -> bool:
 class CpuDevice:
     """A `Device`."""
 
-    def __init__(self, model: CausalLM, capacity: Capacity) -> None:
+    def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend) -> None:
         self.capacity = capacity
         self.busy = 0.0
         self._model = model
         self._slots = DeviceSlots(capacity)
-        self._cache = KVCache(model.spec, capacity.num_blocks, capacity.block_size, model.embedding.dtype)
+        self._backend = backend
 
     def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
         """See `Device.add`."""
@@ -55,16 +68,16 @@ class CpuDevice:
         ends = batch.starts + batch.widths
         behind = np.cumsum(batch.widths)
         positions = np.arange(len(batch.token_ids)) + np.repeat(ends - behind, batch.widths)
-        attend = PagedAttention(self._cache, self._slots.tables, batch, positions)
+        attend = self._backend.attention(batch, self._slots, positions)
         hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         tokens = np.full(len(batch.slots), -1, np.int64)
         rows = np.flatnonzero(batch.samples)
         if rows.size:
             logits = self._model.logits(hidden[torch.from_numpy(behind[rows] - 1)])
-            tokens[rows] = sample(logits, self._slots.sampling(batch.slots[rows], ends[rows])).numpy()
+            tokens[rows] = self._backend.sample(logits, self._slots, batch.slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
         return tokens
 
     def close(self) -> None:
         """Drops the model and the KV pool."""
-        del self._model, self._cache
+        del self._model, self._backend

@@ -16,25 +16,29 @@ class DeviceSlots:
         self.tables = np.zeros((slots, -(-capacity.max_model_len // capacity.block_size)), np.int64)
         """[slots, blocks of the longest sequence]; beyond a slot's own blocks the entries mean nothing."""
         self._counts = [0] * slots
-        self._temperature = np.zeros(slots)
-        self._top_p = np.ones(slots)
-        self._top_k = np.zeros(slots, np.int64)
-        self._min_p = np.zeros(slots)
-        self._keys = np.zeros(slots, np.uint64)
-        self._floors = np.zeros(slots, np.int64)
-        self._stop_ids: list[tuple[int, ...]] = [()] * slots
+        self.temperature = np.zeros(slots)
+        self.top_p = np.ones(slots)
+        self.top_k = np.zeros(slots, np.int64)
+        self.min_p = np.zeros(slots)
+        self.keys = np.zeros(slots, np.uint64)
+        self.floors = np.zeros(slots, np.int64)
+        self.stop_ids = np.empty((slots, 0), np.int64)
+        """[slots, longest list], filled up with -1. These columns are those of `SlotSampling`."""
 
     def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
         """See `Device.add`."""
         self.tables[slot, : len(blocks)] = blocks
         self._counts[slot] = len(blocks)
-        self._temperature[slot] = sampling.temperature
-        self._top_p[slot] = sampling.top_p
-        self._top_k[slot] = sampling.top_k
-        self._min_p[slot] = sampling.min_p
-        self._keys[slot] = sampling.key
-        self._floors[slot] = sampling.floor
-        self._stop_ids[slot] = sampling.stop_ids
+        self.temperature[slot] = sampling.temperature
+        self.top_p[slot] = sampling.top_p
+        self.top_k[slot] = sampling.top_k
+        self.min_p[slot] = sampling.min_p
+        self.keys[slot] = sampling.key
+        self.floors[slot] = sampling.floor
+        if (missing := len(sampling.stop_ids) - self.stop_ids.shape[1]) > 0:
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self.stop_ids[slot] = -1
+        self.stop_ids[slot, : len(sampling.stop_ids)] = sampling.stop_ids
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
@@ -44,13 +48,14 @@ class DeviceSlots:
 
     def sampling(self, slots: Int64, positions: Int64) -> SamplingRows:
         """How the tokens at `positions` [R] of `slots` [R] are picked."""
-        early = np.flatnonzero(positions < self._floors[slots]).tolist()
+        early = np.flatnonzero(positions < self.floors[slots]).tolist()
+        banned = self.stop_ids[slots]
         return SamplingRows(
-            temperature=self._temperature[slots],
-            top_p=self._top_p[slots],
-            top_k=self._top_k[slots],
-            min_p=self._min_p[slots],
-            keys=self._keys[slots],
+            temperature=self.temperature[slots],
+            top_p=self.top_p[slots],
+            top_k=self.top_k[slots],
+            min_p=self.min_p[slots],
+            keys=self.keys[slots],
             positions=positions,
-            banned=[(row, self._stop_ids[slots[row]]) for row in early],
+            banned=[(row, tuple(banned[row][banned[row] >= 0].tolist())) for row in early],
         )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from services.executor.models.config import Common, Positive
 from services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm
 from services.executor.models.model import Attend, CausalLM, Spec
-from services.executor.models.rope import Rotate, RotaryEmbedding, read_rope
+from services.executor.models.rope import RotaryEmbedding, Rotate, read_rope
 
 
 class DecoderConfig(Common, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat((self.q_norm(qk[:, : self.heads]), self.k_norm(qk[:, self.heads :])), dim=1)
-        q, k = rotate(qk).split((self.heads, self.kv_heads), dim=1)
+        q, k = torch.split(rotate(qk), [self.heads, self.kv_heads], dim=1)
         out: Tensor = self.o_proj(attend(self.layer, q, k, v).flatten(1))
         return out
 

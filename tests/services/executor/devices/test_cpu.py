@@ -4,19 +4,19 @@ import gc
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices.cpu import CpuDevice, has_half_precision
-from services.executor.devices.protocol import Capacity
-from services.executor.models.registry import load_model
+from services.executor.devices.cpu import has_half_precision
+from services.executor.models.compiled import Linear
 from services.executor.sampling import sequence_key
-from shared.model_folder import read_config
-from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint, reference_logits
-from tests.support.device import BLOCK_SIZE, GREEDY, Driver, Row
+from tests.services.executor.conftest import Drive
+from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
+from tests.support.device import BLOCK_SIZE, GREEDY, Row
 
 NAMES = ["llama", "mistral", "qwen2-sliding"]
 
@@ -26,11 +26,11 @@ def text(seed: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_mixed_batch_equals_one_by_one(name: str) -> None:
+def test_a_mixed_batch_equals_one_by_one(drive: Drive, name: str) -> None:
     lengths = [1, 30, 9, 64, 17, 2, 100]
     widths = [1, 1, 9, 20, 1, 2, 1]
     texts = [text(seed, length) for seed, length in enumerate(lengths)]
-    driver = Driver(checkpoint(name))
+    driver = drive(checkpoint(name))
     for slot, ids in enumerate(texts):
         driver.add(slot, len(ids))
         if head := ids[: len(ids) - widths[slot]]:
@@ -44,12 +44,12 @@ def test_a_mixed_batch_equals_one_by_one(name: str) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), name=st.sampled_from(NAMES))
-def test_any_schedule_gives_the_same_logits(data: st.DataObject, name: str) -> None:
+def test_any_schedule_gives_the_same_logits(drive: Drive, data: st.DataObject, name: str) -> None:
     """Rows of random width, in random order, sampling or not, until every text is through."""
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))
     texts = [text(10 + slot, length) for slot, length in enumerate(lengths)]
     expected = [reference_logits(checkpoint(name), ids) for ids in texts]
-    driver = Driver(checkpoint(name))
+    driver = drive(checkpoint(name))
     for slot, length in enumerate(lengths):
         driver.add(slot, length)
     done = [0] * len(texts)
@@ -68,8 +68,8 @@ def test_any_schedule_gives_the_same_logits(data: st.DataObject, name: str) -> N
             torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
-    driver = Driver(checkpoint("llama"))
+def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
     prefix, one, two = text(1, 3 * BLOCK_SIZE), text(2, 10), text(3, 5)
     blocks = driver.add(0, 40)
     driver.step(Row(0, 0, prefix + one))
@@ -80,8 +80,8 @@ def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
     torch.testing.assert_close(driver.logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_blocks_come_one_by_one_and_to_several_slots_at_once() -> None:
-    driver = Driver(checkpoint("llama"))
+def test_blocks_come_one_by_one_and_to_several_slots_at_once(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
     ids = text(4, 3 * BLOCK_SIZE)
     driver.device.add(0, [9], GREEDY)
     driver.device.add(5, [3], GREEDY)
@@ -92,8 +92,8 @@ def test_blocks_come_one_by_one_and_to_several_slots_at_once() -> None:
         torch.testing.assert_close(driver.logits[row], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_slot_and_its_blocks_serve_the_next_sequence() -> None:
-    driver = Driver(checkpoint("llama"))
+def test_a_slot_and_its_blocks_serve_the_next_sequence(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
     blocks = driver.add(0, 48)
     first = driver.generate(0, text(5, 30), 10)
     driver.device.remove(0)
@@ -104,9 +104,10 @@ def test_a_slot_and_its_blocks_serve_the_next_sequence() -> None:
     assert driver.generate(0, text(5, 30), 10) == first
 
 
-def test_overflow_in_half_precision_does_not_poison_the_blocks() -> None:
-    driver = Driver(checkpoint("llama"), dtype="float16")
-    weight = driver.model.get_parameter("model.layers.0.self_attn.qkv_proj.weight")
+def test_overflow_in_half_precision_does_not_poison_the_blocks(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"), dtype="float16")
+    projection: Any = driver.model.get_submodule("model.layers.0.self_attn.qkv_proj")
+    weight = projection.weights.panels if isinstance(projection, Linear) else projection.weight
     healthy = weight.clone()
     blocks = driver.add(0, 2 * BLOCK_SIZE)
     weight.fill_(60_000)
@@ -119,9 +120,9 @@ def test_overflow_in_half_precision_does_not_poison_the_blocks() -> None:
     assert driver.logits.isfinite().all()
 
 
-def test_sampled_tokens_depend_on_the_key_and_the_position_alone() -> None:
+def test_sampled_tokens_depend_on_the_key_and_the_position_alone(drive: Drive) -> None:
     def generate(slot: int, seed: int, chunk: int) -> list[int]:
-        driver = Driver(checkpoint("llama"))
+        driver = drive(checkpoint("llama"))
         sampling = replace(GREEDY, temperature=1.0, top_p=0.95, key=sequence_key(seed, 0, 0))
         driver.add(slot, 60, sampling)
         return driver.generate(slot, text(9, 20), 30, chunk)
@@ -130,8 +131,8 @@ def test_sampled_tokens_depend_on_the_key_and_the_position_alone() -> None:
     assert generate(slot=0, seed=1, chunk=20) != generate(slot=0, seed=2, chunk=20)
 
 
-def test_a_recomputed_sequence_goes_on_with_the_same_tokens() -> None:
-    driver = Driver(checkpoint("llama"))
+def test_a_recomputed_sequence_goes_on_with_the_same_tokens(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
     sampling = replace(GREEDY, temperature=1.0, key=11)
     driver.add(0, 60, sampling)
     tokens = driver.generate(0, text(9, 20), 30)
@@ -139,8 +140,8 @@ def test_a_recomputed_sequence_goes_on_with_the_same_tokens() -> None:
     assert driver.generate(1, text(9, 20) + tokens[:12], 18) == tokens[12:]
 
 
-def test_stop_ids_wait_for_the_floor() -> None:
-    driver = Driver(checkpoint("llama"))
+def test_stop_ids_wait_for_the_floor(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
     driver.add(0, 40)
     free = driver.generate(0, text(1, 10), 12)
     forbidden = (free[0], free[5], free[11])
@@ -151,8 +152,8 @@ def test_stop_ids_wait_for_the_floor() -> None:
     assert driver.generate(2, text(1, 10), 12) == free
 
 
-def test_greedy_and_sampled_rows_share_a_step() -> None:
-    driver = Driver(checkpoint("llama"))
+def test_greedy_and_sampled_rows_share_a_step(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
     ids = text(1, 12)
     for slot in range(8):
         driver.add(slot, 16, GREEDY if slot % 2 else replace(GREEDY, temperature=3.0, key=slot))
@@ -162,18 +163,20 @@ def test_greedy_and_sampled_rows_share_a_step() -> None:
     assert len(set(tokens[::2])) > 1
 
 
-def test_a_step_without_sampling_returns_no_token() -> None:
-    driver = Driver(checkpoint("llama"))
+def test_a_step_without_sampling_returns_no_token(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
     driver.add(0, 16)
     assert driver.step(Row(0, 0, text(1, 8), samples=False)) == [-1]
     assert driver.device.capacity.vocab_size == VOCABULARY
 
 
-def test_close_gives_the_memory_back() -> None:
-    model = load_model(checkpoint("llama"), read_config(checkpoint("llama")), "float32")
-    device = CpuDevice(model, Capacity(32, BLOCK_SIZE, 2, CONTEXT, VOCABULARY))
-    weights = weakref.ref(model)
-    del model
+def test_close_gives_the_memory_back(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
+    device, weights = driver.device, weakref.ref(driver.model)
+    driver.add(0, 16)
+    driver.step(Row(0, 0, text(1, 8)))
+    del driver
+    gc.collect()
     assert weights() is not None
     device.close()
     gc.collect()

@@ -41,7 +41,7 @@ def test_the_context_can_be_shortened_but_not_stretched() -> None:
     assert str(CONTEXT) in refusal(checkpoint("llama"), max_model_len=CONTEXT + 1)
 
 
-@pytest.mark.parametrize("name", ["cuda", "sim:b300", "sim:", "tpu"])
+@pytest.mark.parametrize("name", ["sim:b300", "sim:", "tpu"])
 def test_other_devices_are_refused_by_name(name: str) -> None:
     assert name in refusal(checkpoint("llama"), device=name)
 
@@ -74,7 +74,9 @@ def test_a_pool_has_the_size_that_is_set() -> None:
     assert pool(room=0, num_kv_blocks=63) == 63
 
 
-@pytest.mark.parametrize("flags", [{"num_kv_blocks": 62}, {"kv_cache_memory": 62 << 16}, {"room": 50 << 16}, {"room": -1}])
+@pytest.mark.parametrize(
+    "flags", [{"num_kv_blocks": 62}, {"kv_cache_memory": 62 << 16}, {"room": 50 << 16}, {"room": -1}]
+)
 def test_a_pool_holds_at_least_one_sequence(flags: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match="kv-cache-memory or num-kv-blocks, or lower max-model-len"):
         pool(**flags)

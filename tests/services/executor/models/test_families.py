@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import CONFIGS, CONTEXT, VOCABULARY, checkpoint, reference, reference_logits
-from tests.support.device import Driver, Row
+from tests.support.device import Row
 
 LENGTH = 72
 
@@ -15,10 +16,10 @@ def text(seed: int, length: int = LENGTH) -> list[int]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("chunk", [1, 7, LENGTH])
-def test_logits_are_those_of_transformers_for_every_chunk_size(name: str, chunk: int) -> None:
+def test_logits_are_those_of_transformers_for_every_chunk_size(drive: Drive, name: str, chunk: int) -> None:
     ids = text(seed=1)
     expected = reference_logits(checkpoint(name), ids)
-    driver = Driver(checkpoint(name))
+    driver = drive(checkpoint(name))
     driver.add(3, LENGTH)
     for start in range(0, LENGTH, chunk):
         part = ids[start : start + chunk]
@@ -27,9 +28,9 @@ def test_logits_are_those_of_transformers_for_every_chunk_size(name: str, chunk:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_text_is_that_of_transformers(name: str) -> None:
+def test_greedy_text_is_that_of_transformers(drive: Drive, name: str) -> None:
     wanted = [(seed, reference(checkpoint(name), text(seed, 20), 24, ignore_eos=True)) for seed in range(4)]
-    driver = Driver(checkpoint(name))
+    driver = drive(checkpoint(name))
     clear = [(seed, expected.tokens) for seed, expected in wanted if expected.gap > 1e-4]
     assert len(clear) >= 3
     for seed, tokens in clear:
@@ -42,10 +43,10 @@ def test_the_texts_are_not_degenerate() -> None:
         assert len(set(reference(checkpoint(name), text(5, 20), 24, ignore_eos=True).tokens)) > 12
 
 
-def test_the_last_position_of_the_context_can_be_used() -> None:
+def test_the_last_position_of_the_context_can_be_used(drive: Drive) -> None:
     for name in ("llama-llama3", "opt"):
         ids = text(seed=2, length=CONTEXT)
-        driver = Driver(checkpoint(name))
+        driver = drive(checkpoint(name))
         driver.add(0, CONTEXT)
         driver.step(Row(0, 0, ids))
         expected = reference_logits(checkpoint(name), ids)[-1]
@@ -54,10 +55,10 @@ def test_the_last_position_of_the_context_can_be_used() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "opt"])
-def test_half_precision_stays_close(name: str, dtype: str) -> None:
+def test_half_precision_stays_close(drive: Drive, name: str, dtype: str) -> None:
     ids = text(seed=3)
     expected = reference_logits(checkpoint(name), ids)[-1]
-    driver = Driver(checkpoint(name), dtype="bfloat16" if dtype == "bfloat16" else "float16")
+    driver = drive(checkpoint(name), dtype="bfloat16" if dtype == "bfloat16" else "float16")
     driver.add(0, LENGTH)
     driver.step(Row(0, 0, ids[:50], samples=False))
     driver.step(Row(0, 50, ids[50:]))

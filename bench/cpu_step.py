@@ -1,0 +1,239 @@
+"""Time of a decode step of the CPU device, with compiled kernels and in plain PyTorch, and where it goes.
+
+The models have random weights, in bf16 where the path can read them. Both paths take turns, so that a noisy machine is
+noisy for both.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import services.executor  # noqa: F401  # isort: skip  (before torch: it says how torch's threads wait)
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu import build
+from kernels.cpu.operators import Operators
+from services.executor.devices.compiled import CompiledBackend
+from services.executor.devices.cpu import Backend, CpuDevice, has_half_precision
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.devices.pytorch import PyTorchBackend
+from services.executor.devices.slots import DeviceSlots
+from services.executor.models.compiled import CompiledLM
+from services.executor.models.model import Attend, CausalLM
+from services.executor.models.registry import build_model
+from services.executor.sampling import sequence_key
+
+VOCABULARY = 50304
+BLOCK_SIZE = 16
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "nano": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "intermediate_size": 128,
+    },
+    "s135": {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+    },
+}
+PARTS = ("linears", "attention", "sampling")
+
+
+@dataclass
+class Case:
+    """One path at one size of step."""
+
+    path: str
+    model: str
+    rows: int
+    context: int
+    wall_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    """Of all threads together; less noisy than the wall's where others use the cores too."""
+    shares: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ms(self) -> float:
+        """Median time of a step."""
+        return statistics.median(self.wall_ms)
+
+
+class Timed:
+    """A backend as it is, and the seconds spent in it and in the products of a model."""
+
+    def __init__(self, model: CausalLM, backend: Backend) -> None:
+        self.layers = backend.layers
+        self._spent = dict.fromkeys(PARTS, 0.0)
+        self._backend = backend
+        self._before = dict(self._spent)
+        self._decoder = model.decoder if isinstance(model, CompiledLM) else None
+        products = {"Linear", "PackedLinear", "OneDnnLinear"}
+        for module in [model.head] if isinstance(model, CompiledLM) and self._decoder else model.modules():
+            if type(module).__name__ in products:
+                module.forward = self._timed("linears", module.forward)
+        if not isinstance(model, CompiledLM):
+            model.logits = self._timed("linears", model.logits)  # type: ignore[method-assign]
+
+    def start(self) -> None:
+        """Begins to count."""
+        self._before = self._total()
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """Seconds since the start, by part."""
+        return {part: seconds - self._before[part] for part, seconds in self._total().items()}
+
+    def _total(self) -> dict[str, float]:
+        linears, attention = self._decoder.seconds if self._decoder else (0.0, 0.0)
+        spent = self._spent
+        return spent | {"linears": spent["linears"] + linears, "attention": spent["attention"] + attention}
+
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+        """See `Backend.attention`."""
+        attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
+        return attend if self._decoder else self._timed("attention", attend)
+
+    def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
+        """See `Backend.sample`."""
+        tokens: Int64 = self._timed("sampling", self._backend.sample)(logits, slots, rows, positions)
+        return tokens
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*arguments)
+            self._spent[part] += time.perf_counter() - began
+            return result
+
+        return run
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a table and writes `--output`."""
+    parser = argparse.ArgumentParser(prog="pagewire bench cpu_step", description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="shapes")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128], help="sequences that decode")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[200, 1024], help="tokens of each sequence")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
+    parser.add_argument("--top-p", type=float, default=1.0, help="1: off")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for which the steps of a line are repeated")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a step")
+    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(given.threads)
+    print(
+        f"{'model':>5} {'rows':>4} {'context':>7} {'path':>8} {'ms':>8} {'ratio':>6} {'cpu ms':>8}"
+        + "".join(f" {part:>9}" for part in (*PARTS, "other"))
+    )
+    cases = []
+    for name in given.models:
+        for rows in given.rows:
+            for context in given.contexts:
+                pair = _measure(name, rows, context, given)
+                cases += pair
+                for case in pair:
+                    print(line(case, pair[1].ms / case.ms), flush=True)
+    if given.output:
+        given.output.write_text(json.dumps([asdict(case) for case in cases], indent=1) + "\n")
+    return 0
+
+
+def line(case: Case, ratio: float) -> str:
+    """For the terminal. `ratio` is how many times faster than plain it is."""
+    shares = "".join(f" {case.shares[part]:>9.0%}" for part in (*PARTS, "other"))
+    cpu = statistics.median(case.cpu_ms)
+    return (
+        f"{case.model:>5} {case.rows:>4} {case.context:>7} {case.path:>8} {case.ms:>8.2f} {ratio:>6.2f} {cpu:>8.2f}"
+        + shares
+    )
+
+
+def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> list[Case]:
+    """Both paths in turn."""
+    cases = [Case(path, name, rows, context) for path in ("compiled", "plain")]
+    sampling = SlotSampling(given.temperature, given.top_p, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
+    devices = [_device(case, sampling) for case in cases]
+    batch = _decodes(rows, context)
+    for device, timed in devices:
+        device.step(batch)
+        timed.start()
+    until = time.perf_counter() + given.seconds
+    while time.perf_counter() < until or len(cases[0].wall_ms) < 5:
+        for (device, _), case in zip(devices, cases, strict=True):
+            began, used = time.perf_counter(), time.process_time()
+            device.step(batch)
+            case.wall_ms.append((time.perf_counter() - began) * 1e3)
+            case.cpu_ms.append((time.process_time() - used) * 1e3)
+    for (_, timed), case in zip(devices, cases, strict=True):
+        wall = sum(case.wall_ms) / 1e3
+        case.shares = {part: seconds / wall for part, seconds in timed.spent.items()}
+        case.shares["other"] = 1 - sum(case.shares.values())
+    return cases
+
+
+def _device(case: Case, sampling: SlotSampling) -> tuple[CpuDevice, Timed]:
+    """A device with `rows` sequences of `context` tokens, in blocks of their own."""
+    native = has_half_precision(Path("/proc/cpuinfo"))
+    dtype = torch.bfloat16 if native or case.path == "compiled" else torch.float32
+    model = _random_model(case.model, dtype)
+    blocks = -(-(case.context + 1) // BLOCK_SIZE)
+    capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
+    backend: Backend
+    if case.path == "compiled":
+        operators = Operators(build.load())
+        backend = CompiledBackend(operators, model.spec, capacity, dtype)
+        model = CompiledLM(model, operators, capacity.max_model_len, native_bf16=native)
+    else:
+        backend = PyTorchBackend(model.spec, capacity, dtype)
+    for pool in backend.layers:
+        for tensor in pool:
+            tensor.fill_(0.1)  # untouched memory would be read from one page of zeros
+    timed = Timed(model, backend)
+    device = CpuDevice(model, capacity, timed)
+    ids = np.random.default_rng(0).permutation(capacity.num_blocks).reshape(case.rows, blocks)
+    for slot in range(case.rows):
+        picks = replace(sampling, key=sequence_key(0, slot, 0))
+        device.add(slot, ids[slot].tolist(), picks)
+    return device, timed
+
+
+def _decodes(rows: int, context: int) -> StepBatch:
+    return StepBatch(
+        slots=np.arange(rows),
+        starts=np.full(rows, context),
+        widths=np.ones(rows, np.int64),
+        token_ids=np.arange(rows) % VOCABULARY,
+        samples=np.ones(rows, np.bool_),
+    )
+
+
+def _random_model(name: str, dtype: torch.dtype) -> CausalLM:
+    config: dict[str, Any] = {
+        **SHAPES[name],
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+    model = build_model(config)
+    random = torch.Generator().manual_seed(0)
+    state = {
+        key: torch.empty(value.shape).normal_(0, 0.02, generator=random).to(dtype)
+        for key, value in model.named_parameters()
+    }
+    model.load_state_dict(state, assign=True)
+    return model.requires_grad_(requires_grad=False).eval()

@@ -1,0 +1,110 @@
+"""Compiles the CPU kernels for the machine that runs them, once, and loads them.
+
+The library lies in the user's cache folder. Its name is a digest of all that it depends on, so it is never stale.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+from shared.errors import PagewireError
+
+COMPILER = "c++"
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
+WITHIN = 300.0
+"""Seconds until the compiler must be done."""
+SOURCES = Path(__file__).parent
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+class NotBuilt(PagewireError):
+    """There is no library, and the message says why."""
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept, by the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewire" / "kernels"
+
+
+def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
+    """The library of all .cpp files in `sources`; one from an earlier start if there is one and it can be loaded.
+
+    It has no OpenMP of its own but finds the one that torch brought into the process: two would have two pools of
+    threads, which fight for the cores.
+
+    Raises:
+        NotBuilt: there is no compiler, it failed, or its result cannot be loaded.
+    """
+    try:
+        folder = cache or cache_folder()
+        library = folder / f"{_digest(sources)}.so"
+        if library.exists() and (found := _open(library)) is not None:
+            return found
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            built = _compile(sources, Path(draft))
+            loaded = ctypes.CDLL(str(built))
+            built.rename(library)  # at once: another process sees all of it or nothing
+            return loaded
+    except subprocess.CalledProcessError as error:
+        raise NotBuilt(f"{COMPILER} failed: {error.stderr.strip()[-500:]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NotBuilt(f"{COMPILER} was not done after {WITHIN:.0f} s") from error
+    except (OSError, RuntimeError) as error:
+        raise NotBuilt(str(error)) from error
+
+
+def _open(library: Path) -> ctypes.CDLL | None:
+    """None if the file is no library, as after a disk was full."""
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:
+        return None
+
+
+def _digest(sources: Path) -> str:
+    """Of the sources, the compiler, its flags and the CPU's."""
+    digest = hashlib.sha256()
+    for file in sorted([*sources.glob("*.cpp"), *sources.glob("*.hpp")]):
+        digest.update(file.name.encode() + file.read_bytes())
+    digest.update(_run(COMPILER, "--version").encode() + " ".join(FLAGS).encode() + _cpu().encode())
+    return digest.hexdigest()[:32]
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    if not _CPUINFO.exists():
+        return platform.machine() + platform.processor()
+    lines = _CPUINFO.read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def _compile(sources: Path, folder: Path) -> Path:
+    """Compiles the files side by side, as the whole pipeline waits for them."""
+    objects = {file: str(folder / f"{file.stem}.o") for file in sorted(sources.glob("*.cpp"))}
+    commands = [[COMPILER, *FLAGS, "-c", str(file), "-o", made] for file, made in objects.items()]
+    running = [
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
+    ]
+    try:
+        for process in running:
+            _, errors = process.communicate(timeout=WITHIN)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    library = folder / "kernels.so"
+    _run(COMPILER, "-shared", *objects.values(), "-o", str(library))
+    return library
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN, check=True
+    ).stdout

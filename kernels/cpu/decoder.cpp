@@ -1,0 +1,115 @@
+// All layers of a decoder in one call: at small batches a call from Python costs more than what it computes.
+
+#include <algorithm>
+#include <chrono>
+
+#include "kernels.hpp"
+#include "vector.hpp"
+
+struct Weights {
+    const void* packed;
+    const float* bias;  // or null
+    int64_t inputs, outputs;
+};
+
+struct Layer {
+    const float *input_norm, *post_attention_norm, *q_norm, *k_norm;  // the last two may be null
+    Weights qkv, o, gate_up, down;
+    int64_t window;  // see Shape
+};
+
+struct Decoder {
+    const Layer* layers;
+    int64_t count, width, heads, kv_heads, dim, block_size;
+    const float *norm, *table;  // after the last layer; cosines and sines by position
+    double eps;
+    int64_t dtype, threads;  // of weights and KV
+};
+
+struct Pool {
+    void *keys, *values;  // of one layer
+};
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// What one call works with: the hidden states, and room for what a layer makes of them.
+class Run {
+public:
+    Run(const Decoder& model, const Batch& batch, const int64_t* positions, int64_t tokens, float* x, double* seconds)
+        : model(model), batch(batch), positions(positions), tokens(tokens), x(x), seconds(seconds) {
+        int64_t wide = 0, narrow = 0;
+        for (int64_t i = 0; i < model.count; i++) {
+            wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].gate_up.outputs});
+            narrow = std::max({narrow, model.layers[i].o.inputs, model.layers[i].down.inputs});
+        }
+        projected = room(tokens * wide);
+        inner = room(tokens * narrow);
+        normed = room(tokens * model.width);
+        delta = room(tokens * model.width);
+    }
+
+    void layer(const Layer& layer, const Pool& pool, bool first) {
+        norm(first ? nullptr : delta.get(), layer.input_norm, normed.get());
+        linear(normed.get(), layer.qkv, projected.get());
+        attention(layer, pool);
+        linear(inner.get(), layer.o, delta.get());
+        norm(delta.get(), layer.post_attention_norm, normed.get());
+        linear(normed.get(), layer.gate_up, projected.get());
+        silu_mul(projected.get(), inner.get(), tokens, layer.down.inputs, model.threads);
+        linear(inner.get(), layer.down, delta.get());
+    }
+
+    void finish(float* out) { norm(delta.get(), model.norm, out); }
+
+private:
+    // Adds `delta`, if there is one, to the hidden states, and normalises them.
+    void norm(const float* delta, const float* weight, float* out) {
+        rms_norm(x, model.width, delta, weight, model.eps, out, model.width, tokens, 1, model.width, model.threads);
+    }
+
+    void linear(const float* in, const Weights& weights, float* out) {
+        double began = now();
+        ::linear(in, weights.packed, model.dtype, weights.bias, out, tokens, weights.inputs, weights.outputs,
+                 model.threads);
+        seconds[0] += now() - began;
+    }
+
+    void attention(const Layer& layer, const Pool& pool) {
+        int64_t heads = model.heads, kv_heads = model.kv_heads, dim = model.dim, stride = (heads + 2 * kv_heads) * dim;
+        float *q = projected.get(), *k = q + heads * dim, *v = k + kv_heads * dim;
+        if (layer.q_norm) {
+            rms_norm(q, stride, nullptr, layer.q_norm, model.eps, q, stride, tokens, heads, dim, model.threads);
+            rms_norm(k, stride, nullptr, layer.k_norm, model.eps, k, stride, tokens, kv_heads, dim, model.threads);
+        }
+        rotate(q, stride, model.table, positions, tokens, heads + kv_heads, dim, model.threads);
+        Shape shape = {heads, kv_heads, dim, model.block_size, layer.window, model.dtype, model.threads};
+        Inputs inputs = {q, k, v, stride, stride, stride, inner.get()};
+        double began = now();
+        attend(&batch, &shape, &inputs, pool.keys, pool.values);
+        seconds[1] += now() - began;
+    }
+
+    const Decoder& model;
+    const Batch& batch;
+    const int64_t* positions;
+    int64_t tokens;
+    float* x;
+    double* seconds;
+    Room projected, inner, normed, delta;
+};
+
+}  // namespace
+
+extern "C" {
+
+// From embeddings x [tokens, width], which are overwritten, to `out` of the same shape. `seconds` gains the time in
+// matrix products and that in attention.
+void decode(const Decoder* model, const Pool* pools, const Batch* batch, const int64_t* positions, int64_t tokens,
+            float* x, float* out, double* seconds) {
+    Run run(*model, *batch, positions, tokens, x, seconds);
+    for (int64_t i = 0; i < model->count; i++) run.layer(model->layers[i], pools[i], i == 0);
+    run.finish(out);
+}
+}

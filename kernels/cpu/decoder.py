@@ -1,0 +1,125 @@
+"""All layers of a decoder as one call of the compiled kernels."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.operators import DTYPES, Batch, Operators, Packed
+
+Pool = tuple[Tensor, Tensor]
+"""Keys and values of a layer: see `Operators.attend`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer computes with; norms are in float32."""
+
+    input_norm: Tensor
+    post_attention_norm: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    qkv: Packed
+    o: Packed
+    gate_up: Packed
+    down: Packed
+    window: int
+    """Positions that a query sees, its own included; 0: all."""
+
+
+class _Weights(ctypes.Structure):
+    _fields_ = (("packed", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
+        *((name, _Weights) for name in ("qkv", "o", "gate_up", "down")),
+        ("window", c_int64),
+    )
+
+
+class _Decoder(ctypes.Structure):
+    _fields_ = (
+        ("layers", POINTER(_Layer)),
+        *((name, c_int64) for name in ("count", "width", "heads", "kv_heads", "dim", "block_size")),
+        *((name, c_void_p) for name in ("norm", "table")),
+        ("eps", c_double),
+        *((name, c_int64) for name in ("dtype", "threads")),
+    )
+
+
+class _Pool(ctypes.Structure):
+    _fields_ = (("keys", c_void_p), ("values", c_void_p))
+
+
+class CompiledDecoder:
+    """Layers that are run together.
+
+    Attributes:
+        seconds: two numbers that count the time in matrix products and in attention.
+    """
+
+    def __init__(
+        self, operators: Operators, layers: Sequence[Layer], norm: Tensor, table: Tensor, eps: float, heads: int
+    ) -> None:
+        """`norm` [D] comes after the last layer, `table` is as for `Operators.rotate`, `heads` are the queries'."""
+        self.seconds = (c_double * 2)()
+        self._tensors = (list(layers), norm, table)  # they must live as long as the pointers to them
+        self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        self._fixed = {
+            "layers": self._layers,
+            "count": len(layers),
+            "width": len(norm),
+            "heads": heads,
+            "norm": norm.data_ptr(),
+            "table": table.data_ptr(),
+            "eps": eps,
+            "threads": operators.threads,
+        }
+        self._pools: Sequence[Pool] = ()
+        self._decode = operators.function(
+            "decode", [c_void_p, c_void_p, POINTER(Batch), c_void_p, c_int64, c_void_p, c_void_p, c_void_p]
+        )
+
+    def __call__(self, x: Tensor, positions: Tensor, batch: Batch, pools: Sequence[Pool]) -> Tensor:
+        """Embeddings [T, D], which are overwritten, at `positions` [T] -> hidden states [T, D].
+
+        Args:
+            x: see above.
+            positions: see above.
+            batch: of `batch_of`.
+            pools: by layer; always the same object after the first call costs nothing.
+        """
+        if pools is not self._pools:
+            self._bind(pools)
+        out = torch.empty(x.shape)
+        pointers = byref(self._model), self._addresses, byref(batch), positions.data_ptr()
+        self._decode(*pointers, len(x), x.data_ptr(), out.data_ptr(), self.seconds)
+        return out
+
+    def _bind(self, pools: Sequence[Pool]) -> None:
+        keys, _ = pools[0]
+        _, kv_heads, dim, block_size = keys.shape
+        self._model = _Decoder(
+            **self._fixed, kv_heads=kv_heads, dim=dim, block_size=block_size, dtype=DTYPES[keys.dtype]
+        )
+        self._addresses = (_Pool * len(pools))(*(_Pool(keys.data_ptr(), values.data_ptr()) for keys, values in pools))
+        self._pools = pools
+
+
+def _layer(layer: Layer) -> _Layer:
+    norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+    weights = (layer.qkv, layer.o, layer.gate_up, layer.down)
+    return _Layer(*map(_pointer, norms), *map(_weights, weights), layer.window)
+
+
+def _weights(packed: Packed) -> _Weights:
+    return _Weights(packed.panels.data_ptr(), _pointer(packed.bias), packed.panels.shape[1], packed.outputs)
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

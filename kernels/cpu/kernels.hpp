@@ -1,0 +1,50 @@
+// What the files of this folder offer to each other and to Python. Numbers are float32 unless said otherwise.
+#pragma once
+
+#include <memory>
+
+#include "vector.hpp"
+
+enum Dtype { F32, BF16, F16 };  // in which weights and KV are stored
+
+using Room = std::unique_ptr<float[]>;  // not filled, unlike a vector
+
+inline Room room(int64_t count) { return Room(new float[count]); }
+
+struct Batch {
+    const int64_t *slots, *starts, *widths;  // of each row
+    int64_t rows;
+    const int64_t* tables;  // block ids by slot
+    int64_t columns;        // of the tables
+};
+
+struct Shape {
+    int64_t heads, kv_heads, dim, block_size;
+    int64_t window;  // positions that a query sees, its own included; 0: all
+    int64_t dtype;   // of the pool
+    int64_t threads;
+};
+
+struct Inputs {
+    const float *q, *k, *v;
+    int64_t q_stride, k_stride, v_stride;  // from token to token
+    float* out;                            // tokens, heads and dimensions without gaps
+};
+
+extern "C" {
+
+// See layers.cpp.
+void rms_norm(float* x, int64_t stride, const float* delta, const float* weight, float eps, float* out,
+              int64_t out_stride, int64_t rows, int64_t count, int64_t width, int threads);
+void rotate(float* x, int64_t stride, const float* table, const int64_t* positions, int64_t rows, int64_t heads,
+            int64_t dim, int threads);
+void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
+
+// x [rows, inputs] -> out [rows, outputs]; `packed` is [panels, inputs, panel_width()], `bias` may be null.
+void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
+            int64_t outputs, int threads);
+
+// Writes k and v into the pool, then attends. Keys are [blocks, kv_heads, dim, block_size], values
+// [blocks, kv_heads, block_size, dim rounded up to lanes()].
+void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values);
+}

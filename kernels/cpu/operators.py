@@ -1,0 +1,190 @@
+"""The compiled CPU kernels as functions of tensors. All compute in float32, whatever weights and KV are stored in."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int64 = npt.NDArray[np.int64]
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""As the kernels number what weights and KV can be stored in."""
+
+
+class Batch(ctypes.Structure):
+    """The rows of one step; see `Operators.batch`."""
+
+    _fields_ = (
+        ("slots", c_void_p),
+        ("starts", c_void_p),
+        ("widths", c_void_p),
+        ("rows", c_int64),
+        ("tables", c_void_p),
+        ("columns", c_int64),
+    )
+
+
+class Shape(ctypes.Structure):
+    """What the attention of a layer is given beside its tensors."""
+
+    _fields_ = tuple(
+        (name, c_int64) for name in ("heads", "kv_heads", "dim", "block_size", "window", "dtype", "threads")
+    )
+
+
+class Inputs(ctypes.Structure):
+    """The tensors of one attention."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v")),
+        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
+        ("out", c_void_p),
+    )
+
+
+class Sampling(ctypes.Structure):
+    """How the slots sample, as pointers to columns by slot."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("temperature", "top_p", "top_k", "min_p", "keys", "floors", "stop_ids")),
+        ("stop_width", c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The weights of a matrix product as the kernel reads them."""
+
+    panels: Tensor
+    """[panels, inputs, outputs of a panel], zeros behind the last output."""
+    bias: Tensor | None
+    """[outputs] in float32."""
+    outputs: int
+
+
+class Operators:
+    """Kernels of a loaded library, run by as many threads as torch has at this moment."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.threads = torch.get_num_threads()
+        self._library = library
+        self._panel, self._lanes = int(library.panel_width()), int(library.lanes())
+        self._rms_norm = self.function(
+            "rms_norm", [c_void_p, c_int64, *[c_void_p] * 2, c_float, c_void_p, *[c_int64] * 4, c_int]
+        )
+        self._rotate = self.function("rotate", [c_void_p, c_int64, c_void_p, c_void_p, *[c_int64] * 3, c_int])
+        self._silu_mul = self.function("silu_mul", [c_void_p, c_void_p, c_int64, c_int64, c_int])
+        self._linear = self.function("linear", [c_void_p, c_void_p, c_int, c_void_p, c_void_p, *[c_int64] * 3, c_int])
+        self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
+        self._sample = self.function(
+            "sample", [c_void_p, c_int64, POINTER(Sampling), c_void_p, c_void_p, c_int64, c_void_p, c_int]
+        )
+
+    def function(self, name: str, arguments: list[Any]) -> Callable[..., None]:
+        """A function of the library that returns nothing."""
+        function: Callable[..., None] = getattr(self._library, name)
+        function.argtypes, function.restype = arguments, None  # type: ignore[attr-defined]
+        return function
+
+    def filled(self, dim: int) -> int:
+        """`dim` filled up to whole registers: what a value takes in the pool."""
+        return -(-dim // self._lanes) * self._lanes
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Root mean square normalisation over the last dimension of x [T, D] or [T, H, D], contiguous in all but T."""
+        out = torch.empty(x.shape)
+        rows, width = len(x), x.shape[-1]
+        heads = x.shape[1] if x.dim() == 3 else 1
+        pointers = x.data_ptr(), x.stride(0), None, weight.data_ptr(), eps, out.data_ptr(), out.stride(0)
+        self._rms_norm(*pointers, rows, heads, width, self.threads)
+        return out
+
+    def rotate(self, x: Tensor, table: Tensor, positions: Tensor) -> None:
+        """Turns the pairs (i, i + D/2) of x [T, H, D] in place. A line of `table` [P, D] is cosines, then sines."""
+        pointers = x.data_ptr(), x.stride(0), table.data_ptr(), positions.data_ptr()
+        self._rotate(*pointers, *x.shape, self.threads)
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """SiLU of the first half of each row times the second: [T, 2 D] -> [T, D]."""
+        rows, width = x.shape
+        out = torch.empty(rows, width // 2)
+        self._silu_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, self.threads)
+        return out
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
+        """The weights [outputs, inputs] of a product, copied, in their own dtype."""
+        outputs, inputs = weight.shape
+        panels = -(-outputs // self._panel)
+        filled = torch.zeros(panels * self._panel, inputs, dtype=weight.dtype)
+        filled[:outputs] = weight
+        packed = filled.view(panels, self._panel, inputs).transpose(1, 2).contiguous()
+        return Packed(packed, None if bias is None else bias.float(), outputs)
+
+    def linear(self, x: Tensor, weights: Packed) -> Tensor:
+        """[T, inputs] -> [T, outputs]; a row's result does not depend on the rows beside it."""
+        x = x.contiguous()
+        panels, bias = weights.panels, weights.bias
+        rows, inputs = x.shape
+        out = torch.empty(rows, weights.outputs)
+        self._linear(
+            x.data_ptr(),
+            panels.data_ptr(),
+            DTYPES[panels.dtype],
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            inputs,
+            weights.outputs,
+            self.threads,
+        )
+        return out
+
+    def attend(self, batch: Batch, window: int, pool: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Writes k and v [T, Hkv, D] into the pool, then attends from q [T, Hq, D] -> [T, Hq, D].
+
+        Args:
+            batch: of `batch_of`.
+            window: positions that a query sees, its own included; 0: all.
+            pool: keys [blocks, Hkv, D, block size], values [blocks, Hkv, block size, `filled(D)`].
+            q: contiguous in all but T, as are `k` and `v`.
+            k: see q.
+            v: see q.
+        """
+        keys, values = pool
+        _, kv_heads, dim, block_size = keys.shape
+        out = torch.empty(q.shape)
+        shape = Shape(q.shape[1], kv_heads, dim, block_size, window, DTYPES[keys.dtype], self.threads)
+        inputs = Inputs(q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0), out.data_ptr())
+        self._attend(byref(batch), byref(shape), byref(inputs), keys.data_ptr(), values.data_ptr())
+        return out
+
+    def sample(self, logits: Tensor, how: Sampling, slots: Int64, positions: Int64) -> Int64:
+        """The tokens [R] at `positions` [R] of `slots` [R]; the logits [R, V] are overwritten."""
+        tokens = np.empty(len(slots), np.int64)
+        rows, vocabulary = logits.shape
+        columns = address(slots), address(positions), rows, address(tokens)
+        self._sample(logits.data_ptr(), vocabulary, byref(how), *columns, self.threads)
+        return tokens
+
+
+def batch_of(slots: Int64, starts: Int64, widths: Int64, tables: Int64) -> Batch:
+    """Rows that compute `widths` [R] positions from `starts` [R]. All arrays must outlive the batch.
+
+    Args:
+        slots: [R] of each row.
+        starts: see above.
+        widths: see above.
+        tables: [slots, blocks] ids of each slot's blocks.
+    """
+    return Batch(address(slots), address(starts), address(widths), len(slots), address(tables), tables.shape[1])
+
+
+def address(array: npt.NDArray[np.generic]) -> int:
+    """Where the numbers of a C-contiguous array lie."""
+    return int(array.ctypes.data)

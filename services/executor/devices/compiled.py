@@ -1,0 +1,52 @@
+"""The CPU step with compiled kernels: attention over blocks where they are, and sampling of all rows in one call."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.cpu.operators import Operators, Sampling, address, batch_of
+from services.executor.devices.protocol import Capacity, Int64, StepBatch
+from services.executor.devices.slots import DeviceSlots
+from services.executor.models.compiled import Attention
+from services.executor.models.model import Attend, Spec
+
+
+class CompiledBackend:
+    """A `Backend`. What it computes for a row does not depend, to the last bit, on the rows beside it."""
+
+    def __init__(self, operators: Operators, spec: Spec, capacity: Capacity, dtype: torch.dtype) -> None:
+        self._operators = operators
+        self._windows = spec.windows
+        self._how = Sampling()
+        self._stop_ids: Int64 | None = None
+        blocks, size, heads, dim = capacity.num_blocks, capacity.block_size, spec.num_kv_heads, spec.head_dim
+        filled = operators.filled(dim)
+        self.layers = [
+            (_zeros(dtype, blocks, heads, dim, size), _zeros(dtype, blocks, heads, size, filled)) for _ in spec.windows
+        ]
+
+    @staticmethod
+    def bytes_per_block(operators: Operators, spec: Spec, block_size: int, dtype: torch.dtype) -> int:
+        """Memory that one block takes over all layers."""
+        numbers = spec.head_dim + operators.filled(spec.head_dim)
+        return len(spec.windows) * block_size * spec.num_kv_heads * numbers * dtype.itemsize
+
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+        """See `Backend.attention`."""
+        rows = batch_of(batch.slots, batch.starts, batch.widths, slots.tables)
+        return Attention(self._operators, rows, self._windows, self.layers)
+
+    def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
+        """See `Backend.sample`."""
+        if self._stop_ids is not slots.stop_ids:  # replaced when it has to grow; the other columns stay
+            self._stop_ids = slots.stop_ids
+            columns = (slots.temperature, slots.top_p, slots.top_k, slots.min_p, slots.keys, slots.floors)
+            self._how = Sampling(*map(address, (*columns, slots.stop_ids)), slots.stop_ids.shape[1])
+        return self._operators.sample(logits, self._how, rows, positions)
+
+
+def _zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+    """numpy's zeros take memory only where they are written."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,27 @@
+"""The CPU step without compiled kernels: gathered attention, and sampling in PyTorch."""
+
+import torch
+from torch import Tensor
+
+from services.executor.devices.attention import KVCache, PagedAttention
+from services.executor.devices.protocol import Capacity, Int64, StepBatch
+from services.executor.devices.slots import DeviceSlots
+from services.executor.models.model import Attend, Spec
+from services.executor.sampling import sample
+
+
+class PyTorchBackend:
+    """A `Backend`."""
+
+    def __init__(self, spec: Spec, capacity: Capacity, dtype: torch.dtype) -> None:
+        self._cache = KVCache(spec, capacity.num_blocks, capacity.block_size, dtype)
+        self.layers = self._cache.layers
+
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+        """See `Backend.attention`."""
+        return PagedAttention(self._cache, slots.tables, batch, positions)
+
+    def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
+        """See `Backend.sample`."""
+        tokens: Int64 = sample(logits, slots.sampling(rows, positions)).numpy()
+        return tokens

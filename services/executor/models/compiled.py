@@ -1,0 +1,207 @@
+"""A model with compiled kernels in place of its layers. What flows between them is float32, weights keep their dtype.
+
+Weights are packed once. On a CPU that multiplies bf16 matrices in hardware, oneDNN does the large products, since it
+uses those instructions; elsewhere, and for small ones, the kernels of this project read every dtype and sum in float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.cpu.decoder import CompiledDecoder, Layer, Pool
+from kernels.cpu.operators import Batch, Operators
+from services.executor.models.decoder import DecoderLM
+from services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
+from services.executor.models.model import Attend, CausalLM
+from services.executor.models.rope import RotaryEmbedding, Rotate
+
+ONE_DNN_FROM = 1 << 18
+"""Weights of a product from which on oneDNN is worth its call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The attention of one step, an `Attend`."""
+
+    operators: Operators
+    batch: Batch
+    windows: Sequence[int]
+    """By layer: see `Spec.windows`."""
+    pools: Sequence[Pool]
+    """By layer."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attend`."""
+        return self.operators.attend(self.batch, self.windows[layer], self.pools[layer], q, k, v)
+
+
+class CompiledLM(CausalLM):
+    """`model`, which is changed and must not be used by itself any more."""
+
+    def __init__(self, model: CausalLM, operators: Operators, max_model_len: int, *, native_bf16: bool) -> None:
+        super().__init__(model.spec, width=1, tied=True)
+        for parent in list(model.modules()):
+            for name, module in parent.named_children():
+                setattr(parent, name, _compiled(module, operators, max_model_len, native_bf16=native_bf16))
+        for parameter in model.parameters():
+            if parameter is not model.embedding:
+                parameter.data = parameter.data.float()
+        self.model = model
+        self.decoder = _fused(model, operators) if isinstance(model, DecoderLM) else None
+        """Its layers as one call, where all of them are kernels of this project."""
+        self.head = model.lm_head or _linear(model.embedding, None, operators, native_bf16=native_bf16)
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, D]."""
+        return self.model.embedding
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM.forward`."""
+        if self.decoder is not None and isinstance(attend, Attention) and isinstance(self.model, DecoderLM):
+            x = self.model.model.embed_tokens(token_ids)
+            return self.decoder(x, positions, attend.batch, attend.pools)
+        out: Tensor = self.model(token_ids, positions, attend)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM.logits`."""
+        out: Tensor = self.head(hidden)
+        return out
+
+
+class Embedding(nn.Module):
+    """Rows of a table, as float32."""
+
+    def __init__(self, plain: nn.Embedding) -> None:
+        super().__init__()
+        self.weight = plain.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[T] -> [T, D]."""
+        return F.embedding(ids, self.weight).float()
+
+
+class Norm(nn.Module):
+    """`RMSNorm`."""
+
+    def __init__(self, plain: RMSNorm, operators: Operators) -> None:
+        super().__init__()
+        self.weight, self.eps = plain.weight, plain.eps
+        self._operators = operators
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, D] or [T, H, D] -> the same shape."""
+        return self._operators.rms_norm(x, self.weight, self.eps)
+
+
+class Activation(nn.Module):
+    """`SiluMul`."""
+
+    def __init__(self, operators: Operators) -> None:
+        super().__init__()
+        self._operators = operators
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, 2 inner] -> [T, inner]."""
+        return self._operators.silu_mul(x)
+
+
+class Rotary(nn.Module):
+    """`RotaryEmbedding`, with the sines of all positions computed beforehand."""
+
+    def __init__(self, plain: RotaryEmbedding, operators: Operators, max_model_len: int) -> None:
+        super().__init__()
+        self.table = plain.table(torch.arange(max_model_len))
+        self._operators = operators
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
+        """See `RotaryEmbedding.forward`; the dtype is float32."""
+
+        def rotate(x: Tensor) -> Tensor:
+            self._operators.rotate(x, self.table, positions)
+            return x
+
+        return rotate
+
+
+class Linear(nn.Module):
+    """A matrix product in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, operators: Operators) -> None:
+        super().__init__()
+        self.weights = operators.pack(weight, bias)
+        self._operators = operators
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, inputs] -> [T, outputs]."""
+        return self._operators.linear(x, self.weights)
+
+
+class OneDnnLinear(nn.Module):
+    """A matrix product with bf16 factors, summed in float32 and rounded to bf16."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._bias = bias
+        self._multiply: Any = torch.ops.mkldnn._linear_pointwise
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, inputs] -> [T, outputs]."""
+        out: Tensor = self._multiply(x.bfloat16(), self._weight, self._bias, "none", [], "").float()
+        return out
+
+
+def _compiled(module: nn.Module, operators: Operators, max_model_len: int, *, native_bf16: bool) -> nn.Module:
+    """What replaces a module: itself, unless there is a kernel for it."""
+    match module:
+        case nn.Linear() | PackedLinear():
+            return _linear(module.weight, module.bias, operators, native_bf16=native_bf16)
+        case nn.Embedding():
+            return Embedding(module)
+        case RMSNorm():
+            return Norm(module, operators)
+        case SiluMul():
+            return Activation(operators)
+        case RotaryEmbedding():
+            return Rotary(module, operators, max_model_len)
+        case _:
+            return module
+
+
+def _linear(weight: Tensor, bias: Tensor | None, operators: Operators, *, native_bf16: bool) -> nn.Module:
+    if native_bf16 and weight.dtype == torch.bfloat16 and weight.numel() >= ONE_DNN_FROM:
+        return OneDnnLinear(weight, bias)
+    return Linear(weight, bias, operators)
+
+
+def _fused(model: DecoderLM, operators: Operators) -> CompiledDecoder | None:
+    """All layers of `model`, whose modules are replaced already; None if one of them is oneDNN's."""
+    decoder, windows = model.model, model.spec.windows
+    if any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
+        return None
+    layers = [_layer(layer, window) for layer, window in zip(decoder.layers, windows, strict=True)]
+    norm: Any = decoder.norm
+    rotary: Any = decoder.rotary
+    first: Any = decoder.layers[0]
+    return CompiledDecoder(operators, layers, norm.weight, rotary.table, norm.eps, first.self_attn.heads)
+
+
+def _layer(layer: Any, window: int) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    return Layer(
+        input_norm=layer.input_layernorm.weight,
+        post_attention_norm=layer.post_attention_layernorm.weight,
+        q_norm=attention.q_norm and attention.q_norm.weight,
+        k_norm=attention.k_norm and attention.k_norm.weight,
+        qkv=attention.qkv_proj.weights,
+        o=attention.o_proj.weights,
+        gate_up=mlp.gate_up_proj.weights,
+        down=mlp.down_proj.weights,
+        window=window,
+    )

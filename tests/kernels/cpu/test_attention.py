@@ -1,0 +1,173 @@
+"""Paged attention against plain attention in float64, over blocks in any order, with poison in all others."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.cpu.operators import Operators, batch_of
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+class Row(NamedTuple):
+    """Positions [start, start + width) of a sequence whose earlier keys and values are in the pool."""
+
+    start: int
+    width: int
+
+
+class Heads(NamedTuple):
+    """Shape of an attention."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    block_size: int
+    window: int = 0
+
+
+class Case:
+    """Random rows. Every number of the pool that no row owns is NaN."""
+
+    def __init__(self, operators: Operators, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int = 0) -> None:
+        self.operators, self.rows, self.heads, self.dtype = operators, rows, heads, dtype
+        self.random = np.random.default_rng(seed)
+        ends = [row.start + row.width for row in rows]
+        needs = [-(-end // heads.block_size) for end in ends]
+        self.keys = [self._normal(end, heads.kv_heads, heads.dim) for end in ends]
+        self.values = [self._normal(end, heads.kv_heads, heads.dim) for end in ends]
+        self.queries = [self._normal(row.width, heads.heads, heads.dim) for row in rows]
+        blocks = sum(needs) + 2
+        free = self.random.permutation(blocks).tolist()
+        self.slots = self.random.permutation(len(rows) + 1)[: len(rows)]
+        self.tables = np.full((len(rows) + 1, max(needs)), 1 << 40)  # an entry that is not a slot's own would crash
+        for slot, need in zip(self.slots, needs, strict=True):
+            self.tables[slot, :need] = [free.pop() for _ in range(need)]
+        filled = operators.filled(heads.dim)
+        self.pool = (
+            torch.full((blocks, heads.kv_heads, heads.dim, heads.block_size), math.nan, dtype=dtype),
+            torch.full((blocks, heads.kv_heads, heads.block_size, filled), math.nan, dtype=dtype),
+        )
+        for index, row in enumerate(rows):
+            for position in range(row.start):
+                block = self.tables[self.slots[index], position // heads.block_size]
+                at = position % heads.block_size
+                self.pool[0][block, :, :, at] = self.keys[index][position]
+                self.pool[1][block, :, at, : heads.dim] = self.values[index][position]
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.from_numpy(self.random.normal(0, 1, shape)).to(self.dtype).float()
+
+    def run(self, operators: Operators | None = None) -> list[Tensor]:
+        """What the kernel makes of each row."""
+        rows = self.rows
+        starts = np.array([row.start for row in rows])
+        widths = np.array([row.width for row in rows])
+        new = [
+            torch.cat([part[row.start :] for part, row in zip(parts, rows, strict=True)])
+            for parts in (self.keys, self.values)
+        ]
+        joined = torch.cat((torch.cat(self.queries), *new), dim=1)  # as a projection leaves them: one beside the other
+        split = torch.split(joined, [self.heads.heads, self.heads.kv_heads, self.heads.kv_heads], dim=1)
+        batch = batch_of(self.slots, starts, widths, self.tables)
+        out = (operators or self.operators).attend(batch, self.heads.window, self.pool, *split)
+        return list(torch.split(out, widths.tolist()))
+
+    def check(self) -> None:
+        for index, out in enumerate(self.run()):
+            torch.testing.assert_close(out.double(), self.expected(index), rtol=0, atol=TOLERANCE[self.dtype])
+
+    def expected(self, index: int) -> Tensor:
+        start, width = self.rows[index]
+        group = self.heads.heads // self.heads.kv_heads
+        keys, values = (part[index].double().repeat_interleave(group, 1) for part in (self.keys, self.values))
+        scores = torch.einsum("qhd,khd->hqk", self.queries[index].double(), keys) / math.sqrt(self.heads.dim)
+        query = torch.arange(start, start + width)[:, None]
+        key = torch.arange(start + width)
+        hidden = (key > query) | (key <= query - self.heads.window if self.heads.window else key < 0)
+        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+shapes = st.builds(
+    lambda kv_heads, group, dim, block_size, window: Heads(kv_heads * group, kv_heads, dim, block_size, window),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 3, 8]),
+    st.sampled_from([8, 16, 20, 64, 80]),
+    st.sampled_from([1, 8, 16, 24, 32]),
+    st.sampled_from([0, 0, 1, 7, 40]),
+)
+rows = st.builds(Row, st.one_of(st.integers(0, 40), st.integers(200, 600)), st.one_of(st.just(1), st.integers(1, 60)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(rows, min_size=1, max_size=5),
+    heads=shapes,
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 99),
+)
+def test_ragged_rows(operators: Operators, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int) -> None:
+    Case(operators, rows, heads, dtype, seed).check()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_head_sizes(operators: Operators, dim: int, dtype: torch.dtype) -> None:
+    rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(0, 1)]
+    Case(operators, rows, Heads(4, 2, dim, 16), dtype).check()
+    Case(operators, rows, Heads(4, 2, dim, 16, window=100), dtype).check()
+
+
+def test_as_many_query_heads_as_no_tile_holds(operators: Operators) -> None:
+    Case(operators, [Row(30, 3), Row(300, 1)], Heads(71, 1, 16, 16), torch.float32).check()
+
+
+def test_a_context_that_threads_share(many_threads: Operators) -> None:
+    case = Case(many_threads, [Row(3000, 1)], Heads(3, 1, 64, 16), torch.float32)
+    case.check()
+
+
+def test_the_number_of_threads_changes_no_bit(operators: Operators, many_threads: Operators) -> None:
+    case = Case(operators, [Row(2000, 1), Row(500, 40), Row(0, 7)], Heads(6, 2, 64, 16), torch.bfloat16)
+    one, many = case.run(), case.run(many_threads)
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
+
+
+@settings(max_examples=20, deadline=None)
+@given(cut=st.integers(1, 99), others=st.lists(rows, max_size=3), heads=shapes)
+def test_neighbours_and_chunks_change_no_bit(operators: Operators, cut: int, others: list[Row], heads: Heads) -> None:
+    whole = Case(operators, [Row(300, 100)], heads, torch.float32)
+    expected = whole.run()[0]
+    part = Case(operators, [Row(300 + cut, 100 - cut), *others], heads, torch.float32, seed=1)
+    own = part.slots[0]
+    for to, source in zip(part.pool, whole.pool, strict=True):
+        used = part.tables[own][: -(-400 // heads.block_size)]
+        to[used] = source[whole.tables[whole.slots[0]]]
+    part.queries[0], part.keys[0], part.values[0] = whole.queries[0][cut:], whole.keys[0], whole.values[0]
+    assert torch.equal(part.run()[0], expected[cut:])
+
+
+def test_large_scores_do_not_overflow(operators: Operators) -> None:
+    case = Case(operators, [Row(50, 5)], Heads(2, 1, 16, 16), torch.float32)
+    case.queries[0] *= 1e4
+    case.check()
+
+
+def test_what_was_written_is_read_by_the_next_step(operators: Operators) -> None:
+    heads = Heads(4, 2, 32, 16)
+    case = Case(operators, [Row(0, 50)], heads, torch.float32)
+    whole = case.run()[0]
+    case.rows = [Row(49, 1)]
+    case.queries = [case.queries[0][49:]]
+    assert torch.equal(case.run()[0], whole[49:])
+    stored: npt.NDArray[np.int64] = case.tables[case.slots[0]]
+    assert not case.pool[1][stored[:3], :, :, : heads.dim].isnan().any()
+    assert case.pool[0][stored[3], :, :, 2:].isnan().all(), "written beyond the row's last position"

@@ -1,0 +1,118 @@
+"""Libraries are compiled once per source and machine, and whatever is wrong has one clear error."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu import build
+
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+LOAD = (
+    "import sys; from pathlib import Path; from kernels.cpu import build;"
+    "print(build.load(Path(sys.argv[1]), Path(sys.argv[2])).answer())"
+)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "answer.cpp").write_text(SOURCE)
+    return folder
+
+
+def start(sources: Path, cache: Path, path: str = "") -> "subprocess.Popen[str]":
+    """Loads in a process of its own, which prints the answer."""
+    return subprocess.Popen(
+        [sys.executable, "-c", LOAD, str(sources), str(cache)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(build.__file__).parents[2],
+        env=os.environ | {"PATH": path + os.environ["PATH"]},
+    )
+
+
+def answer(process: "subprocess.Popen[str]") -> int:
+    output, _ = process.communicate(timeout=60)
+    return int(output)
+
+
+def spy(folder: Path) -> Path:
+    """A folder for the PATH with a compiler that notes how it is called."""
+    folder.mkdir()
+    calls = folder / "calls"
+    script = folder / build.COMPILER
+    script.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nPATH="${{PATH#*:}}" exec {build.COMPILER} "$@"\n')
+    script.chmod(0o755)
+    return calls
+
+
+def test_compiles_at_first_and_loads_from_the_cache_afterwards(sources: Path, tmp_path: Path) -> None:
+    calls, cache = spy(tmp_path / "bin"), tmp_path / "cache"
+    path = f"{calls.parent}:"
+    assert answer(start(sources, cache, path)) == 42
+    assert calls.read_text().count("answer.cpp") == 1
+    assert answer(start(sources, cache, path)) == 42
+    assert calls.read_text().count("answer.cpp") == 1
+    assert [file.suffix for file in cache.iterdir()] == [".so"]
+
+
+def test_another_source_is_another_library(sources: Path, tmp_path: Path) -> None:
+    assert build.load(sources, tmp_path).answer() == 42
+    (sources / "answer.cpp").write_text(SOURCE.replace("42", "43"))
+    assert build.load(sources, tmp_path).answer() == 43
+    (sources / "unused.hpp").write_text("")
+    assert build.load(sources, tmp_path).answer() == 43
+    assert len(list(tmp_path.glob("*.so"))) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(100)])
+def test_a_broken_file_in_the_cache_is_built_again(sources: Path, tmp_path: Path, content: bytes) -> None:
+    cache = tmp_path / "cache"
+    assert answer(start(sources, cache)) == 42
+    (library,) = cache.iterdir()
+    library.write_bytes(content)
+    assert build.load(sources, cache).answer() == 42
+    assert answer(start(sources, cache)) == 42
+
+
+def test_two_processes_at_once(sources: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert [answer(process) for process in [start(sources, cache) for _ in range(3)]] == [42] * 3
+    assert [file.suffix for file in cache.iterdir()] == [".so"]
+
+
+def test_without_a_compiler(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.NotBuilt, match=r"c\+\+"):
+        build.load(sources, tmp_path / "cache")
+
+
+def test_a_source_that_does_not_compile(sources: Path, tmp_path: Path) -> None:
+    (sources / "wrong.cpp").write_text("int f() { return missing; }\n")
+    with pytest.raises(build.NotBuilt, match="missing"):
+        build.load(sources, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_result_that_does_not_load(sources: Path, tmp_path: Path) -> None:
+    (sources / "answer.cpp").write_text('extern "C" int nowhere();\nextern "C" int answer() { return nowhere(); }\n')
+    with pytest.raises(build.NotBuilt, match="nowhere"):
+        build.load(sources, tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(build.NotBuilt, match="cache"):
+        build.load(sources, tmp_path / "cache")
+
+
+def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.cache_folder() == tmp_path / "pagewire" / "kernels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert build.cache_folder() == Path("/home/somebody/.cache/pagewire/kernels")

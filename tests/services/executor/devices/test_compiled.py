@@ -1,0 +1,128 @@
+"""Compiled kernels: what a sequence gets does not depend, to the last bit, on how it is computed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from kernels.cpu import build
+from services.executor.devices import open_device
+from services.executor.models.compiled import OneDnnLinear
+from services.executor.models.config import DtypeSetting
+from shared.config import load
+from tests.support.checkpoints import checkpoint, reference_logits
+from tests.support.device import Driver, Row
+
+NAMES = ["llama", "llama-biased", "mistral", "qwen2-sliding", "qwen3", "opt"]
+
+
+def text(seed: int, length: int) -> list[int]:
+    return torch.randint(512, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def logits(driver: Driver, ids: list[int], chunk: int, slot: int = 0, beside: int = 0) -> torch.Tensor:
+    """Of the last position. `beside` rows of other sequences share every step."""
+    driver.add(slot, len(ids))
+    for other in range(1, beside + 1):
+        driver.add(other, 200)
+    for step, start in enumerate(range(0, len(ids), chunk)):
+        others = [Row(other, step, text(other, 1)) for other in range(1, beside + 1)]
+        driver.step(*others[1:], Row(slot, start, ids[start : start + chunk]), *others[:1])
+    return driver.logits[max(beside - 1, 0)].clone()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_and_neighbours_change_no_bit(name: str, dtype: DtypeSetting) -> None:
+    ids = text(1, 90)
+    expected = logits(Driver(checkpoint(name), dtype, compiled=True), ids, chunk=90)
+    for chunk, beside in ((1, 0), (1, 3), (7, 5), (64, 1)):
+        assert torch.equal(logits(Driver(checkpoint(name), dtype, compiled=True), ids, chunk, beside=beside), expected)
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = text(1, 200)
+    expected = logits(Driver(checkpoint("llama"), compiled=True), ids, chunk=200)
+    assert torch.equal(logits(Driver(checkpoint("llama"), compiled=True, threads=3), ids, chunk=50), expected)
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16, 48, 256])
+def test_every_block_size(block_size: int) -> None:
+    ids = text(2, 100)
+    driver = Driver(checkpoint("mistral"), compiled=True, block_size=block_size)
+    expected = reference_logits(checkpoint("mistral"), ids)[-1]
+    torch.testing.assert_close(logits(driver, ids, chunk=33), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_in_one_call_equal_layers_one_by_one() -> None:
+    ids = text(3, 40)
+    for name in ("llama", "qwen3", "mistral"):
+        driver = Driver(checkpoint(name), compiled=True)
+        together = logits(driver, ids, chunk=9)
+        assert driver.compiled is not None
+        assert driver.compiled.decoder is not None
+        driver.compiled.decoder = None
+        driver.device.remove(0)
+        assert torch.equal(logits(driver, ids, chunk=9), together)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_products_by_one_dnn_stay_close(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("services.executor.models.compiled.ONE_DNN_FROM", 1)
+    ids = text(4, 60)
+    driver = Driver(checkpoint(name), "bfloat16", compiled=True, native_bf16=True)
+    assert driver.compiled is not None
+    assert any(isinstance(module, OneDnnLinear) for module in driver.compiled.modules())
+    made, expected = logits(driver, ids, chunk=60), reference_logits(checkpoint(name), ids)[-1]
+    assert (made - expected).pow(2).mean().sqrt() / expected.std() < 0.08
+
+
+def test_without_a_compiler_pytorch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a process of its own, with neither a compiler nor a cache."""
+    script = (
+        "import sys; from pathlib import Path; from services.executor.devices import open_device;"
+        "from shared import logs; from shared.config import Settings, load;"
+        "logs.configure(Settings(log_format='json'), service='executor');"
+        "open_device(load({'num-kv-blocks': 40}, {}), Path(sys.argv[1])).close()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(checkpoint("llama"))],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=Path(build.__file__).parents[2],
+        env=os.environ | {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("{")]
+    (warning,) = [line for line in lines if line["event"] == "kernels_not_built"]
+    assert build.COMPILER in warning["reason"]
+
+
+def test_with_a_compiler_weights_and_kv_keep_their_dtype() -> None:
+    with capture_logs() as lines:
+        open_device(load({"num-kv-blocks": 40, "block-size": 16, "dtype": "bfloat16"}, {}), checkpoint("llama")).close()
+    (pool,) = lines
+    layers, kv_heads, dim = 2, 2, 16
+    assert pool["bytes"] == 40 * 16 * layers * kv_heads * (dim + dim) * torch.bfloat16.itemsize
+
+
+def test_threads_of_the_executor_do_not_spin() -> None:
+    code = "import services.executor.service, os; print(os.environ['OMP_WAIT_POLICY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(build.__file__).parents[2],
+        env=environment,
+        check=True,
+    )
+    assert ran.stdout.strip() == "passive"
