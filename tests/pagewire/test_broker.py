@@ -238,7 +238,9 @@ class TestLife:
                 assert await bus.store.next_term() == before + 1
                 assert await bus.store.get_done("r") == b"ended"
                 (again,) = await bus.store.pull_work("m", 1, expires=5)
-                assert (again.data, again.deliveries) == (b"kept", item.deliveries + 1)
+                # The count is written behind: what was counted right before the death may be counted again.
+                assert again.data == b"kept"
+                assert again.deliveries in {item.deliveries, item.deliveries + 1}
                 await bus.store.end_work(again.ack)
                 await bus.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from bench.shapes import write_folder
 from services.tokenizer.inflight import MAX_BYTES, InFlight
 from shared.config import Settings
 from tests.support.checkpoints import checkpoint
@@ -257,7 +259,11 @@ def test_a_result_that_no_message_could_hold_is_refused_with_413() -> None:
     with_client(test, Settings(dtype="float32", num_kv_blocks=200, log_level="error"))
 
 
-def test_cancel_stops_within_two_steps_and_reports_usage() -> None:
+def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None:
+    """On a simulated device with steps of 22 ms: in a step of the tiny model no message gets anywhere."""
+    write_folder("llama-3-8b", tmp_path)
+    slow = msgspec.structs.replace(SETTINGS, model=str(tmp_path), device="sim:l40s", dtype="auto")
+
     async def test(client: Client, pipeline: Pipeline) -> None:
         seen_at_cancel: list[int] = []
         replies: list[asyncio.Task[Msg]] = []
@@ -285,7 +291,7 @@ def test_cancel_stops_within_two_steps_and_reports_usage() -> None:
         unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=5)
         assert json.loads(unknown.data)["state"] == "unknown"
 
-    with_client(test)
+    with_client(test, slow)
 
 
 def test_a_finished_stream_can_be_read_again_from_any_token() -> None:

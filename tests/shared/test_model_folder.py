@@ -64,7 +64,10 @@ def test_a_folder_is_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./missing", "a/b/c", "~/none", "org/", "../x", "my model"])
-def test_a_missing_folder_is_told_without_asking_the_hub(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_told_without_asking_the_hub(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     hub = Hub(monkeypatch, Path("/unused"))
     message = refused(lambda: resolve(model))
     assert model in message
