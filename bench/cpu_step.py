@@ -166,7 +166,7 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
     """Both paths in turn."""
     cases = [Case(path, name, rows, context) for path in ("compiled", "plain")]
     sampling = SlotSampling(given.temperature, given.top_p, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
-    devices = [_device(case, sampling) for case in cases]
+    devices = [_device(case, sampling, given.threads) for case in cases]
     batch = _decodes(rows, context)
     for device, timed in devices:
         device.step(batch)
@@ -185,7 +185,7 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
     return cases
 
 
-def _device(case: Case, sampling: SlotSampling) -> tuple[CpuDevice, Timed]:
+def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice, Timed]:
     """A device with `rows` sequences of `context` tokens, in blocks of their own."""
     native = has_half_precision(Path("/proc/cpuinfo"))
     dtype = torch.bfloat16 if native or case.path == "compiled" else torch.float32
@@ -194,7 +194,7 @@ def _device(case: Case, sampling: SlotSampling) -> tuple[CpuDevice, Timed]:
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
     backend: Backend
     if case.path == "compiled":
-        operators = Operators(build.load())
+        operators = Operators(build.load(), threads)
         backend = CompiledBackend(operators, model.spec, capacity, dtype)
         model = CompiledLM(model, operators, capacity.max_model_len, native_bf16=native)
     else:

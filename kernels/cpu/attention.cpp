@@ -12,12 +12,14 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "parallel.hpp"
 #include "vector.hpp"
 
 namespace {
 
 constexpr int64_t TILE = 48;    // queries that share what they load, about
 constexpr int64_t PIECE = 256;  // keys, about: whole blocks
+constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
 
 struct Tile {
     const int64_t* blocks;
@@ -71,38 +73,53 @@ public:
         std::vector<int64_t> offsets(1, 0);       // of each tile's pieces among all pieces
         for (const Tile& tile : tiles) offsets.push_back(offsets.back() + (shared ? tile.pieces : 0));
         Room store = room(offsets.back() * heads * partial_size());
-#pragma omp parallel num_threads(shape.threads) if (work * PIECE * shape.heads * shape.dim > 1 << 18)
-        {
-            Room own = room(2 * partial_size() + widest * (shape.dim + columns));
-            float *query = own.get() + 2 * partial_size(), *scores = query + widest * shape.dim;
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < units; i++) write(tiles[i / heads], i % heads);
-            if (shared) {
-#pragma omp for schedule(dynamic, 1)
-                for (int64_t i = 0; i < offsets.back() * heads; i++) {
-                    int64_t t = std::upper_bound(offsets.begin(), offsets.end(), i / heads) - offsets.begin() - 1;
-                    read_queries(tiles[t], i % heads, query);
-                    attend(tiles[t], i % heads, i / heads - offsets[t], query, scores, partial(&store[i * partial_size()]));
-                }
+        int threads = work * PIECE * shape.heads * shape.dim > SMALL ? shape.threads : 1;
+        parallel(units, std::max<int64_t>(1, units / (4 * threads)), threads, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; i++) write(tiles[i / heads], i % heads);
+        });
+        parallel(offsets.back() * heads, 1, threads, [&](int64_t begin, int64_t end) {
+            Space own(*this);
+            for (int64_t i = begin; i < end; i++) {
+                int64_t t = std::upper_bound(offsets.begin(), offsets.end(), i / heads) - offsets.begin() - 1;
+                read_queries(tiles[t], i % heads, own.query);
+                attend(tiles[t], i % heads, i / heads - offsets[t], own.query, own.scores,
+                       partial(&store[i * partial_size()]));
             }
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < units; i++) {
+        });
+        parallel(units, 1, threads, [&](int64_t begin, int64_t end) {
+            Space own(*this);
+            for (int64_t i = begin; i < end; i++) {
                 const Tile& tile = tiles[i / heads];
-                Partial joined = partial(own.get()), next = partial(own.get() + partial_size());
-                std::fill_n(joined.most, widest, LOWEST);
-                std::fill_n(joined.total, widest * (padded + 1), 0.0f);
-                if (!shared) read_queries(tile, i % heads, query);
+                Partial next = own.next;
+                std::fill_n(own.joined.most, widest, LOWEST);
+                std::fill_n(own.joined.total, widest * (padded + 1), 0.0f);
+                if (!shared) read_queries(tile, i % heads, own.query);
                 for (int64_t p = 0; p < tile.pieces; p++) {
                     if (shared) next = partial(&store[((offsets[i / heads] + p) * heads + i % heads) * partial_size()]);
-                    else attend(tile, i % heads, p, query, scores, next);
-                    joined.join(next, tile.count * group, padded);
+                    else attend(tile, i % heads, p, own.query, own.scores, next);
+                    own.joined.join(next, tile.count * group, padded);
                 }
-                write_out(tile, i % heads, joined);
+                write_out(tile, i % heads, own.joined);
             }
-        }
+        });
     }
 
 private:
+    // What a thread works with.
+    struct Space {
+        explicit Space(const Attention& of) {
+            static thread_local std::vector<float> room;
+            room.resize(std::max<size_t>(room.size(), 2 * of.partial_size() + of.widest * (of.shape.dim + of.columns)));
+            joined = of.partial(room.data());
+            next = of.partial(room.data() + of.partial_size());
+            query = room.data() + 2 * of.partial_size();
+            scores = query + of.widest * of.shape.dim;
+        }
+
+        Partial joined, next;
+        float *query, *scores;
+    };
+
     int64_t partial_size() const { return widest * (padded + 2); }
 
     Partial partial(float* at) const { return {at, at + widest, at + 2 * widest}; }

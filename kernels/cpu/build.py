@@ -14,7 +14,7 @@ from pathlib import Path
 from shared.errors import PagewireError
 
 COMPILER = "c++"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wno-psabi")
 WITHIN = 300.0
 """Seconds until the compiler must be done."""
 SOURCES = Path(__file__).parent
@@ -32,9 +32,6 @@ def cache_folder() -> Path:
 
 def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
     """The library of all .cpp files in `sources`; one from an earlier start if there is one and it can be loaded.
-
-    It has no OpenMP of its own but finds the one that torch brought into the process: two would have two pools of
-    threads, which fight for the cores.
 
     Raises:
         NotBuilt: there is no compiler, it failed, or its result cannot be loaded.
@@ -100,7 +97,7 @@ def _compile(sources: Path, folder: Path) -> Path:
             process.kill()
             process.wait()
     library = folder / "kernels.so"
-    _run(COMPILER, "-shared", *objects.values(), "-o", str(library))
+    _run(COMPILER, "-shared", "-pthread", *objects.values(), "-o", str(library))
     return library
 
 

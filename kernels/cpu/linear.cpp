@@ -5,14 +5,17 @@
 // order of the inputs, however many rows there are: a row's result does not depend on its neighbours.
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels.hpp"
+#include "parallel.hpp"
 #include "vector.hpp"
 
 namespace {
 
 constexpr int PANEL = 2 * LANES;
 constexpr int AHEAD = 4096;  // bytes
+constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
 constexpr int64_t CACHED = 1 << 16;  // floats that may take part of the second level cache
 
 struct Tile {
@@ -57,11 +60,11 @@ void product(const float* x, const W* packed, const float* bias, float* out, int
     // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
     int64_t run = std::max<int64_t>(1, std::min(CACHED / size, panels / (4 * threads)));
     bool widen = parts > 1 && sizeof(W) < sizeof(float);  // once, not for every tile of rows
-#pragma omp parallel num_threads(threads) if (rows * inputs * outputs > 1 << 18)
-    {
-        Room wide = room(widen ? run * size : 0);
-#pragma omp for schedule(static)
-        for (int64_t begin = 0; begin < panels; begin += run) {
+    if (rows * panels * size < SMALL) threads = 1;
+    parallel((panels + run - 1) / run, 1, threads, [&](int64_t from, int64_t to) {
+        static thread_local std::vector<float> wide;
+        if (widen) wide.resize(std::max<size_t>(wide.size(), run * size));
+        for (int64_t begin = from * run; begin < std::min(to * run, panels); begin += run) {
             int64_t end = std::min(begin + run, panels);
             const W* some = packed + begin * size;
             for (int64_t i = 0; widen && i < (end - begin) * size; i += LANES) store(&wide[i], load(some + i));
@@ -76,7 +79,7 @@ void product(const float* x, const W* packed, const float* bias, float* out, int
                 }
             }
         }
-    }
+    });
 }
 
 }  // namespace

@@ -69,10 +69,11 @@ class Packed:
 
 
 class Operators:
-    """Kernels of a loaded library, run by as many threads as torch has at this moment."""
+    """Kernels of a loaded library."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.threads = torch.get_num_threads()
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        """`threads` is how many may take part in a call. They are the kernels' own, not those of torch."""
+        self.threads = threads
         self._library = library
         self._panel, self._lanes = int(library.panel_width()), int(library.lanes())
         self._rms_norm = self.function(

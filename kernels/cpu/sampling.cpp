@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "parallel.hpp"
 #include "vector.hpp"
 
 // How the slots sample, as columns by slot.
@@ -21,7 +22,6 @@ struct Sampling {
 namespace {
 
 constexpr int64_t RUN = 1024;  // weights that are summed before the search looks closer
-constexpr float NOTHING = -87.0f;  // scaled logits below it weigh nothing
 constexpr int WAYS = 8, PASSES = 4;
 
 // In (0, 1). Source: philox4x32-10 of Salmon et al., 2011.
@@ -40,6 +40,8 @@ public:
     // Room for rows of `count` logits; the room serves one row after the other.
     explicit Row(int64_t count)
         : count(count), filled((count + LANES - 1) / LANES * LANES), scaled(room(filled)), weights(room(filled)) {}
+
+    bool holds(int64_t logits) const { return count == logits; }
 
     // The first of the largest of `x`. A NaN counts as the lowest finite number, infinity as the largest.
     int64_t greedy(float* x) {
@@ -96,16 +98,19 @@ private:
     // Scales the logits so that the largest is 0, and takes their exponentials.
     void weigh(const float* x, float scale) {
         float top = std::max(peak, LOWEST);
+        Vec bottoms = {};
         sum_runs([&](int64_t begin) {
             Vec sums = {};
             each(x, begin, [&](int64_t i, Vec v) {
                 Vec logit = (v - top) * scale, weight = exponential(logit);
                 store(&scaled[i], logit);
                 store(&weights[i], weight);
+                bottoms = (logit < bottoms) & (weight > 0) ? logit : bottoms;
                 sums += weight;
             });
             return sum(sums);
         });
+        bottom = -largest(-bottoms);
     }
 
     // Tokens whose logits lie below `bound` weigh nothing any more.
@@ -125,7 +130,7 @@ private:
     // of the answer draw together, then the few tokens between them are sorted.
     template <typename Weight>
     float least(float bound, double wanted, Weight weight_of) const {
-        float low = std::max(bound, NOTHING), high = std::numeric_limits<float>::min();
+        float low = std::max(bound, bottom), high = std::numeric_limits<float>::min();
         double above = 0;
         for (int pass = 0; pass < PASSES; pass++) {
             Vec steps[WAYS];
@@ -172,7 +177,7 @@ private:
     }
 
     int64_t count, filled;  // logits; with what fills the last register
-    float peak = -INFINITE;
+    float peak = -INFINITE, bottom = 0;  // the largest logit; the lowest scaled one that weighs anything
     Room scaled, weights;
     std::vector<double> ends;  // cumulative weights at the end of each run
 };
@@ -184,11 +189,10 @@ extern "C" {
 // The tokens at `positions` of `slots`, by `logits` [rows, vocabulary], which are overwritten.
 void sample(float* logits, int64_t vocabulary, const Sampling* how, const int64_t* slots, const int64_t* positions,
             int64_t rows, int64_t* tokens, int threads) {
-#pragma omp parallel num_threads(threads) if (rows > 1)
-    {
-        Row row(vocabulary);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t r = 0; r < rows; r++) {
+    parallel(rows, 1, threads, [&](int64_t begin, int64_t end) {
+        static thread_local Row row(0);
+        if (!row.holds(vocabulary)) row = Row(vocabulary);
+        for (int64_t r = begin; r < end; r++) {
             int64_t slot = slots[r];
             float* x = logits + r * vocabulary;
             for (int64_t i = 0; i < how->stop_width && positions[r] < how->floors[slot]; i++)
@@ -198,6 +202,6 @@ void sample(float* logits, int64_t vocabulary, const Sampling* how, const int64_
                 tokens[r] = row.draw(x, how->temperature[slot], how->min_p[slot], how->top_k[slot], how->top_p[slot],
                                      uniform(how->keys[slot], positions[r]));
         }
-    }
+    });
 }
 }

@@ -69,7 +69,7 @@ class Driver:
         threads: int = 1,
         native_bf16: bool = False,
     ) -> None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
         self.model = load_model(folder, read_config(folder), dtype)
         self.compiled: CompiledLM | None = None
         self._block_size = block_size
@@ -78,14 +78,13 @@ class Driver:
         spec, stored = self.model.spec, self.model.embedding.dtype
         backend: Backend
         if compiled:
-            operators = Operators(build.load())
+            operators = Operators(build.load(), threads)
             self.compiled = CompiledLM(self.model, operators, CONTEXT, native_bf16=native_bf16)
             backend = CompiledBackend(operators, spec, capacity, stored)
         else:
             backend = PyTorchBackend(spec, capacity, stored)
         self._recorder = Recorder(self.compiled or self.model)
         self.device = CpuDevice(self._recorder, capacity, backend)
-        torch.set_num_threads(1)
         self._free = np.random.default_rng(0).permutation(blocks).tolist()
 
     def add(self, slot: int, tokens: int, sampling: SlotSampling = GREEDY) -> list[int]:

@@ -52,9 +52,11 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for the cpu: set it to 1")
     config = read_config(folder)
     length = max_model_len(settings, config)
-    if (cores := len(os.sched_getaffinity(0))) > 2:
-        torch.set_num_threads(min(torch.get_num_threads(), cores - 1))  # the other services need a core too
-    native, operators = has_half_precision(Path("/proc/cpuinfo")), _operators()
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    if cores > 2:
+        threads = min(threads, cores - 1)  # the other services need a core too
+    native, operators = has_half_precision(Path("/proc/cpuinfo")), _operators(threads)
+    torch.set_num_threads(threads if native or operators is None else 1)  # torch has no large work beside the kernels
     emulated = settings.dtype == "auto" and not native and operators is None
     model = load_model(folder, config, "float32" if emulated else settings.dtype)
     spec, dtype = model.spec, model.embedding.dtype
@@ -79,10 +81,10 @@ def _open_cuda(settings: Settings, folder: Path) -> Device:
     return open_cuda(settings, folder)
 
 
-def _operators() -> Operators | None:
+def _operators(threads: int) -> Operators | None:
     """The compiled kernels; None where they cannot be built."""
     try:
-        return Operators(build.load())
+        return Operators(build.load(), threads)
     except build.NotBuilt as error:
         _log.warning("kernels_not_built", reason=str(error), instead="plain PyTorch, several times slower")
         return None

@@ -1,7 +1,6 @@
 """The kernels as they are built for this machine."""
 
 import pytest
-import torch
 
 from kernels.cpu import build
 from kernels.cpu.operators import Operators
@@ -10,14 +9,10 @@ from kernels.cpu.operators import Operators
 @pytest.fixture(scope="session")
 def operators() -> Operators:
     """With one thread."""
-    torch.set_num_threads(1)
-    return Operators(build.load())
+    return Operators(build.load(), 1)
 
 
 @pytest.fixture(scope="session")
 def many_threads() -> Operators:
     """With more threads than this machine may have cores."""
-    torch.set_num_threads(3)
-    made = Operators(build.load())
-    torch.set_num_threads(1)
-    return made
+    return Operators(build.load(), 3)

@@ -1,0 +1,30 @@
+"""The bench of the CPU step measures both paths and says where the time goes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import cpu_step
+
+
+def test_both_paths_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "steps.json"
+    flags = ["--models", "nano", "--rows", "1", "3", "--contexts", "20", "--seconds", "0", "--threads", "1"]
+    assert cpu_step.main([*flags, "--output", str(output)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 2 * 2
+    cases = json.loads(output.read_text())
+    assert [(case["path"], case["rows"]) for case in cases] == [
+        ("compiled", 1), ("plain", 1), ("compiled", 3), ("plain", 3),
+    ]  # fmt: skip
+    for case in cases:
+        assert len(case["wall_ms"]) == len(case["cpu_ms"]) >= 5
+        assert set(case["shares"]) == {*cpu_step.PARTS, "other"}
+        assert sum(case["shares"].values()) == pytest.approx(1)
+        assert all(0 <= share < 1 for share in case["shares"].values())
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        cpu_step.main(["--models", "s9000"])

@@ -1,0 +1,50 @@
+"""Threads that share loops: every part is done once, whoever calls and however often."""
+
+import threading
+
+import torch
+
+from kernels.cpu import build
+from kernels.cpu.operators import Operators
+
+
+def test_many_small_loops_one_after_the_other() -> None:
+    operators = Operators(build.load(), 4)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    packed = operators.pack(torch.randn(2048, 64, generator=torch.Generator().manual_seed(1)))
+    expected = Operators(build.load(), 1).linear(x, packed)
+    assert all(torch.equal(operators.linear(x, packed), expected) for _ in range(2000))
+
+
+def test_several_callers_at_once() -> None:
+    """One of them has the helpers, the others do their work alone."""
+    operators = Operators(build.load(), 3)
+    weight = torch.randn(4000, 64, generator=torch.Generator().manual_seed(1))
+    packed = operators.pack(weight)
+    wrong: list[int] = []
+
+    def call(seed: int) -> None:
+        x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed))
+        expected = Operators(build.load(), 1).linear(x, packed)
+        for _ in range(200):
+            if not torch.equal(operators.linear(x, packed), expected):
+                wrong.append(seed)
+
+    callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert not any(caller.is_alive() for caller in callers)
+    assert not wrong
+
+
+def test_helpers_that_fell_asleep_help_again() -> None:
+    operators = Operators(build.load(), 2)
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    packed = operators.pack(torch.randn(4096, 256, generator=torch.Generator().manual_seed(1)))
+    expected = operators.linear(x, packed)
+    asleep = threading.Event()
+    for _ in range(5):
+        asleep.wait(0.02)  # longer than a helper looks out for work
+        assert torch.equal(operators.linear(x, packed), expected)
