@@ -1,6 +1,7 @@
 """The devices that an executor can run on, behind one protocol."""
 
 import os
+import threading
 from pathlib import Path
 
 import structlog
@@ -24,6 +25,8 @@ from shared.model_folder import eos_ids, max_model_len, read_config
 
 __all__ = ["open_device"]
 
+COMPUTE_NICE = 19
+"""Niceness of the threads that compute on the CPU."""
 CPU_SHARE = 0.5
 """Of the free memory for the KV pool: the rest is for activations and for the other programs of the machine."""
 
@@ -50,6 +53,8 @@ def open_device(settings: Settings, folder: Path) -> Device:
 def _open_cpu(settings: Settings, folder: Path) -> Device:
     if settings.tensor_parallel_size > 1:
         raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for the cpu: set it to 1")
+    # This thread and those that it starts compute all the time; a service that has a message to handle goes first.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPUTE_NICE)
     config = read_config(folder)
     length = max_model_len(settings, config)
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
