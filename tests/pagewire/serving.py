@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,19 @@ class Served:
             int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         ]
 
-    def service(self, name: str) -> int:
-        """The process of a service."""
+    def find(self, name: str) -> int | None:
+        """The process of a service, None while none runs."""
         for pid in self.processes():
-            if f"services.{name}" in Path(f"/proc/{pid}/cmdline").read_text():
-                return pid
-        raise AssertionError(f"no {name} runs")
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if f"services.{name}" in Path(f"/proc/{pid}/cmdline").read_text():
+                    return pid
+        return None
+
+    def service(self, name: str) -> int:
+        """The process of a service that runs."""
+        pid = self.find(name)
+        assert pid is not None, f"no {name} runs"
+        return pid
 
 
 @contextmanager
