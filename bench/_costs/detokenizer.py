@@ -1,0 +1,108 @@
+"""The detokenizer: steps in, JSON frames of open streams out."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bench._costs.rig import ROWS, Rig, serving
+from bench._costs.tap import Tap, Wrap
+from services.detokenizer.service import Detokenizer
+from shared import subjects
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.config import Settings
+from shared.context import Context
+from shared.messages import Decoder, encode, pack
+from shared.messages.attach import Attach, Attached, AttachState
+from shared.messages.finish import FinishedSequences
+from shared.messages.open import Encoding, Opened, OpenState, OpenStream
+from shared.messages.step import Finish, StepOutput
+
+_PROMPT = 16
+_DOOR = f"{subjects.DETOKENIZER}.detok"
+
+
+class _Streams:
+    """Every stream grows by one token per step."""
+
+    per_message = float(ROWS)
+
+    def __init__(self, tap: Tap) -> None:
+        self._tap = tap
+        self._step = 0
+        self._message = Message("", b"")
+
+    def prepare(self) -> None:
+        """See `Rig`."""
+        self._tap.sent.clear()
+        step = self._step
+        output = StepOutput(
+            term=1,
+            step=step,
+            plan=1,
+            sequences=pack(range(ROWS)),
+            starts=pack([_PROMPT + step - 1 if step else 0] * ROWS),
+            counts=pack([1 if step else _PROMPT] * ROWS),
+            tokens=pack(500 + (31 * row + 7 * step) % 2500 for row in range(ROWS)),
+            finishes=bytes([Finish.NONE] * ROWS),
+            elapsed_us=1000,
+        )
+        self._message = Message(f"{subjects.STEPS}.exec", encode(output))
+        self._step += 1
+
+    async def turn(self) -> float:
+        """See `Rig`."""
+        self._tap.feed(f"{subjects.STEPS}.*", self._message)
+        assert len(self._tap.sent) == ROWS
+        return ROWS
+
+
+@asynccontextmanager
+async def detokenizer(wrap: Wrap) -> AsyncIterator[Rig]:
+    """A detokenizer with `ROWS` streams. The unit is a token."""
+    broker = MemoryBroker()
+    tap, peer = Tap(broker, out="_INBOX", wrap=wrap), MemoryBus(broker)
+
+    def on_finish(message: Message) -> None:
+        peer.publish(message.reply, encode(FinishedSequences(1)))
+
+    await peer.subscribe(f"{subjects.FINISH}.sched.finish", on_finish)
+    service = Detokenizer(Context(Settings(), tap, "detok", tap.progress.notify))
+    async with serving(service, tap.progress, lambda: service.heartbeat().ready):
+        for row in range(ROWS):
+            opened = await peer.request(f"{_DOOR}.open", encode(_open(row)), timeout=10)
+            assert Decoder(Opened).decode(opened.data).state == OpenState.OPENED
+            attached = await peer.request(f"{_DOOR}.attach", encode(_attach(row)), timeout=10)
+            assert Decoder(Attached).decode(attached.data).state == AttachState.OPEN
+        yield _Streams(tap)
+
+
+def _open(row: int) -> OpenStream:
+    return OpenStream(
+        request_id=f"r{row}",
+        digest=b"digest",
+        reply=f"_INBOX.{row}",
+        encoding=Encoding.JSON,
+        stream=True,
+        prompts=(b"",),
+        prompt_lengths=pack([_PROMPT]),
+        n=1,
+        stop=(),
+        stop_token_ids=(),
+        include_stop=False,
+        skip_special=True,
+        min_tokens=0,
+        timeout_ms=600_000,
+    )
+
+
+def _attach(row: int) -> Attach:
+    return Attach(
+        request_id=f"r{row}",
+        term=1,
+        generation=1,
+        scheduler="sched",
+        executor="exec",
+        ack=f"$JS.ACK.memory.m.{row}.1",
+        first_sequence=row,
+        tokens=(b"",),
+    )

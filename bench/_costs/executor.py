@@ -1,0 +1,102 @@
+"""The executor on a device that takes no time: plans in, steps of decode rows out."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bench._costs.rig import ROWS, Rig, serving
+from bench._costs.tap import Tap, Wrap
+from services.executor.service import Executor
+from shared import model_folder, subjects
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.config import Settings
+from shared.context import Context
+from shared.messages import Decoder, encode, pack
+from shared.messages.plan import AddSlot, Claim, Claimed, Plan
+from shared.messages.work import Sampling
+
+_BLOCK = 16
+_PROMPT = 64
+_STEPS = 16
+"""In a turn."""
+_PLANS = f"{subjects.PLAN}.exec"
+
+
+class _Scheduler:
+    """Extends the lease by one step in every plan, and gives a block to the sequences whose turn it is."""
+
+    per_message = float(ROWS)
+
+    def __init__(self, tap: Tap) -> None:
+        self._tap = tap
+        self._number = self._lease = 0
+        self._held = [2 * _PROMPT // _BLOCK] * ROWS
+        self._messages: list[Message] = []
+
+    async def start(self) -> None:
+        """Fills the slots and lets the prompts be computed."""
+        self._tap.feed(_PLANS, self._plan(added=tuple(_add(slot, self._held[slot]) for slot in range(ROWS))))
+        await self._tap.progress.until(lambda: len(self._tap.sent) == 1)
+
+    def prepare(self) -> None:
+        """See `Rig`."""
+        self._tap.sent.clear()
+        self._messages = [self._plan() for _ in range(_STEPS)]
+
+    async def turn(self) -> float:
+        """See `Rig`."""
+        for message in self._messages:
+            self._tap.feed(_PLANS, message)
+        await self._tap.progress.until(lambda: len(self._tap.sent) == _STEPS)
+        return ROWS * _STEPS
+
+    def _plan(self, added: tuple[AddSlot, ...] = ()) -> Message:
+        self._number += 1
+        self._lease += 1
+        grown = [] if added else [slot for slot in range(ROWS) if (slot + self._number) % _BLOCK == 0]
+        for slot in grown:
+            self._held[slot] += 1
+        plan = Plan(
+            term=1,
+            number=self._number,
+            removed=b"",
+            added=added,
+            blocks=pack(value for slot in grown for value in (slot, slot)),
+            limits=pack(value for slot in grown for value in (slot, self._held[slot] * _BLOCK)),
+            order=b"",
+            budget=_PROMPT * ROWS,
+            lease_until=self._lease,
+        )
+        return Message(_PLANS, encode(plan))
+
+
+@asynccontextmanager
+async def executor(wrap: Wrap) -> AsyncIterator[Rig]:
+    """An executor with `ROWS` slots in use. The unit is a token."""
+    settings = Settings(device="sim:zero", max_num_seqs=ROWS, block_size=_BLOCK)
+    broker = MemoryBroker()
+    tap, peer = Tap(broker, out=subjects.STEPS, wrap=wrap), MemoryBus(broker)
+    service = Executor(Context(settings, tap, "exec", tap.progress.notify))
+    async with serving(service, tap.progress, lambda: service.heartbeat().ready):
+        claim = Claim("sched", 1, model_folder.served_name(settings))
+        answer = await peer.request(f"{subjects.CLAIM}.exec", encode(claim), timeout=10)
+        assert Decoder(Claimed).decode(answer.data).accepted
+        rig = _Scheduler(tap)
+        await rig.start()
+        yield rig
+
+
+def _add(slot: int, blocks: int) -> AddSlot:
+    return AddSlot(
+        slot=slot,
+        sequence=slot,
+        tokens=pack(range(1, 1 + _PROMPT)),
+        prompt_tokens=_PROMPT,
+        computed=0,
+        blocks=pack(range(blocks)),
+        limit=blocks * _BLOCK,
+        sampling=Sampling(1.0, 1.0, 0, 0.0, seed=slot, stop_ids=pack([0]), min_tokens=0, max_tokens=1900),
+        prompt_index=0,
+        choice_index=0,
+        trace="",
+    )

@@ -1,0 +1,97 @@
+"""The gateway: MessagePack frames of many streams in, server-sent events of `/v1/completions` out."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from starlette.types import ASGIApp
+from starlette.types import Message as Event
+
+from bench._costs.rig import ROWS, Rig
+from bench._costs.tap import Tap, Wrap
+from pagewire import AsyncClient
+from services.gateway import app
+from services.gateway.completions import Completions
+from services.gateway.health import Health
+from shared import subjects
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.frames import encode_frame
+from shared.messages.client import Accepted, Delta
+from shared.messages.open import Encoding
+
+_MODEL = "tiny"
+_WORDS = ("once ", "upon ", "a ", "time ", "there ", "was ", '"quoted" ', "line\n")
+
+
+class _Readers:
+    """Clients over HTTP, each with a stream that grows by one token per turn."""
+
+    per_message = 1.0
+
+    def __init__(self, application: ASGIApp, tap: Tap) -> None:
+        self.inboxes: list[str] = []
+        self.sent = 0
+        """Server-sent events."""
+        self._application = application
+        self._tap = tap
+        self._start = 0
+        self._messages: list[Message] = []
+
+    async def read(self) -> None:
+        """One request, until cancelled."""
+        body = {"model": _MODEL, "prompt": "x", "max_tokens": 2000, "stream": True}
+        coming: list[Event] = [{"type": "http.request", "body": msgspec.json.encode(body)}]
+
+        async def receive() -> Event:
+            if not coming:
+                await asyncio.get_running_loop().create_future()  # the client stays
+            return coming.pop()
+
+        async def send(event: Event) -> None:
+            self.sent += event.get("body", b"").count(b"data: ")
+            self._tap.progress.notify()
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+        await self._application(scope, receive, send)
+
+    def prepare(self) -> None:
+        """See `Rig`."""
+        self.sent = 0
+        frame = Delta(0, self._start, _WORDS[self._start % len(_WORDS)], [500 + self._start])
+        data = encode_frame(frame, Encoding.MSGPACK)
+        self._messages = [Message(inbox, data) for inbox in self.inboxes]
+        self._start += 1
+
+    async def turn(self) -> float:
+        """See `Rig`."""
+        for message in self._messages:
+            self._tap.feed(message.subject, message)
+        await self._tap.progress.until(lambda: self.sent == ROWS)
+        return ROWS
+
+
+@asynccontextmanager
+async def gateway(wrap: Wrap) -> AsyncIterator[Rig]:
+    """A gateway with `ROWS` streams. The unit is a token."""
+    broker = MemoryBroker()
+    tap, peer = Tap(broker, out=subjects.CANCEL, wrap=wrap, inbox_prefix="_INBOX"), MemoryBus(broker)
+    client = AsyncClient(bus=tap)
+    health = Health(tap, lambda: None)
+    rig = _Readers(app.build(client, Completions(client, tap.max_payload), health, ""), tap)
+
+    def on_generate(message: Message) -> None:
+        peer.publish(message.reply, encode_frame(Accepted("r", subjects.CANCEL, subjects.RESUME), Encoding.MSGPACK))
+        rig.inboxes.append(message.reply)
+        tap.progress.notify()
+
+    await peer.subscribe(f"{subjects.GENERATE}.{_MODEL}", on_generate)
+    tasks = [asyncio.create_task(rig.read()) for _ in range(ROWS)]
+    try:
+        await tap.progress.until(lambda: len(rig.inboxes) == ROWS)
+        yield rig
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

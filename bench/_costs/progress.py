@@ -1,0 +1,32 @@
+"""Waiting for what a service does."""
+
+import asyncio
+from collections.abc import Callable
+
+_PATIENCE = 30.0
+"""Seconds that a service has for what takes far less, on a machine that is busy."""
+
+
+class Progress:
+    """Wakes the measurement once a condition holds, without looking again and again: that would cost CPU time."""
+
+    def __init__(self) -> None:
+        self._condition: Callable[[], bool] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def notify(self) -> None:
+        """Something has happened."""
+        if self._waiter is not None and not self._waiter.done() and self._condition is not None and self._condition():
+            self._waiter.set_result(None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until `condition` holds, which is looked at now and after every `notify`.
+
+        Raises:
+            TimeoutError: it does not come true.
+        """
+        self._condition = condition
+        self._waiter = asyncio.get_running_loop().create_future()
+        self.notify()
+        async with asyncio.timeout(_PATIENCE):
+            await self._waiter

@@ -1,0 +1,53 @@
+"""A connection to the in-memory bus that lets a measurement in where a socket would be."""
+
+from collections.abc import Callable
+
+from bench._costs.progress import Progress
+from shared.bus import Handler, Headers, Message
+from shared.bus.framing import deliver
+from shared.bus.memory import MemoryBroker, MemoryBus, MemorySubscription
+
+Wrap = Callable[[Handler], Handler]
+"""What is put around a handler that is fed: nothing, or a cost that the measurement has to see."""
+
+
+def unchanged(handler: Handler) -> Handler:
+    """The handler as it is."""
+    return handler
+
+
+class Tap(MemoryBus):
+    """The bus of a service that is measured.
+
+    What it publishes under the subject `out` is kept, as in the buffer of a socket, and not delivered to anybody. What
+    `feed` brings reaches its handler at once. So the cost of the in-memory bus itself does not count per token.
+
+    Attributes:
+        sent: data of what was published under `out`; whoever measures takes it out.
+        progress: is notified of it.
+    """
+
+    def __init__(self, broker: MemoryBroker, *, out: str, wrap: Wrap = unchanged, inbox_prefix: str = "_SVC") -> None:
+        super().__init__(broker, inbox_prefix=inbox_prefix)
+        self.sent: list[bytes] = []
+        self.progress = Progress()
+        self._out = out
+        self._wrap = wrap
+        self._handlers: dict[str, Handler] = {}
+
+    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
+        """See `Bus`."""
+        if subject.startswith(self._out):
+            self.sent.append(data)
+            self.progress.notify()
+        else:
+            super().publish(subject, data, reply=reply, headers=headers)
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> MemorySubscription:
+        """See `Bus`."""
+        self._handlers[subject] = self._wrap(handler)
+        return await super().subscribe(subject, handler, queue=queue)
+
+    def feed(self, pattern: str, message: Message) -> None:
+        """Delivers a message to the subscription of `pattern`."""
+        deliver(self._handlers[pattern], message)

@@ -1,0 +1,90 @@
+"""What each service costs in CPU time per token, against a yardstick of the same kind of work.
+
+`make test` measures the same, and fails when a service costs more than 1.4 times what is recorded in `COSTS`. To record
+anew, write the column "cost" there.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench._costs.detokenizer import detokenizer
+from bench._costs.executor import executor
+from bench._costs.gateway import gateway
+from bench._costs.meter import Reading, measure
+from bench._costs.rig import Open
+from bench._costs.scheduler import scheduler
+from bench._costs.tokenizer import tokenizer, tokenizer_request
+from shared import logs
+from shared.config import Settings
+
+TOLERANCE = 1.4
+"""Between the noise of a busy machine, a fifth, and a rise by half."""
+ATTEMPTS = 3
+"""Measurements before a cost counts as risen: noise adds to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What is measured of a service, and what it was."""
+
+    rig: Open
+    unit: str
+    recorded: float
+    """Iterations of the yardstick per unit: `pagewire bench cost` prints it."""
+
+    @property
+    def limit(self) -> float:
+        """What it may cost."""
+        return self.recorded * TOLERANCE
+
+
+COSTS: Mapping[str, Cost] = {
+    "tokenizer": Cost(tokenizer, "prompt token", 0.046),
+    "tokenizer, short prompts": Cost(tokenizer_request, "request", 8.0),
+    "scheduler": Cost(scheduler, "token", 0.030),
+    "executor": Cost(executor, "token", 0.038),
+    "detokenizer": Cost(detokenizer, "token", 0.142),
+    "gateway": Cost(gateway, "token", 0.36),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a line per service. 1 when one costs too much."""
+    parser = argparse.ArgumentParser(prog="pagewire bench cost", description=__doc__)
+    parser.add_argument("--services", nargs="+", default=list(COSTS), choices=COSTS, metavar="NAME", help="names")
+    given = parser.parse_args(arguments)
+    print(f"{'service':>24} {'unit':>12} {'CPU us':>8} {'cost':>8} {'recorded':>8} {'ratio':>6}")
+    code = 0
+    for name in given.services:
+        cost, reading = COSTS[name], read(name)
+        print(
+            f"{name:>24} {cost.unit:>12} {reading.microseconds:>8.2f} {reading.cost:>8.4f} {cost.recorded:>8.4f}"
+            f" {reading.cost / cost.recorded:>6.2f}",
+            flush=True,
+        )
+        code |= reading.cost > cost.limit
+    return code
+
+
+def read(name: str) -> Reading:
+    """The least of up to `ATTEMPTS` readings; the first that is within the limit is enough."""
+    logs.configure(Settings(log_level="warning"), service="bench")
+    readings: list[Reading] = []
+    while len(readings) < ATTEMPTS:
+        readings.append(measure(COSTS[name].rig))
+        if readings[-1].cost <= COSTS[name].limit:
+            break
+    return min(readings, key=lambda reading: reading.cost)
+
+
+def complaint(name: str, reading: Reading) -> str:
+    """What to say of a service that costs more than its limit; empty when it does not."""
+    cost = COSTS[name]
+    if reading.cost <= cost.limit:
+        return ""
+    return (
+        f"{name}: a {cost.unit} costs {reading.cost:.4f} iterations of the yardstick, and {cost.recorded:.4f} are "
+        f"recorded: {reading.cost / cost.recorded:.2f} times as much; {TOLERANCE} are allowed. If it is meant, take "
+        "the cost that `pagewire bench cost` prints into bench/cost.py."
+    )

@@ -1,0 +1,84 @@
+"""No service may come to cost half as much again, and the test would see it if one did."""
+
+from functools import cache
+
+import pytest
+
+from bench import cost
+from bench._costs import reference
+from bench._costs.meter import Reading, measure
+from bench._costs.tap import Wrap
+from bench.cost import ATTEMPTS, COSTS, TOLERANCE, complaint
+from shared.bus import Handler, Message
+
+read = cache(cost.read)
+
+
+def dearer(iterations: float) -> Wrap:
+    """Puts work of so many iterations of the yardstick in front of each message that is fed; whole ones when due."""
+    owed, done = 0.0, 0
+
+    def wrap(handler: Handler) -> Handler:
+        def handle(message: Message) -> None:
+            nonlocal owed, done
+            owed += iterations
+            reference.run(int(owed) - done, first=done)
+            done = int(owed)
+            handler(message)
+
+        return handle
+
+    return wrap
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_no_service_costs_half_as_much_again(name: str) -> None:
+    reading = read(name)
+    assert not complaint(name, reading), complaint(name, reading)
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_a_rise_by_half_is_seen(name: str) -> None:
+    plain = read(name)
+    half = plain.cost * plain.per_message / 2
+    readings = (measure(COSTS[name].rig, dearer(half)) for _ in range(ATTEMPTS))
+    assert any(reading.cost > plain.cost * TOLERANCE for reading in readings)
+
+
+def test_a_complaint_says_what_to_do() -> None:
+    recorded = COSTS["gateway"].recorded
+    assert not complaint("gateway", Reading(recorded * 1.39, 9.0, 1.0))
+    said = complaint("gateway", Reading(recorded * 1.5, 9.0, 1.0))
+    for part in ("gateway", f"{recorded:.4f}", f"{recorded * 1.5:.4f}", "1.50 times", "pagewire bench cost"):
+        assert part in said
+
+
+def test_noise_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = COSTS["gateway"].recorded
+    coming = [Reading(recorded * factor, 9.0, 1.0) for factor in (1.9, 1.1, 1.0)]
+    monkeypatch.setattr(cost, "measure", lambda rig: coming.pop(0))
+    assert cost.read("gateway").cost == recorded * 1.1
+    assert len(coming) == 1
+
+
+def test_a_rise_is_measured_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = COSTS["gateway"].recorded
+    coming = [Reading(recorded * factor, 9.0, 1.0) for factor in (1.9, 1.5, 1.6)]
+    monkeypatch.setattr(cost, "measure", lambda rig: coming.pop(0))
+    assert cost.read("gateway").cost == recorded * 1.5
+    assert not coming
+
+
+def test_the_command_prints_a_line_per_service(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rising(name: str) -> Reading:
+        return Reading(COSTS[name].recorded * (1.5 if name == "gateway" else 1.0), 9.0, 1.0)
+
+    monkeypatch.setattr(cost, "read", rising)
+    assert cost.main(["--services", "scheduler"]) == 0
+    assert cost.main([]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 1 + len(COSTS)
+    assert lines[1].split()[-1] == "1.00"
+    assert lines[-1].split()[-1] == "1.50"
