@@ -169,13 +169,13 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
     devices = [_device(case, sampling, given.threads) for case in cases]
     batch = _decodes(rows, context)
     for device, timed in devices:
-        device.step(batch)
+        device.launch(batch).wait()
         timed.start()
     until = time.perf_counter() + given.seconds
     while time.perf_counter() < until or len(cases[0].wall_ms) < 5:
         for (device, _), case in zip(devices, cases, strict=True):
             began, used = time.perf_counter(), time.process_time()
-            device.step(batch)
+            device.launch(batch).wait()
             case.wall_ms.append((time.perf_counter() - began) * 1e3)
             case.cpu_ms.append((time.process_time() - used) * 1e3)
     for (_, timed), case in zip(devices, cases, strict=True):

@@ -1,69 +1,34 @@
-"""The step loop: runs on its own thread, as far as its lease allows, and takes in plans between two steps."""
+"""The step loop: runs on its own thread, as far as its lease allows, and takes in plans between two launches."""
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 
-from services.executor.devices.protocol import Device, SlotSampling, StepBatch
+from services.executor.columns import column
+from services.executor.devices.protocol import Device, SlotSampling
+from services.executor.flight import Columns
+from services.executor.flights import Flights
 from services.executor.inbox import Arrived, PlanInbox
+from services.executor.results import Counters, Ran, Refused
 from services.executor.sampling import sequence_key
-from services.executor.slots import Columns, PlanViolation, SlotTable
+from services.executor.slots import PlanViolation, SlotTable
 from shared.messages import unpack
 from shared.messages.plan import AddSlot, Plan
-from shared.messages.step import StepOutput
-
-_STEP_SECONDS = 20.0
-_TOKEN_SECONDS = 0.5
-"""A step that takes longer than this, plus this for each of its tokens, does not come back."""
+from shared.messages.step import NO_TOKEN, StepOutput
 
 _log = structlog.get_logger()
 
 
-class Ran(NamedTuple):
-    """One step output, and what led to it."""
-
-    output: StepOutput
-    plans: list[Plan]
-    """Applied right before."""
-    began: float
-    """Unix time in seconds."""
-    ended: float
-    """Unix time in seconds."""
-
-
-class Refused(NamedTuple):
-    """A plan contradicted the table. The slots are empty and nothing runs until a higher term begins."""
-
-    term: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the loop did since it started."""
-
-    waiting_s: float = 0.0
-    """Seconds without a step because of lease or limits, while sequences were unfinished."""
-    busy_s: float = 0.0
-    """Seconds in which the device computed, by its own clock."""
-    steps: int = 0
-    """Steps that the device ran."""
-    rows: int = 0
-    """Rows of these steps."""
-    tokens: int = 0
-    """Positions of these steps: what budgets count."""
-    sampled: int = 0
-    """Tokens that were picked."""
-    num_slots: int = 0
-    """Slots in use at this moment."""
-
-
 class StepLoop:
-    """Obeys plans. Everything but `overdue` and `counters` belongs to the thread of `run`."""
+    """Obeys plans. Everything but `overdue` and `counters` belongs to the thread of `run`.
+
+    Up to `depth` steps of the device are in flight: while it computes one, the host launches the next and sees to the
+    output of the last. Outputs leave in order of launch.
+
+    What an output frees may have a new owner at once. One that answers the removal of a live sequence leaves no step of
+    it in flight. One that reports an end leaves dead rows at most, which the device computes before what comes later.
+    """
 
     def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[Ran | Refused], None]) -> None:
         self._device = device
@@ -77,24 +42,34 @@ class StepLoop:
         self._plan = 0
         self._lease_until = 0
         self._refused = False
-        self._due = math.inf
+        self._unanswered: list[Plan] = []
+        self._flights = Flights(device)
         self.counters = Counters()
 
     @property
     def overdue(self) -> bool:
-        """Whether the step that runs now should have ended long ago, judged by its size."""
-        return time.monotonic() > self._due
+        """See `Flights.overdue`."""
+        return self._flights.overdue
 
     def run(self) -> None:
         """Steps until the inbox is closed. An exception of the device ends the loop: its state is unknown then."""
         idle = True
-        while (arrived := self._take(wait=idle)) is not None:
-            if arrived.term != self._term:
-                self._begin(arrived.term)
-            idle = not self._advance(arrived.plans)
+        try:
+            while (arrived := self._take(wait=idle)) is not None:
+                if arrived.term != self._term:
+                    self._begin(arrived.term)
+                idle = not self._advance(arrived.plans)
+            while self._flights:
+                self._land()
+        except Exception:
+            _log.exception("step_failed", term=self._term, step=self._step, tokens=self._flights.positions)
+            raise
 
     def _advance(self, plans: list[Plan]) -> bool:
-        """One step boundary and the step behind it; returns whether there was a step."""
+        """One step boundary: applies plans, launches a step, and lands one where no more can be launched.
+
+        Returns whether there was anything to do, so that there may be more.
+        """
         if self._refused:
             return False
         try:
@@ -103,15 +78,42 @@ class StepLoop:
         except PlanViolation as error:
             self._refuse(str(error))
             return False
-        batch = self._slots.next_batch() if self._runs < self._lease_until else None
-        began = time.time()
-        if batch is not None:
-            self._runs += 1
-            columns, elapsed = self._run_step(batch)
-            self._answer(columns, plans, began, elapsed)
-        elif plans:
-            self._answer(Columns(), plans, began, 0.0)
-        return batch is not None
+        self._unanswered += plans
+        launched = self._runs < self._lease_until and self._launch()
+        if launched and not self._flights.full:
+            return True
+        if self._flights:
+            self._land()
+        elif self._unanswered:
+            self._answer(Columns(), self._plan, self._unanswered, 0.0)
+            self._unanswered = []
+        else:
+            return False
+        return True
+
+    def _launch(self) -> bool:
+        flight = self._slots.launch()
+        if flight is None:
+            return False
+        self._runs += 1
+        self._flights.launch(flight, self._plan, self._unanswered)
+        self._unanswered = []
+        return True
+
+    def _land(self) -> None:
+        """Takes in the oldest step in flight. One whose rows are all dead counts as none, and only answers plans."""
+        flight, tokens, plan, plans, elapsed = self._flights.land()
+        columns = self._slots.record(flight, tokens)
+        counters = self.counters
+        counters.busy_s = self._device.busy
+        counters.steps += 1
+        counters.rows += len(flight.batch.slots)
+        counters.tokens += len(flight.batch.token_ids)
+        counters.sampled += int((column(columns.tokens) != NO_TOKEN).sum())
+        if not columns.sequences:
+            self._runs -= 1  # the scheduler counts outputs with rows
+        if columns.sequences or plans:
+            self._answer(columns, plan, plans, elapsed)
 
     def _take(self, *, wait: bool) -> Arrived | None:
         if not wait:
@@ -133,6 +135,8 @@ class StepLoop:
         self._emit(Refused(self._term, reason))
 
     def _empty(self) -> None:
+        self._flights.drop()
+        self._unanswered = []
         for slot in self._held:
             self._device.remove(slot)
         self._held.clear()
@@ -154,29 +158,11 @@ class StepLoop:
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
-    def _run_step(self, batch: StepBatch) -> tuple[Columns, float]:
-        rows, positions = len(batch.slots), len(batch.token_ids)
-        self._due = time.monotonic() + _STEP_SECONDS + _TOKEN_SECONDS * positions
-        began = time.perf_counter()
-        try:
-            tokens = self._device.step(batch)
-        except Exception:
-            _log.exception("step_failed", term=self._term, step=self._step, rows=rows, tokens=positions)
-            raise
-        elapsed = time.perf_counter() - began
-        self._due = math.inf
-        counters = self.counters
-        counters.busy_s = self._device.busy
-        counters.steps += 1
-        counters.rows += rows
-        counters.tokens += positions
-        counters.sampled += int(batch.samples.sum())
-        return self._slots.take(batch, tokens), elapsed
-
-    def _answer(self, columns: Columns, plans: list[Plan], began: float, elapsed: float) -> None:
-        output = StepOutput(self._term, self._step, self._plan, *columns, elapsed_us=round(elapsed * 1e6))
+    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float) -> None:
+        output = StepOutput(self._term, self._step, plan, *columns, elapsed_us=round(elapsed * 1e6))
         self._step += 1
-        self._emit(Ran(output, plans, began, began + elapsed))
+        ended = time.time()
+        self._emit(Ran(output, plans, ended - elapsed, ended))
 
 
 def slot_sampling(added: AddSlot) -> SlotSampling:

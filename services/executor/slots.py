@@ -1,11 +1,10 @@
 """The slot table: what of each running sequence is known, computed and allowed. No I/O, no device."""
 
-from typing import NamedTuple
-
 import numpy as np
 
-from services.executor.columns import column, packed, pairs
+from services.executor.columns import column, pairs
 from services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch
+from services.executor.flight import Columns, Flight
 from shared.errors import PagewireError
 from shared.messages.plan import AddSlot, Plan
 from shared.messages.step import Finish
@@ -19,21 +18,13 @@ class PlanViolation(PagewireError):
     """
 
 
-class Columns(NamedTuple):
-    """The rows of one step, packed as `StepOutput` carries them."""
-
-    sequences: bytes = b""
-    starts: bytes = b""
-    counts: bytes = b""
-    tokens: bytes = b""
-    finishes: bytes = b""
-
-
 class SlotTable:
     """One sequence per slot. A finished sequence keeps its slot, but never runs again, until a plan removes it.
 
-    Of each sequence `known` tokens are there and the KV of the first `computed` positions is written. A row computes
-    further positions; one that reaches the last known token samples the next.
+    Of each sequence `known` tokens are there or on their way, and the KV of the first `computed` positions is written
+    or will be. A row computes further positions; one that reaches the last known token samples the next. Both numbers
+    advance when a step is launched, so that the next one can be launched before the tokens are there. Its rows are dead
+    where such a token turns out to be a stop id: they are left out when the step is recorded.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -44,6 +35,9 @@ class SlotTable:
         self._occupied: Bool = np.zeros(slots, np.bool_)
         self._running: Bool = np.zeros(slots, np.bool_)
         self._sequences: Int64 = np.zeros(slots, np.int64)
+        self._tenancies: Int64 = np.zeros(slots, np.int64)  # counts all sequences: which one the slot is at
+        self._stopped: Int64 = np.zeros(slots, np.int64)  # the last tenancy that a stop id ended
+        self._added = 0
         self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
         self._known: Int64 = np.zeros(slots, np.int64)
         self._computed: Int64 = np.zeros(slots, np.int64)
@@ -89,43 +83,38 @@ class SlotTable:
         computed = self._computed[slots]
         return Pending(slots, self._known[slots] - computed, np.maximum(self._limits[slots] - computed, 0))
 
-    def next_batch(self) -> StepBatch | None:
-        """What the next step computes; None when no sequence can go on."""
+    def launch(self) -> Flight | None:
+        """The next step; None when no sequence can go on. Its positions count as computed from here on."""
         slots, widths = compose(self.pending(), self._budget)
         if not len(slots):
             return None
         starts = self._computed[slots]
-        ends = np.cumsum(widths)
-        positions = np.arange(ends[-1]) + np.repeat(starts - ends + widths, widths)
-        return StepBatch(
-            slots=slots,
-            starts=starts,
-            widths=widths,
-            token_ids=self._tokens[np.repeat(slots, widths), positions],
-            samples=starts + widths == self._known[slots],
-        )
+        ends, behind = starts + widths, np.cumsum(widths)
+        positions = np.arange(behind[-1]) + np.repeat(ends - behind, widths)
+        samples = ends == self._known[slots]
+        full = samples & (ends + 1 == self._ends[slots])
+        batch = StepBatch(slots, starts, widths, self._tokens[np.repeat(slots, widths), positions], samples)
+        self._computed[slots] = ends
+        self._known[slots] += samples
+        self._running[slots] = ~full
+        return Flight(batch, self._sequences[slots], self._tenancies[slots], self._stop_ids[slots], full)
 
-    def take(self, batch: StepBatch, tokens: Int64) -> Columns:
-        """Takes in what the device made of `batch`: `tokens` [R], -1 where a row sampled none."""
-        slots, samples = batch.slots, batch.samples
-        sampled, new = slots[samples], tokens[samples]
-        length = self._known[sampled]
-        self._computed[slots] = batch.starts + batch.widths
-        self._tokens[sampled, length] = new
-        self._known[sampled] = length + 1
+    def record(self, flight: Flight, tokens: Int64) -> Columns:
+        """Takes in what the device made of a step: `tokens` [R], -1 where a row sampled none. In order of launch.
 
-        stopped = (self._stop_ids[sampled] == new[:, None]).any(axis=1)
-        full = np.where(length + 1 == self._ends[sampled], Finish.LENGTH, Finish.NONE)
-        finishes = np.zeros(len(slots), np.uint8)
-        finishes[samples] = np.where(stopped, Finish.STOP, full)
-        self._running[slots] = finishes == Finish.NONE
-        return Columns(
-            sequences=packed(self._sequences[slots]),
-            starts=packed(batch.starts),
-            counts=packed(batch.widths),
-            tokens=packed(tokens),  # -1 becomes NO_TOKEN
-            finishes=finishes.tobytes(),
-        )
+        A row that was launched behind the end of its sequence is dead and not in the columns. That of a sequence which
+        a plan has removed meanwhile is, and leaves the slot's next one alone.
+        """
+        batch, finishes = flight.batch, flight.finishes(tokens)
+        slots = batch.slots
+        alive = self._stopped[slots] != flight.tenancies  # a later tenancy stops in a later step
+        stops = alive & (finishes == Finish.STOP)
+        self._stopped[slots[stops]] = flight.tenancies[stops]
+        here = alive & (self._tenancies[slots] == flight.tenancies)
+        written = here & batch.samples
+        self._tokens[slots[written], (batch.starts + batch.widths)[written]] = tokens[written]
+        self._running[slots[here & stops]] = False
+        return flight.columns(tokens, finishes, alive)
 
     def _remove(self, slots: Int64) -> None:
         self._check_occupied(slots)
@@ -150,7 +139,8 @@ class SlotTable:
             raise PlanViolation(f"sequence {added.sequence} has token ids beyond the vocabulary")
         self._occupied[slot] = self._running[slot] = True
         self._order = np.append(self._order, slot)
-        self._sequences[slot] = added.sequence
+        self._added += 1
+        self._sequences[slot], self._tenancies[slot] = added.sequence, self._added
         self._tokens[slot, : len(tokens)] = tokens
         self._known[slot] = len(tokens)
         self._computed[slot] = added.computed

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from opentelemetry.util.types import AttributeValue
 
-from services.executor.loop import Ran
+from services.executor.results import Ran
 from shared import telemetry
 from shared.messages import unpack
 from shared.messages.plan import AddSlot

@@ -9,8 +9,9 @@ from contextlib import closing
 from services.executor.devices import open_device
 from services.executor.devices.protocol import Capacity, Device
 from services.executor.inbox import PlanInbox
-from services.executor.loop import Ran, Refused, StepLoop
+from services.executor.loop import StepLoop
 from services.executor.outbox import Outbox
+from services.executor.results import Ran, Refused
 from shared.config import Settings
 from shared.model_folder import resolve
 

@@ -102,7 +102,7 @@ class Driver:
             token_ids=np.array([token for row in rows for token in row.ids], np.int64),
             samples=np.array([row.samples for row in rows], np.bool_),
         )
-        tokens: list[int] = self.device.step(batch).tolist()
+        tokens: list[int] = self.device.launch(batch).wait().tolist()
         return tokens
 
     @property

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -40,8 +41,21 @@ def has_half_precision(cpuinfo: Path) -> bool:
     return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A `Pending` of a step that has ended."""
+
+    tokens: Int64
+
+    def wait(self) -> Int64:
+        """See `Pending.wait`."""
+        return self.tokens
+
+
 class CpuDevice:
-    """A `Device`."""
+    """A `Device`. It computes on the caller's thread, so that nothing is gained by a second step in flight."""
+
+    depth = 1
 
     def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend) -> None:
         self.capacity = capacity
@@ -62,8 +76,8 @@ class CpuDevice:
         """Nothing to do: what the slot held is overwritten when it is taken again."""
 
     @torch.inference_mode()
-    def step(self, batch: StepBatch) -> Int64:
-        """See `Device.step`."""
+    def launch(self, batch: StepBatch) -> Done:
+        """See `Device.launch`: the step has ended when this returns."""
         began = time.perf_counter()
         ends = batch.starts + batch.widths
         behind = np.cumsum(batch.widths)
@@ -76,7 +90,7 @@ class CpuDevice:
             logits = self._model.logits(hidden[torch.from_numpy(behind[rows] - 1)])
             tokens[rows] = self._backend.sample(logits, self._slots, batch.slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
-        return tokens
+        return Done(tokens)
 
     def close(self) -> None:
         """Drops the model and the KV pool."""

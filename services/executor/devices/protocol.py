@@ -58,15 +58,28 @@ class StepBatch:
     widths: Int64
     """[R] number of positions of each row, at least 1; their sum is T."""
     token_ids: Int64
-    """[T] input ids, rows one after the other."""
+    """[T] input ids, rows one after the other. Anything where a step that is still pending samples the token."""
     samples: Bool
     """[R] whether the row samples the token at position start + width."""
 
 
+class Pending(Protocol):
+    """A step that was launched."""
+
+    def wait(self) -> Int64:
+        """Sleeps until the step has ended: [R] the token of each row, or -1 where it sampled none.
+
+        Steps are waited for once and in order. A row that was launched behind the end of its sequence, by a stop id in
+        a step before, may yield anything.
+        """
+
+
 class Device(Protocol):
-    """Computes steps. Every method runs on one thread, in order."""
+    """Computes steps, one after the other. Every method runs on one thread, in order."""
 
     capacity: Capacity
+    depth: int
+    """Steps that may be launched before the oldest is waited for; above 1, it computes while the host works."""
 
     @property
     def busy(self) -> float:
@@ -81,10 +94,11 @@ class Device(Protocol):
     def remove(self, slot: int) -> None:
         """The slot is free again. Its blocks keep their content."""
 
-    def step(self, batch: StepBatch) -> Int64:
-        """Writes the KV of the batch's positions and samples: [R] the token of each row, or -1 where it sampled none.
+    def launch(self, batch: StepBatch) -> Pending:
+        """Begins a step behind those that are pending: it writes the KV of the batch's positions and samples.
 
-        A position must lie within the slot's blocks, and the KV of every position before it must be there.
+        A position must lie within the slot's blocks, and the KV of every position before it must be there or be written
+        by a pending step. Whatever is added or removed later has no effect on the step.
         """
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,34 +27,50 @@ def choices(keys: UInt64, positions: Int64, count: int) -> Int64:
 
 
 class DeviceClock:
-    """Real time as a device counts it.
-
-    A step starts at the later of the previous one's end and its enqueueing. A thread that was woken late enqueues late
-    as well: what the operating system oversleeps is not the device's doing, and taken off the next enqueueing. It is
-    taken off up to the length of a step, for no more than one waits in the queue of a device behind the running one.
+    """Real time as a device counts it: a step starts at the later of the previous one's end and its launch.
 
     Attributes:
-        busy: seconds in which steps ran.
+        busy: seconds in which steps ran; only those that were waited for.
         end: when the last step ends, on the monotonic clock.
     """
 
     def __init__(self) -> None:
         self.busy = 0.0
         self.end = 0.0
-        self._late = 0.0
 
-    def run(self, seconds: float) -> None:
-        """Returns when a step of this length has ended."""
-        self.end = max(self.end, time.monotonic() - self._late) + seconds
-        self.busy += seconds
+    def launch(self, seconds: float) -> float:
+        """Books a step of this length, and returns when it ends."""
+        self.end = max(self.end, time.monotonic()) + seconds
+        return self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A `Pending` whose end is known."""
+
+    tokens: Int64
+    clock: DeviceClock
+    seconds: float
+    """How long it takes."""
+    end: float
+    """On the device's clock."""
+
+    def wait(self) -> Int64:
+        """See `Pending.wait`."""
         left = self.end - time.monotonic()
         if left > 0:
             time.sleep(left)  # the simulated work itself: nothing is waited for
-        self._late = min(time.monotonic() - self.end, seconds)
+        self.clock.busy += self.seconds
+        return self.tokens
 
 
 class SimDevice:
-    """A `Device`. The model's own end of text is never sampled; a stop id that a request brings may be."""
+    """A `Device`. The model's own end of text is never sampled; a stop id that a request brings may be.
+
+    There is no KV cache, so a row behind the end of its sequence harms nobody: it takes its time, as on a GPU.
+    """
+
+    depth = 2
 
     def __init__(self, capacity: Capacity, roofline: Roofline | None, eos_ids: Iterable[int] = ()) -> None:
         """`roofline` None: steps take no time at all.
@@ -87,8 +104,8 @@ class SimDevice:
     def remove(self, slot: int) -> None:
         """Nothing to do: what the slot held is overwritten when it is taken again."""
 
-    def step(self, batch: StepBatch) -> Int64:
-        """See `Device.step`."""
+    def launch(self, batch: StepBatch) -> Booked:
+        """See `Device.launch`."""
         tokens = np.full(len(batch.slots), -1, np.int64)
         rows = np.flatnonzero(batch.samples)
         slots, positions = batch.slots[rows], (batch.starts + batch.widths)[rows]
@@ -96,9 +113,8 @@ class SimDevice:
         for row in np.flatnonzero(positions < self._floors[slots]).tolist():
             picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
         tokens[rows] = self._tokens[picked]
-        if self._roofline is not None:
-            self._clock.run(self._roofline.seconds(batch.starts, batch.widths, batch.samples))
-        return tokens
+        seconds = self._roofline.seconds(batch.starts, batch.widths, batch.samples) if self._roofline else 0.0
+        return Booked(tokens, self._clock, seconds, self._clock.launch(seconds))
 
     def close(self) -> None:
         """Nothing to do."""

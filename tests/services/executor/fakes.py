@@ -1,6 +1,7 @@
 """A device without a model, and short ways to write plans."""
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -88,24 +89,25 @@ def plan(
 class FakeDevice:
     """Picks `token_at(key, position)` and insists on the device's side of the contract.
 
-    With `gated`, each step waits for one `allow`.
+    With `gated`, each step ends with one `allow`.
     """
 
-    def __init__(self, capacity: Capacity = CAPACITY, *, gated: bool = False) -> None:
+    def __init__(self, capacity: Capacity = CAPACITY, *, depth: int = 1, gated: bool = False) -> None:
         self.capacity = capacity
+        self.depth = depth
         self.busy = 0.0
         self.tables: dict[int, list[int]] = {}
         self.samplings: dict[int, SlotSampling] = {}
-        self.written: dict[int, int] = {}
         self.batches: list[StepBatch] = []
+        self.pending: deque[FakePending] = deque()
         self.failing = False
         self.closed = False
         self.entered = threading.Semaphore(0)
-        self._gate = threading.Semaphore(0) if gated else None
+        self.gate = threading.Semaphore(0) if gated else None
 
     def allow(self, steps: int = 1) -> None:
-        assert self._gate is not None
-        self._gate.release(steps)
+        assert self.gate is not None
+        self.gate.release(steps)
 
     def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
         assert slot not in self.tables
@@ -119,23 +121,39 @@ class FakeDevice:
     def remove(self, slot: int) -> None:
         del self.tables[slot], self.samplings[slot]
 
-    def step(self, batch: StepBatch) -> Int64:
-        self.entered.release()
-        if self._gate is not None:
-            assert self._gate.acquire(timeout=PATIENCE)
-        if self.failing:
-            raise RuntimeError("the device is on fire")
+    def launch(self, batch: StepBatch) -> "FakePending":
+        assert len(self.pending) < self.depth
         assert len(batch.token_ids) == batch.widths.sum()
         ends = batch.starts + batch.widths
         for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
             assert end <= len(self.tables[slot]) * self.capacity.block_size
-        self.batches.append(batch)
-        self.busy += 0.5
         picked = [
             token_at(self.samplings[slot].key, end, self.capacity.vocab_size)
             for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True)
         ]
-        return np.where(batch.samples, picked, -1).astype(np.int64)
+        self.batches.append(batch)
+        self.pending.append(FakePending(self, np.where(batch.samples, picked, -1).astype(np.int64)))
+        self.entered.release()
+        return self.pending[-1]
 
     def close(self) -> None:
+        assert not self.pending or self.failing
         self.closed = True
+
+
+class FakePending:
+    """A step of a `FakeDevice`."""
+
+    def __init__(self, device: FakeDevice, tokens: Int64) -> None:
+        self._device = device
+        self._tokens = tokens
+
+    def wait(self) -> Int64:
+        device = self._device
+        assert device.pending.popleft() is self, "steps are waited for once and in order"
+        if device.gate is not None:
+            assert device.gate.acquire(timeout=PATIENCE)
+        if device.failing:
+            raise RuntimeError("the device is on fire")
+        device.busy += 0.5
+        return self._tokens

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from services.executor.inbox import PlanInbox
-from services.executor.loop import Ran, Refused, StepLoop, slot_sampling
+from services.executor.loop import StepLoop, slot_sampling
+from services.executor.results import Ran, Refused
 from services.executor.sampling import sequence_key
 from shared.messages import unpack
 from shared.messages.step import NO_TOKEN, Finish, StepOutput
@@ -17,8 +18,8 @@ from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampl
 class Run:
     """A loop on a thread, with a device that steps when it is told to."""
 
-    def __init__(self, *, gated: bool = False) -> None:
-        self.device = FakeDevice(gated=gated)
+    def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
+        self.device = FakeDevice(depth=depth, gated=gated)
         self.inbox = PlanInbox()
         self.results: queue.Queue[Ran | Refused] = queue.Queue()
         self.loop = StepLoop(self.device, self.inbox, self.results.put)
@@ -45,9 +46,10 @@ class Run:
         self._thread.shutdown()
 
 
-@pytest.fixture
-def run() -> Iterator[Run]:
-    made = Run()
+@pytest.fixture(params=[1, 2])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """What the loop says is the same however many steps are in flight."""
+    made = Run(depth=request.param)
     yield made
     made.finish()
 
@@ -55,6 +57,14 @@ def run() -> Iterator[Run]:
 @pytest.fixture
 def gated() -> Iterator[Run]:
     made = Run(gated=True)
+    yield made
+    made.device.allow(1000)
+    made.finish()
+
+
+@pytest.fixture
+def ahead() -> Iterator[Run]:
+    made = Run(depth=2, gated=True)
     yield made
     made.device.allow(1000)
     made.finish()
@@ -206,6 +216,86 @@ def test_a_higher_term_ends_the_old_one_at_the_next_boundary(gated: Run) -> None
     assert gated.device.tables == {}
 
 
+def test_the_next_step_is_launched_before_the_last_one_has_ended(ahead: Run) -> None:
+    ahead.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    ahead.entered()
+    for step in range(4):
+        ahead.entered()
+        assert len(ahead.device.batches) == step + 2
+        ahead.device.allow()
+        assert ahead.output().step == step
+
+
+def test_an_output_names_the_plan_before_its_launch(ahead: Run) -> None:
+    ahead.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    ahead.entered()
+    ahead.entered()
+    ahead.inbox.put(plan(2, removed=[0]))
+    ahead.device.allow(2)
+    outputs = [ahead.output() for _ in range(3)]
+    assert [output.plan for output in outputs] == [1, 1, 2]
+    assert [unpack(output.sequences) for output in outputs] == [[7], [7], []]
+    assert [output.step for output in outputs] == [0, 1, 2]
+
+
+def test_a_step_of_dead_rows_counts_as_none(run: Run) -> None:
+    stop = token_at(key(7), 2)
+    run.inbox.put(plan(1, add(0, 7, [1], [0, 1], picks=sampling(7, max_tokens=7, stop_ids=[stop])), lease_until=3))
+    outputs = [run.output() for _ in range(2)]
+    assert [list(output.finishes) for output in outputs] == [[Finish.NONE], [Finish.STOP]]
+    run.inbox.put(plan(2, add(0, 8, [1], [0, 1], picks=sampling(8)), removed=[0], lease_until=3))
+    output = run.output()  # one step of the lease is left
+    assert (output.step, output.plan, unpack(output.sequences)) == (2, 2, [8])
+    run.inbox.put(plan(3, lease_until=3))
+    answer = run.output()
+    assert (answer.step, answer.plan, answer.sequences) == (3, 3, b"")
+
+
+def test_a_step_of_dead_rows_answers_its_plans(ahead: Run) -> None:
+    stop = token_at(key(7), 2)
+    ahead.inbox.put(plan(1, add(0, 7, [1], [0, 1], picks=sampling(7, max_tokens=7, stop_ids=[stop]))))
+    ahead.entered()
+    ahead.entered()
+    ahead.inbox.put(plan(2))
+    ahead.device.allow(3)
+    assert [ahead.output().plan for _ in range(2)] == [1, 1]
+    answer = ahead.result()
+    assert [each.number for each in answer.plans] == [2]
+    assert (answer.output.step, answer.output.plan, answer.output.sequences) == (2, 2, b"")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_is_in_flight_when_a_term_ends_is_dropped(ahead: Run, refused: bool) -> None:
+    ahead.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    ahead.entered()
+    ahead.entered()
+    if refused:
+        ahead.inbox.put(plan(2, removed=[3]))
+    else:
+        ahead.inbox.begin(2)
+    ahead.device.allow(2)
+    assert ahead.output().step == 0
+    if refused:
+        assert isinstance(ahead.results.get(timeout=PATIENCE), Refused)
+        ahead.inbox.begin(2)
+    ahead.inbox.put(plan(1, add(0, 8, [1], [0], picks=sampling(8, max_tokens=1)), term=2))
+    ahead.device.allow()
+    output = ahead.output()
+    assert (output.term, output.step, unpack(output.sequences)) == (2, 0, [8])
+    assert not ahead.device.pending
+
+
+def test_closing_lands_what_is_in_flight(ahead: Run) -> None:
+    ahead.inbox.put(plan(1, add(0, 7, [1], range(10), picks=sampling(7, max_tokens=30))))
+    ahead.entered()
+    ahead.entered()
+    ahead.inbox.close()
+    ahead.device.allow(2)
+    assert [ahead.output().step for _ in range(2)] == [0, 1]
+    ahead.ended.result(PATIENCE)
+    assert not ahead.device.pending
+
+
 def test_a_contradictory_plan_ends_the_term(run: Run) -> None:
     run.inbox.put(plan(1, add(0, 7, [1], [0]), lease_until=0))
     assert run.output().sequences == b""
@@ -265,7 +355,7 @@ def test_waiting_counts_only_while_there_is_work(run: Run) -> None:
 
 def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("services.executor.loop.time.monotonic", lambda: now)
+    monkeypatch.setattr("services.executor.flights.time.monotonic", lambda: now)
     gated.inbox.put(plan(1, add(0, 7, range(8), [0, 1]), lease_until=1))
     gated.entered()
     found = [gated.loop.overdue]

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.executor.slots import Columns, PlanViolation, SlotTable
+from services.executor.flight import Columns, Flight
+from services.executor.slots import PlanViolation, SlotTable
 from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Plan
 from shared.messages.step import NO_TOKEN, Finish
@@ -126,10 +127,11 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         expected = self.expect() if self.plans else []
-        batch = self.table.next_batch()
-        if batch is None:
+        flight = self.table.launch()
+        if flight is None:
             assert not expected
             return
+        batch = flight.batch
         assert list(zip(batch.slots.tolist(), batch.widths.tolist(), strict=True)) == expected
         tokens = np.full(len(expected), -1)
         inputs: list[int] = []
@@ -141,7 +143,7 @@ class Machine(RuleBasedStateMachine):
             if batch.samples[row]:
                 tokens[row] = token_at(sequence.seed, len(sequence.tokens))
         assert batch.token_ids.tolist() == inputs
-        self.check(self.table.take(batch, tokens), expected, tokens.tolist())
+        self.check(self.table.record(flight, tokens), expected, tokens.tolist())
 
     def expect(self) -> list[tuple[int, int]]:
         """Dynamic SplitFuse, row by row."""
@@ -203,31 +205,64 @@ def test_a_sequence_is_computed_whole_and_dense() -> None:
     table = running(add(2, 9, range(10), [4, 5, 6, 7], picks=sampling(9, max_tokens=5)))
     table.apply(plan(2, budget=4))
     seen: list[tuple[int, int]] = []
-    while (batch := table.next_batch()) is not None:
-        tokens = np.where(batch.samples, 7, -1)
-        columns = table.take(batch, tokens)
+    while (flight := table.launch()) is not None:
+        columns = table.record(flight, np.where(flight.batch.samples, 7, -1))
         seen.append((unpack(columns.starts)[0], unpack(columns.counts)[0]))
     assert seen == [(0, 4), (4, 4), (8, 2), (10, 1), (11, 1), (12, 1), (13, 1)]
     assert list(columns.finishes) == [Finish.LENGTH]
 
 
+def launched(table: SlotTable) -> Flight:
+    flight = table.launch()
+    assert flight is not None
+    return flight
+
+
 def test_a_sampled_token_is_the_next_input() -> None:
     table = running(add(0, 1, [3, 4], [0]))
-    batch = table.next_batch()
-    assert batch is not None
-    table.take(batch, np.array([42]))
-    following = table.next_batch()
-    assert following is not None
+    table.record(launched(table), np.array([42]))
+    following = launched(table).batch
     assert following.token_ids.tolist() == [42]
     assert following.starts.tolist() == [2]
 
 
+def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_known() -> None:
+    table = running(add(0, 1, [3, 4], [0], picks=sampling(max_tokens=3)))
+    flights = [launched(table), launched(table), launched(table)]
+    assert [flight.batch.starts.tolist() for flight in flights] == [[0], [2], [3]]
+    assert table.launch() is None, "the length is known ahead"
+    columns = [table.record(flight, np.array([token])) for flight, token in zip(flights, (7, 8, 9), strict=True)]
+    assert [unpack(each.tokens) for each in columns] == [[7], [8], [9]]
+    assert [list(each.finishes) for each in columns] == [[Finish.NONE], [Finish.NONE], [Finish.LENGTH]]
+
+
+def test_rows_behind_a_stop_id_are_dead() -> None:
+    table = running(add(0, 1, [3], [0], picks=sampling(stop_ids=[5])), add(1, 2, [4], [1]))
+    flights = [launched(table), launched(table), launched(table)]
+    assert list(table.record(flights[0], np.array([5, 6])).finishes) == [Finish.STOP, Finish.NONE]
+    table.apply(plan(2, add(0, 3, [9], [0]), removed=[0]))  # the slot goes to another at once
+    for flight in flights[1:]:
+        columns = table.record(flight, np.array([5, 7]))
+        assert (unpack(columns.sequences), unpack(columns.tokens)) == ([2], [7])
+    following = launched(table).batch
+    assert (following.slots.tolist(), following.token_ids.tolist()) == ([1, 0], [7, 9])
+
+
+def test_a_row_of_a_removed_sequence_is_reported_and_leaves_the_next_one_alone() -> None:
+    table = running(add(0, 1, [3], [0], picks=sampling(stop_ids=[5])))
+    flights = [launched(table), launched(table)]
+    table.apply(plan(2, add(0, 2, [8, 9, 8], [0], picks=sampling(stop_ids=[6])), removed=[0]))
+    columns = [table.record(flight, np.array([token])) for flight, token in zip(flights, (6, 5), strict=True)]
+    assert [unpack(each.sequences) for each in columns] == [[1], [1]]
+    assert [list(each.finishes) for each in columns] == [[Finish.NONE], [Finish.STOP]]
+    assert launched(table).batch.token_ids.tolist() == [8, 9, 8]
+    assert table.has_work
+
+
 def test_a_finished_slot_waits_for_its_removal() -> None:
     table = running(add(0, 1, [3], [0], picks=sampling(max_tokens=1)))
-    batch = table.next_batch()
-    assert batch is not None
-    table.take(batch, np.array([5]))
-    assert table.next_batch() is None
+    table.record(launched(table), np.array([5]))
+    assert table.launch() is None
     assert not table.has_work
     with pytest.raises(PlanViolation):
         table.apply(plan(2, add(0, 2, [3], [0])))
@@ -235,9 +270,7 @@ def test_a_finished_slot_waits_for_its_removal() -> None:
 
 def test_stop_wins_over_length() -> None:
     table = running(add(0, 1, [3], [0], picks=sampling(max_tokens=1, stop_ids=[5])))
-    batch = table.next_batch()
-    assert batch is not None
-    assert list(table.take(batch, np.array([5])).finishes) == [Finish.STOP]
+    assert list(table.record(launched(table), np.array([5])).finishes) == [Finish.STOP]
 
 
 def test_slot_and_blocks_are_reused_within_one_plan() -> None:
@@ -251,14 +284,14 @@ def test_slot_and_blocks_are_reused_within_one_plan() -> None:
 def test_a_limit_below_what_is_computed_stops_the_slot() -> None:
     table = running(add(0, 1, range(6), [0, 1], computed=5))
     table.apply(plan(2, limits=[(0, 3)]))
-    assert table.next_batch() is None
+    assert table.launch() is None
     assert table.has_work
 
 
 def test_clear_frees_every_slot() -> None:
     table = running(add(0, 1, [3], [0]), add(1, 2, [4], [1]))
     table.clear()
-    assert table.next_batch() is None
+    assert table.launch() is None
     table.apply(plan(1, add(0, 3, [3], [0])))
     assert table.pending().slots.tolist() == [0]
 

@@ -2,7 +2,7 @@
 
 from opentelemetry.util.types import AttributeValue
 
-from services.executor.loop import Ran
+from services.executor.results import Ran
 from services.executor.spans import Spans
 from shared.messages import pack
 from shared.messages.plan import Plan

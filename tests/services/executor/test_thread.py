@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from services.executor import thread
-from services.executor.devices.protocol import Int64, StepBatch
+from services.executor.devices.protocol import StepBatch
 from services.executor.inbox import PlanInbox
-from services.executor.loop import Ran, Refused
+from services.executor.results import Ran, Refused
 from services.executor.thread import DeviceThread
 from shared.config import Settings
 from shared.errors import ConfigurationError
-from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling
+from tests.services.executor.fakes import PATIENCE, FakeDevice, FakePending, add, plan, sampling
 
 
 class Placed(FakeDevice):
@@ -24,9 +24,9 @@ class Placed(FakeDevice):
         super().__init__()
         self.threads = [threading.get_ident()]
 
-    def step(self, batch: StepBatch) -> Int64:
+    def launch(self, batch: StepBatch) -> FakePending:
         self.threads.append(threading.get_ident())
-        return super().step(batch)
+        return super().launch(batch)
 
     def close(self) -> None:
         self.threads.append(threading.get_ident())

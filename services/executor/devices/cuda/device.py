@@ -17,21 +17,28 @@ from services.executor.devices.cuda.tables import SlotTables
 from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
 from services.executor.models.model import CausalLM
 
-IN_FLIGHT = 2
-"""Steps that may be launched before the oldest is waited for."""
-_COPIES = 2 * IN_FLIGHT + 2
+DEPTH = 2
+"""Steps in flight: the host works for one while the device computes another."""
+_COPIES = 2 * DEPTH + 2
 """Staging buffers: a step rarely takes more than two."""
 
 _log = structlog.get_logger()
 
 
 class CudaDevice:
-    """A `Device` that can also be one step ahead.
+    """A `Device`.
 
     Tables on the device are the truth about running sequences. The host adds what it alone knows: blocks, sampling
     parameters, prompts. A token that was sampled here is read from the table, never from a batch, so the step behind it
-    can be launched before the host knows it. If that token ended the sequence, the row computes nothing.
+    can be launched before the host knows it.
+
+    If that token ended the sequence, the row is dead, and writes to a block that nobody reads. A slot with more than
+    `ENDING` stop ids may have to write on in its own block, at the position behind those that are reported. Both are
+    harmless even if the blocks have a new owner when the host learns of the end: whatever the owner writes is launched
+    later, and a block with that position is not full, so that nobody shares it.
     """
+
+    depth = DEPTH
 
     def __init__(self, model: CausalLM, capacity: Capacity, pool: KVPool, runtime: Runtime, max_tokens: int) -> None:
         """`model` is `with_kernels`; steps have usually up to `max_tokens` tokens."""
@@ -42,7 +49,7 @@ class CudaDevice:
         self._runtime = runtime
         self._tables = SlotTables(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
-        self._outputs = OutputRing(runtime, IN_FLIGHT, slots)
+        self._outputs = OutputRing(runtime, DEPTH, slots)
         self._buckets = Buckets(slots, max_tokens)
         self._captured: dict[Bucket, tuple[Step, Callable[[], None]]] = {}
         self._held: Int64 = np.zeros(slots, np.int64)  # leading tokens that the device does not need from the host
@@ -80,16 +87,8 @@ class CudaDevice:
     def remove(self, slot: int) -> None:
         """Nothing to do: what the slot held is overwritten when it is taken again."""
 
-    def step(self, batch: StepBatch) -> Int64:
-        """See `Device.step`."""
-        return self.launch(batch).wait()
-
     def launch(self, batch: StepBatch) -> Pending:
-        """Enqueues a step. `IN_FLIGHT` of them may be pending.
-
-        A token id of the batch may be anything where an earlier step, perhaps still pending, sampled the token. What a
-        row behind a stop id yields means nothing: such a row is dead, unless the slot has more than `ENDING` stop ids.
-        """
+        """See `Device.launch`. The batch's token ids may be anything wherever an earlier step sampled the token."""
         self._bring_tokens(batch)
         places, values = _last_writes(self._changes)
         self._changes.clear()

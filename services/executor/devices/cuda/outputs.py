@@ -11,7 +11,7 @@ from services.executor.devices.protocol import Int64
 
 
 class Pending:
-    """A step that was launched."""
+    """A step that was launched: see `Device.launch`."""
 
     def __init__(self, ring: "OutputRing", tokens: Tensor, began: Moment, ended: Moment, arrived: Moment) -> None:
         self._ring = ring
@@ -19,7 +19,7 @@ class Pending:
         self._began, self._ended, self._arrived = began, ended, arrived
 
     def wait(self) -> Int64:
-        """Sleeps until the step is done; see `Device.step` for the result. Steps are waited for once and in order.
+        """Sleeps until the step has ended: [R] the token of each row, or -1 where it sampled none.
 
         Raises:
             RuntimeError: an earlier step is still waited for, or this one was already.

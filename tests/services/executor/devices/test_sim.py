@@ -15,7 +15,7 @@ from bench.shapes import SHAPES, write_folder
 from services.executor.devices import open_device
 from services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
 from services.executor.devices.roofline import GPUS, Efficiency, Roofline, shape_of
-from services.executor.devices.sim import DeviceClock, SimDevice, choices
+from services.executor.devices.sim import Booked, DeviceClock, SimDevice, choices
 from shared.config import load
 from shared.errors import ConfigurationError
 
@@ -34,7 +34,7 @@ def batch(*rows: tuple[int, int, int, bool]) -> StepBatch:
 
 def token(device: SimDevice, slot: int, position: int) -> int:
     """The token that the device samples at `position`."""
-    return int(device.step(batch((slot, position - 1, 1, True)))[0])
+    return int(device.launch(batch((slot, position - 1, 1, True))).wait()[0])
 
 
 @settings(deadline=None)
@@ -44,7 +44,7 @@ def test_a_token_depends_on_key_and_position_alone(key: int, position: int) -> N
     one.add(0, [0], sampling(key))
     other.add(5, [3, 4], sampling(key))
     other.add(1, [9], sampling(key ^ 1))
-    mixed = other.step(batch((1, 7, 1, True), (5, 0, position, True)))
+    mixed = other.launch(batch((1, 7, 1, True), (5, 0, position, True))).wait()
     assert token(one, 0, position) == mixed[1]
 
 
@@ -57,7 +57,7 @@ def test_tokens_cover_the_vocabulary_evenly() -> None:
 def test_a_chunk_inside_a_prompt_samples_nothing() -> None:
     device = SimDevice(CAPACITY, None)
     device.add(0, [0], sampling())
-    assert device.step(batch((0, 0, 8, False))).tolist() == [-1]
+    assert device.launch(batch((0, 0, 8, False))).wait().tolist() == [-1]
 
 
 def test_the_end_of_text_is_never_sampled() -> None:
@@ -71,6 +71,16 @@ def test_a_stop_id_of_the_request_is_sampled_but_not_below_its_floor() -> None:
     device.add(0, [0], sampling(stop_ids=range(39), floor=100))
     assert {token(device, 0, position) for position in range(1, 100)} == {39}
     assert {token(device, 0, position) for position in range(100, 400)} > {0, 20, 38}
+
+
+def test_a_launched_step_is_what_the_slots_held_then() -> None:
+    device = SimDevice(CAPACITY, None)
+    device.add(0, [0], sampling(key=1))
+    expected = token(device, 0, 8)
+    pending = device.launch(batch((0, 7, 1, True)))
+    device.remove(0)
+    device.add(0, [0], sampling(key=2))
+    assert pending.wait().tolist() == [expected]
 
 
 def test_a_reused_slot_forgets_its_last_sequence() -> None:
@@ -100,35 +110,41 @@ class Machine:
         self.now += seconds + self.oversleeps
 
 
+def launch(clock: DeviceClock, seconds: float) -> Booked:
+    return Booked(np.array([0]), clock, seconds, clock.launch(seconds))
+
+
 def test_a_step_starts_behind_the_one_before_or_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, clock = Machine(monkeypatch), DeviceClock()
-    clock.run(2.0)
+    launch(clock, 2.0).wait()
     assert machine.now == clock.end == 102.0
     machine.now += 1.0  # the host takes a second between two steps
-    clock.run(2.0)
+    launch(clock, 2.0).wait()
     assert machine.now == clock.end == 105.0
     assert clock.busy == 4.0
 
 
-def test_oversleeping_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_steps_in_flight_hide_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, clock = Machine(monkeypatch), DeviceClock()
     machine.oversleeps = 0.5
+    running = launch(clock, 2.0)
     for _ in range(10):
-        clock.run(2.0)
-    assert clock.end == pytest.approx(120.0)
-    assert machine.now == pytest.approx(120.5)
-    machine.now += 0.25  # work of the host is counted, whatever was overslept
-    clock.run(2.0)
-    assert clock.end == pytest.approx(122.25)
+        following = launch(clock, 2.0)
+        running.wait()
+        machine.now += 1.0
+        running = following
+    assert clock.busy == 20.0
+    running.wait()
+    assert clock.end == 122.0
+    assert clock.busy == 22.0
 
 
-def test_no_more_than_one_step_waits_behind_the_running_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, clock = Machine(monkeypatch), DeviceClock()
-    machine.oversleeps = 9.0
-    clock.run(2.0)
-    assert machine.now == 111.0  # 9 seconds late: a queue of one step ran dry after 2 of them
-    clock.run(2.0)
-    assert clock.end == pytest.approx(111.0)
+    step = launch(clock, 2.0)
+    machine.now += 3.0
+    step.wait()
+    assert machine.now == 103.0
 
 
 def test_a_step_takes_the_time_of_the_roofline() -> None:
@@ -188,7 +204,7 @@ def test_the_models_own_end_is_read_from_the_folder(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 3, "eos_token_id": [0, 2]}))
     device = opened(folder, device="sim:zero")
     device.add(0, [0], sampling())
-    assert {int(device.step(batch((0, p, 1, True)))[0]) for p in range(100)} == {1}
+    assert {int(device.launch(batch((0, p, 1, True))).wait()[0]) for p in range(100)} == {1}
 
 
 def test_simulated_devices_compute_in_half_precision(folder: Path) -> None:

@@ -89,11 +89,11 @@ def test_a_slot_comes_to_life_again_with_a_new_sequence_and_its_own_stop_ids() -
     device.add(0, [9], replace(GREEDY, stop_ids=tuple(range(ENDING + 3))))
     device.remove(0)
     device.add(0, [4], replace(GREEDY, stop_ids=(expected[0],), floor=len(PROMPT)))
-    assert device.step(batch_of((0, 0, PROMPT, True))).tolist() == expected[:1]
+    assert device.launch(batch_of((0, 0, PROMPT, True))).wait().tolist() == expected[:1]
     device.remove(0)
     device.add(0, [5], GREEDY)
-    assert device.step(batch_of((0, 0, PROMPT, True))).tolist() == expected[:1]
-    assert device.step(batch_of((0, len(PROMPT), expected[:1], True))).tolist() == expected[1:]
+    assert device.launch(batch_of((0, 0, PROMPT, True))).wait().tolist() == expected[:1]
+    assert device.launch(batch_of((0, len(PROMPT), expected[:1], True))).wait().tolist() == expected[1:]
 
 
 def test_stop_ids_wait_for_the_floor() -> None:
@@ -102,17 +102,17 @@ def test_stop_ids_wait_for_the_floor() -> None:
     (held,) = continuation(1, stop_ids=(free,), floor=floor)
     device = cuda_device("llama", captured=False)
     device.add(0, [9], replace(GREEDY, stop_ids=(free,), floor=floor))
-    assert device.step(batch_of((0, 0, PROMPT, True))).tolist() == [held] != [free]
+    assert device.launch(batch_of((0, 0, PROMPT, True))).wait().tolist() == [held] != [free]
 
 
 def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
     prompt = (PROMPT * 4)[: BLOCK_SIZE + 3]
     device = cuda_device("llama", captured=False)
     device.add(0, [9, 2], GREEDY)
-    expected = device.step(batch_of((0, 0, prompt, True))).tolist()
+    expected = device.launch(batch_of((0, 0, prompt, True))).wait().tolist()
     device.add(3, [9], GREEDY)
     device.extend([3], [7])
-    assert device.step(batch_of((3, BLOCK_SIZE, prompt[BLOCK_SIZE:], True))).tolist() == expected
+    assert device.launch(batch_of((3, BLOCK_SIZE, prompt[BLOCK_SIZE:], True))).wait().tolist() == expected
 
 
 def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
@@ -126,9 +126,9 @@ def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
         starts, found = [0, 0, 0], []
         for row in widths:
             rows = [(slot, starts[slot], range(slot, slot + width), False) for slot, width in enumerate(row)]
-            assert set(device.step(batch_of(*rows))) == {-1}
+            assert set(device.launch(batch_of(*rows)).wait()) == {-1}
             starts = [start + width for start, width in zip(starts, (*row, 0, 0), strict=False)]
-        found += device.step(batch_of(*((slot, starts[slot], [slot], True) for slot in range(3)))).tolist()
+        found += device.launch(batch_of(*((slot, starts[slot], [slot], True) for slot in range(3)))).wait().tolist()
         results.append(found)
         device.close()
     assert results[0] == results[1]

@@ -14,7 +14,7 @@ from tests.support.checkpoints import checkpoint
 def test_no_launch_synchronises() -> None:
     device = cuda_device("llama")
     device.add(0, [3, 4], GREEDY)
-    device.step(batch_of((0, 0, [1, 2, 3], True)))
+    device.launch(batch_of((0, 0, [1, 2, 3], True))).wait()
     torch.cuda.set_sync_debug_mode("error")
     try:
         pending = device.launch(batch_of((0, 3, [0], True)))
@@ -33,7 +33,7 @@ def test_the_pool_is_sized_from_the_memory_that_is_left() -> None:
     device = open_device(settings, checkpoint("llama"))
     assert device.capacity.num_blocks == 4 * 16
     device.add(0, [1], GREEDY)
-    assert device.step(batch_of((0, 0, [1, 2, 3], True)))[0] >= 0
+    assert device.launch(batch_of((0, 0, [1, 2, 3], True))).wait()[0] >= 0
     device.close()
 
 

@@ -29,11 +29,11 @@ def runtime() -> Runtime:
     return CudaRuntime() if torch.cuda.is_available() else HostRuntime()
 
 
-def cuda_device(name: str, *, captured: bool = True) -> CudaDevice:
+def cuda_device(name: str, *, captured: bool = True, cached: torch.dtype | None = None) -> CudaDevice:
     folder, where = checkpoint(name), runtime()
     config = read_config(folder)
     plain = load_model(folder, config, "float32")
-    pool = KVPool(plain.spec, config["num_attention_heads"], CAPACITY, torch.float32, where, MAX_TOKENS)
+    pool = KVPool(plain.spec, config["num_attention_heads"], CAPACITY, torch.float32, where, MAX_TOKENS, cached)
     model = with_kernels(plain, CONTEXT, where.device)
     device = CudaDevice(model, CAPACITY, pool, where, MAX_TOKENS)
     if captured:
@@ -107,7 +107,7 @@ class Host:
                 self._device.extend([text.slot], text.blocks[-1:])
             rows.append((text.slot, text.computed, text.tokens[text.computed : end], end == len(text.tokens)))
             text.computed = end
-        sampled = self._device.step(batch_of(*rows)).tolist()
+        sampled = self._device.launch(batch_of(*rows)).wait().tolist()
         assert [token >= 0 for token in sampled] == [row[3] for row in rows]
         for text, token in zip(texts, sampled, strict=True):
             text.tokens += [token] if token >= 0 else []

@@ -1,0 +1,53 @@
+"""A step between its launch and its output."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from services.executor.columns import packed
+from services.executor.devices.protocol import Bool, Int64, StepBatch
+from shared.messages.step import Finish
+
+UInt8 = npt.NDArray[np.uint8]
+
+
+class Columns(NamedTuple):
+    """The rows of one step, packed as `StepOutput` carries them."""
+
+    sequences: bytes = b""
+    starts: bytes = b""
+    counts: bytes = b""
+    tokens: bytes = b""
+    finishes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A launched step of R rows, with all that its output needs, whatever plans do to its slots until then."""
+
+    batch: StepBatch
+    sequences: Int64
+    """[R] ids of the sequences."""
+    tenancies: Int64
+    """[R] numbers of the tenancies in which the rows' slots are: no two sequences have the same."""
+    stop_ids: Int64
+    """[R, most] ids that end each sequence, filled up with -1."""
+    full: Bool
+    """[R] whether the row samples the last token that its sequence may have."""
+
+    def finishes(self, tokens: Int64) -> UInt8:
+        """[R] `Finish` of each row, by the `tokens` [R] that the device picked."""
+        stopped = self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)
+        return np.where(stopped, Finish.STOP, np.where(self.full, Finish.LENGTH, Finish.NONE)).astype(np.uint8)
+
+    def columns(self, tokens: Int64, finishes: UInt8, alive: Bool) -> Columns:
+        """The rows that are `alive` [R], packed."""
+        return Columns(
+            sequences=packed(self.sequences[alive]),
+            starts=packed(self.batch.starts[alive]),
+            counts=packed(self.batch.widths[alive]),
+            tokens=packed(tokens[alive]),  # -1 becomes NO_TOKEN
+            finishes=finishes[alive].tobytes(),
+        )

@@ -1,0 +1,42 @@
+"""What becomes of a launched step's rows."""
+
+import numpy as np
+
+from services.executor.devices.protocol import StepBatch
+from services.executor.flight import Columns, Flight
+from shared.messages import unpack
+from shared.messages.step import NO_TOKEN, Finish
+
+FLIGHT = Flight(
+    batch=StepBatch(
+        slots=np.array([3, 0, 2, 1]),
+        starts=np.array([9, 4, 7, 0]),
+        widths=np.array([1, 1, 1, 5]),
+        token_ids=np.zeros(8, np.int64),
+        samples=np.array([True, True, True, False]),
+    ),
+    sequences=np.array([30, 31, 32, 33]),
+    tenancies=np.array([1, 2, 3, 4]),
+    stop_ids=np.array([[5, -1], [6, 5], [6, -1], [6, -1]]),
+    full=np.array([False, True, True, False]),
+)
+
+
+def test_a_stop_id_wins_over_the_length_and_fill_is_no_stop_id() -> None:
+    expected = [Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.NONE]
+    assert FLIGHT.finishes(np.array([8, 5, 5, -1])).tolist() == expected
+
+
+def test_dead_rows_are_left_out() -> None:
+    tokens = np.array([8, 5, 5, -1])
+    columns = FLIGHT.columns(tokens, FLIGHT.finishes(tokens), np.array([True, False, False, True]))
+    assert unpack(columns.sequences) == [30, 33]
+    assert unpack(columns.starts) == [9, 0]
+    assert unpack(columns.counts) == [1, 5]
+    assert unpack(columns.tokens) == [8, NO_TOKEN]
+    assert list(columns.finishes) == [Finish.NONE, Finish.NONE]
+
+
+def test_without_a_row_alive_the_columns_are_empty() -> None:
+    tokens = np.array([8, 5, 5, -1])
+    assert FLIGHT.columns(tokens, FLIGHT.finishes(tokens), np.zeros(4, np.bool_)) == Columns()
