@@ -88,6 +88,7 @@ class AsyncClient:
         model: str = "",
         request_id: str = "",
         priority: int = 0,
+        user: str = "",
         timeout: float = 60.0,
         traceparent: str = "",
         **fields: Any,
@@ -101,6 +102,7 @@ class AsyncClient:
             model: the served name.
             request_id: [A-Za-z0-9_-]{1,64}; drawn when empty. The same id with the same body is the same request.
             priority: lower runs earlier.
+            user: on whose behalf; users of one priority get fair shares.
             timeout: deadline in seconds.
             traceparent: W3C trace context that the request continues.
 
@@ -115,6 +117,7 @@ class AsyncClient:
             "sampling": fields if sampling is None else sampling,
             "request_id": request_id or secrets.token_hex(12),
             "priority": priority,
+            "user": user,
             "timeout_ms": int(timeout * 1000),
         }
         try:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -22,11 +22,15 @@ from shared.process import INSTANCE
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 """The services that every request passes, the slowest to start first."""
+REPLICATED = ("executor", "scheduler")
+"""Those of which there is one per replica."""
 GATEWAY = "gateway"
 START_WITHIN = 300.0
 """Seconds until everything must be ready: a large model takes long to load."""
 BROKER_RETRY = 0.2
 """Seconds between two attempts to start a broker that has died."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _log = structlog.get_logger()
 
@@ -44,10 +48,13 @@ class Stack:
     """`async with Stack(settings) as stack: address = await stack.ready()`. It has ended when the block is left."""
 
     def __init__(self, settings: Settings, services: Sequence[str] = (*PIPELINE, GATEWAY)) -> None:
-        """Raises ConfigurationError for a setting that is known but not built."""
+        """Raises ConfigurationError for a setting that is not built, or that this machine cannot bear."""
         _refuse_unbuilt(settings)
+        check_replicas(settings)
         self._settings = settings
-        self._services = services
+        self._programs = {
+            name: service for service in services for name in program_names(service, replicas_of(service, settings))
+        }
         self._broker: Broker | None = None
         self._bus: Bus | None = None
         self._watchdog: Watchdog | None = None
@@ -78,8 +85,8 @@ class Stack:
                 inbox_prefix="_INBOX",
             )
             programs = [
-                Program(name, (sys.executable, "-P", "-m", f"services.{name}"), partial(self._environment, name))
-                for name in self._services
+                Program(name, (sys.executable, "-P", "-m", f"services.{service}"), partial(self._environment, name))
+                for name, service in self._programs.items()
             ]
             supervisor = Supervisor(programs)
             self._watchdog = Watchdog(self._bus, self._instances, supervisor.kill)
@@ -102,7 +109,7 @@ class Stack:
         """
         assert self._running is not None
         assert self._watchdog is not None
-        waiting = asyncio.create_task(self._watchdog.all_ready(self._services))
+        waiting = asyncio.create_task(self._watchdog.all_ready(self._programs))
         try:
             done, _ = await asyncio.wait(
                 {waiting, self._running}, timeout=START_WITHIN, return_when=asyncio.FIRST_COMPLETED
@@ -146,19 +153,55 @@ class Stack:
         if self._broker is not None:
             await self._broker.stop()
 
-    def _environment(self, service: str) -> dict[str, str]:
-        """For the next start of a service: under a new instance id, with these settings and no others."""
-        self._instances[service] = instance = subjects.new_instance()
+    def _environment(self, program: str) -> dict[str, str]:
+        """For the next start of a program: under a new instance id, with these settings and no others."""
+        self._instances[program] = instance = subjects.new_instance()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        if self._programs[program] == "executor" and self._settings.device == "cuda":
+            inherited |= _own_gpu(program, inherited)
         return {**inherited, **config.to_environment(self._settings), INSTANCE: instance}
 
 
+def replicas_of(service: str, settings: Settings) -> int:
+    """Processes of a service."""
+    return settings.data_parallel_size if service in REPLICATED else 1
+
+
+def check_replicas(settings: Settings) -> str:
+    """How the replicas share this machine, in words.
+
+    Raises:
+        ConfigurationError: it has fewer cores than replicas.
+    """
+    replicas, cores = settings.data_parallel_size, len(os.sched_getaffinity(0))
+    if settings.device != "cpu":
+        return f"{replicas} on devices of their own"
+    if replicas > cores:
+        raise ConfigurationError(f"--data-parallel-size {replicas} is more than the {cores} cores: lower it")
+    return f"{replicas} on {cores} cores"
+
+
+def program_names(service: str, count: int) -> list[str]:
+    """What the processes of a service are called: `scheduler-0`, `scheduler-1` where there are several."""
+    return [service] if count == 1 else [f"{service}-{replica}" for replica in range(count)]
+
+
+def _own_gpu(program: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Each executor of several sees one GPU, the one of its own number among those that this process may use."""
+    _, several, replica = program.partition("-")
+    if not several:
+        return {}
+    allowed = [gpu for gpu in environment.get(VISIBLE, "").split(",") if gpu]
+    if allowed and int(replica) >= len(allowed):
+        raise ConfigurationError(f"{VISIBLE} names {len(allowed)} GPUs, {program} needs one more: lower the replicas")
+    return {VISIBLE: allowed[int(replica)] if allowed else replica}
+
+
 def _refuse_unbuilt(settings: Settings) -> None:
-    simulated = settings.device.startswith("sim:")
-    for name, built in (("data_parallel_size", 1), *(() if simulated else (("tensor_parallel_size", 1),))):
-        if getattr(settings, name) != built:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigurationError(f"{flag} {getattr(settings, name)} is not built yet: leave it at {built}")
+    if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
+        raise ConfigurationError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size} is not built yet: leave it at 1"
+        )
 
 
 async def _keep(broker: Broker) -> None:

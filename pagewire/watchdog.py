@@ -26,8 +26,8 @@ class Watchdog:
     """Kills a service whose heart has stopped for `SILENCE` seconds and that answers no ping.
 
     Args:
-        instances: the instance id that each service runs under at this moment.
-        kill: ends a service by name.
+        instances: the instance id that each program runs under at this moment.
+        kill: ends a program by name.
     """
 
     def __init__(self, bus: Bus, instances: Mapping[str, str], kill: Callable[[str], None]) -> None:
@@ -41,12 +41,12 @@ class Watchdog:
         """Starts to hear."""
         await self._bus.subscribe(f"{subjects.HEARTBEAT}.*.*", self._hear)
 
-    async def all_ready(self, services: Iterable[str]) -> dict[str, dict[str, float]]:
-        """Waits until each service says that it is ready; returns what they say of their load."""
+    async def all_ready(self, programs: Iterable[str]) -> dict[str, dict[str, float]]:
+        """Waits until each program says that it is ready; returns what they say of their load."""
         while True:
             self._changed.clear()
-            ready = {name: beat.load for name in services if (beat := self._last(name)) is not None and beat.ready}
-            if all(name in ready for name in services):
+            ready = {name: beat.load for name in programs if (beat := self._last(name)) is not None and beat.ready}
+            if all(name in ready for name in programs):
                 return ready
             await self._changed.wait()
 
@@ -57,7 +57,7 @@ class Watchdog:
             if self._bus.connected:
                 for name, instance in list(self._instances.items()):
                     if self._is_silent(instance) and await self._is_frozen(name, instance):
-                        _log.error("service_frozen", service=name, instance=instance)
+                        _log.error("service_frozen", program=name, instance=instance)
                         self._kill(name)
 
     def _last(self, name: str) -> Heartbeat | None:
@@ -71,8 +71,9 @@ class Watchdog:
 
     async def _is_frozen(self, name: str, instance: str) -> bool:
         """Only a ping without an answer counts: where nobody subscribes, the process has gone or is not connected."""
+        service = self._heard[instance][1].service
         try:
-            await self._bus.request(f"$SRV.PING.pagewire-{name}.{instance}", b"", timeout=PING_WITHIN)
+            await self._bus.request(f"$SRV.PING.pagewire-{service}.{instance}", b"", timeout=PING_WITHIN)
         except RequestTimeout:
             return self._is_silent(instance) and self._instances.get(name) == instance
         except BusError:

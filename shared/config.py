@@ -31,6 +31,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which only takes time."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV; auto: what the model's config says, but float32 on a CPU without bf16 instructions."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Of keys and values in the cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""
     max_model_len: int | None = None
     """Context in tokens; None: the model's own."""
     max_num_seqs: Positive = 64
@@ -48,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tensor_parallel_size: Positive = 1
     """GPUs that share one model; more than one only where they are simulated."""
     data_parallel_size: Positive = 1
-    """More than one is not built yet."""
+    """Replicas of the model: pairs of a scheduler and an executor that share one queue."""
     seed: int = 0
     """Of the weights of a device without weights and of drawn request seeds when not 0."""
     api_key: str = ""

@@ -1,6 +1,7 @@
 """Who is there: the heartbeats that were heard lately."""
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -19,8 +20,10 @@ _heartbeat = Decoder(Heartbeat)
 class Peers:
     """The last heartbeat of each live instance."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, heard: Callable[[], None] | None = None) -> None:
+        """`heard` is called after each heartbeat."""
         self._bus = bus
+        self._on_beat = heard
         self._heard: dict[str, tuple[float, Heartbeat]] = {}
 
     async def listen(self, service: str = "*") -> None:
@@ -45,3 +48,5 @@ class Peers:
         except (WireVersionError, msgspec.DecodeError):
             return  # a peer that cannot be understood is not there
         self._heard[beat.instance] = (time.monotonic(), beat)
+        if self._on_beat is not None:
+            self._on_beat()

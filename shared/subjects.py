@@ -21,12 +21,15 @@ STEPS = "pagewire.svc.steps"
 REPLAY = "pagewire.svc.replay"
 """`.<executor>`."""
 CLAIM = "pagewire.svc.claim"
-"""Queue group of the executors."""
+"""`.<executor>`."""
 HEARTBEAT = "pagewire.svc.heartbeat"
 """`.<service>.<instance>`."""
 
+PREFIXES = "pagewire.svc.prefixes"
+"""`.<model>.<scheduler>`: which prefixes a replica has cached."""
+
 WORK = "pagewire.work"
-"""`.<model>`: the work queue."""
+"""`.<model>.<class>.<target>`: the work queues."""
 DONE = "pagewire.done"
 """`.<request id>`, two minutes."""
 TERM = "pagewire.term"
@@ -35,6 +38,11 @@ TERM = "pagewire.term"
 SERVICE_INBOX = "_SVC"
 """Prefix of the inboxes in which services answer each other; clients may not read them."""
 
+CLASSES = ("urgent", "normal", "background")
+"""Classes of work: a priority below 0, of 0, and above."""
+ANY = "any"
+"""Target of work that no replica is to have before another; otherwise the target is a scheduler's instance id."""
+
 _CLIENT_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -42,6 +50,17 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def model_token(name: str) -> str:
     """The served name as a subject token: whatever is not [A-Za-z0-9_-] becomes `_`."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def work_queue(model: str, priority: int, target: str) -> str:
+    """The queue of a request, as it follows `WORK` in subjects. `model` is a token, `target` `ANY` or a scheduler."""
+    rank = (priority > 0) - (priority < 0)
+    return f"{model}.{CLASSES[1 + rank]}.{target}"
+
+
+def work_queues(model: str, target: str) -> list[str]:
+    """The queues of one target, the most urgent first."""
+    return [f"{model}.{name}.{target}" for name in CLASSES]
 
 
 def is_client_inbox(reply: str) -> bool:

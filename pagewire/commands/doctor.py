@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pagewire.broker import find_server
 from pagewire.client import AsyncClient
 from pagewire.commands import session
+from pagewire.stack import check_replicas
 from shared import flags, model_folder
 from shared.config import Settings
 from shared.errors import BusUnavailable, ConfigurationError, PagewireError
@@ -44,6 +45,7 @@ def run(given: argparse.Namespace) -> int:
 def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
     """Name of each check, and what makes it: it returns what it found or raises what is to be mended."""
     yield "machine", _machine
+    yield "replicas", lambda: check_replicas(settings)
     yield "model", lambda: _model(settings)
     if not settings.nats_url:
         yield "broker", find_server

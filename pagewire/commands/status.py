@@ -1,12 +1,13 @@
 """Shows who is there, how loaded, how healthy; exit code 1 unless every service is ready."""
 
 import argparse
+from collections import Counter
 from typing import Any
 
 import msgspec
 
 from pagewire.commands import session
-from pagewire.stack import PIPELINE
+from pagewire.stack import PIPELINE, replicas_of
 from shared import flags
 from shared.bus import Bus, nats
 from shared.config import Settings
@@ -55,9 +56,13 @@ async def _status(settings: Settings, service: str | None) -> int:
     finally:
         await bus.close()
     print("\n".join(table(found)))
-    wanted = [service] if service else PIPELINE
-    ready = {stats.name for stats in found if stats.metadata.get("ready") == "true"}
-    missing = [name for name in wanted if f"pagewire-{name}" not in ready]
+    wanted = {service: 1} if service else {name: replicas_of(name, settings) for name in PIPELINE}
+    ready = Counter(stats.name for stats in found if stats.metadata.get("ready") == "true")
+    missing = [
+        name if count == 1 else f"{name} ({ready[f'pagewire-{name}']} of {count})"
+        for name, count in wanted.items()
+        if ready[f"pagewire-{name}"] < count
+    ]
     if missing:
         print(f"not ready: {', '.join(missing)}")
     return 1 if missing else 0

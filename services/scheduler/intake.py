@@ -1,4 +1,4 @@
-"""Where requests come from: the work queue. Each is attached to its detokenizer before the policy hears of it."""
+"""Where requests come from: the work queues. Each is attached to its detokenizer before the policy hears of it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -7,6 +7,8 @@ import msgspec
 import structlog
 
 from services.scheduler.policy import Policy
+from services.scheduler.pulls import Pulls
+from services.scheduler.recent_prefixes import RecentPrefixes
 from services.scheduler.request import Request, accept, sequences_of
 from services.scheduler.sequence import State
 from shared import subjects
@@ -15,12 +17,12 @@ from shared.context import Context
 from shared.errors import BusError, WireVersionError
 from shared.messages import Decoder, encode
 from shared.messages.attach import Attach, Attached, AttachState
+from shared.messages.prefixes import CachedPrefixes
 from shared.messages.work import WorkItem
+from shared.peers import Peers
 
 LOOKAHEAD = 8
-"""Requests pulled beyond those that can run, so that a slot never waits for the queue."""
-PULL_EXPIRES = 2.0
-"""Seconds that a pull waits at the queue. A frozen puller swallows new items for no longer."""
+"""Requests of each queue that may wait here, so that no slot waits for a queue, and the first of each are compared."""
 RENEW_EVERY = 0.5
 """Seconds between renewals: a quarter of the queue's redelivery time."""
 ATTACH_TIMEOUT = 1.0
@@ -36,19 +38,20 @@ _attached = Decoder(Attached)
 class Intake:
     """The requests that this scheduler holds, and the policy that runs them while there is an executor."""
 
-    def __init__(self, context: Context, model: str, changed: Callable[[], None]) -> None:
+    def __init__(self, context: Context, peers: Peers, model: str, changed: Callable[[], None]) -> None:
+        """`model` is the model's token in subjects; `changed` is called when the policy has more to run."""
         self.requests: dict[str, Request] = {}
         self.by_sequence: dict[int, Request] = {}
         self.policy: Policy | None = None
         self._context = context
         self._bus = context.bus
         self._store = context.bus.store
-        self._model = model
+        self._pulls = Pulls(self._store, peers, model, context.instance, self._count_room, self._take)
         self._changed = changed
+        self._cached = RecentPrefixes(0)
         self._executor = ""
         self._tasks: asyncio.TaskGroup | None = None
         self._admitting = 0
-        self._room = asyncio.Event()
         self._sequences = 0
         self._arrivals = 0
 
@@ -56,21 +59,16 @@ class Intake:
         """Pulls and renews until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
-            while True:
-                await self._room.wait()
-                room = self._count_room()
-                if room <= 0:
-                    self._room.clear()
-                    continue
-                for item in await self._pull(room):
-                    self._spawn(self._admit(item))
+            await self._pulls.run()
 
     def begin(self, policy: Policy, executor: str) -> None:
         """A new term: everything held is attached again and waits for the new executor."""
         self.policy, self._executor = policy, executor
+        limits = policy.limits
+        self._cached = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
         for request in self.requests.values():
             self._spawn(self._attach(request))
-        self._room.set()
+        self._pulls.retry()
 
     def pause(self) -> None:
         """The executor is lost: nothing is pulled until the next term begins."""
@@ -81,10 +79,17 @@ class Intake:
         for sequence in sequences:
             request = self.by_sequence.pop(sequence, None)
             if request is not None:
+                self._cached.use(request.find(sequence).tokens)
                 request.live.discard(sequence)
                 if not request.live:
                     self.requests.pop(request.work.request_id, None)
-        self._room.set()
+        self._pulls.retry()
+
+    def cached(self) -> CachedPrefixes | None:
+        """What the tokenizers are told; None while nothing can run here."""
+        if self.policy is None:
+            return None
+        return CachedPrefixes(self._context.instance, self.policy.limits.max_running, self._cached.packed())
 
     async def hand_back(self) -> None:
         """Returns every item to the queue, for another scheduler."""
@@ -92,10 +97,7 @@ class Intake:
         self.requests.clear()
         self.by_sequence.clear()
         for request in held:
-            try:
-                await self._store.return_work(request.ack)
-            except BusError as error:
-                _log.warning("item_not_returned", request_id=request.work.request_id, reason=str(error))
+            await self._return(request.ack)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         if self._tasks is None:
@@ -105,20 +107,18 @@ class Intake:
 
     def _spawned(self, _: "asyncio.Task[None]") -> None:
         self._admitting -= 1
-        self._room.set()
+        self._pulls.retry()
 
-    def _count_room(self) -> int:
+    def _count_room(self, queue: str) -> int:
+        """Items of a queue that may come now: as many as are sure to run, and a few of each queue to choose from."""
         if self.policy is None:
             return 0
-        return self.policy.limits.max_running + LOOKAHEAD - self.policy.live - self._admitting
+        free = max(0, self.policy.limits.max_running - self.policy.live)
+        waiting = sum(request.waits and request.queue == queue for request in self.requests.values())
+        return min(LOOKAHEAD, free + LOOKAHEAD - waiting - self._admitting)
 
-    async def _pull(self, count: int) -> list[Item]:
-        try:
-            return await self._store.pull_work(self._model, count, expires=PULL_EXPIRES)
-        except BusError as error:
-            _log.warning("queue_unreachable", reason=str(error), retry_in=RENEW_EVERY)
-            await asyncio.sleep(RENEW_EVERY)
-            return []
+    def _take(self, queue: str, item: Item) -> None:
+        self._spawn(self._admit(queue, item) if self.policy is not None else self._return(item.ack))
 
     async def _renew(self) -> None:
         """Keeps the items of everything held from being delivered again."""
@@ -130,7 +130,13 @@ class Intake:
                 except BusError as error:
                     _log.warning("item_not_renewed", request_id=request.work.request_id, reason=str(error))
 
-    async def _admit(self, item: Item) -> None:
+    async def _return(self, ack: str) -> None:
+        try:
+            await self._store.return_work(ack)
+        except BusError as error:
+            _log.warning("item_not_returned", reason=str(error))  # it is delivered again, a little later
+
+    async def _admit(self, queue: str, item: Item) -> None:
         """Takes in one delivery. Admission is keyed by request id: a second delivery only brings a newer ack."""
         try:
             work = _work.decode(item.data)
@@ -145,7 +151,7 @@ class Intake:
         if item.deliveries > 1 and await self._is_done(work.request_id):
             await self._end(item.ack)
             return
-        request = self.requests[work.request_id] = accept(item, work)
+        request = self.requests[work.request_id] = accept(queue, item, work)
         await self._attach(request)
 
     async def _take_over(self, request: Request, item: Item, work: WorkItem) -> None:
@@ -190,6 +196,7 @@ class Intake:
             return
         for sequence in live:
             self.by_sequence[sequence.id] = request
+            self._cached.use(sequence.tokens)
             policy.add(sequence)
         self._changed()
 

@@ -15,7 +15,8 @@ from shared.messages import Decoder, encode
 from shared.messages.heartbeat import Heartbeat
 from shared.messages.plan import Claim, Claimed, Plan, Replay
 from shared.messages.step import StepOutput
-from shared.peers import SILENCE
+from shared.peers import SILENCE, Peers
+from shared.placement import rank
 from shared.step_reader import StepReader
 
 CLAIM_TIMEOUT = 1.0
@@ -31,16 +32,23 @@ _step = Decoder(StepOutput)
 _heartbeat = Decoder(Heartbeat)
 
 
-async def claim(bus: Bus, instance: str, model: str) -> "tuple[int, Claimed] | None":
-    """Asks a free executor to be this scheduler's; the term under which it is, or None when there is none."""
-    term = await bus.store.next_term()
-    request = encode(Claim(scheduler=instance, term=term, model=model))
-    try:
-        answer = await bus.request(subjects.CLAIM, request, timeout=CLAIM_TIMEOUT)
-    except (NoResponders, RequestTimeout):
-        return None
-    claimed = _claimed.decode(answer.data)
-    return (term, claimed) if claimed.accepted else None
+async def claim(bus: Bus, peers: Peers, instance: str, model: str, last: str = "") -> "tuple[int, Claimed] | None":
+    """Asks for a free executor, or for the `last` one again; the term under which it obeys, None when there is none.
+
+    Schedulers that look at the same time ask for different ones first.
+    """
+    free = [beat.instance for beat in peers.alive("executor") if beat.load.get("free")]
+    for executor in rank(instance, {*free, *([last] if peers.find(last) else [])}):
+        term = await bus.store.next_term()
+        request = encode(Claim(scheduler=instance, term=term, model=model))
+        try:
+            answer = await bus.request(f"{subjects.CLAIM}.{executor}", request, timeout=CLAIM_TIMEOUT)
+        except (NoResponders, RequestTimeout):
+            continue
+        claimed = _claimed.decode(answer.data)
+        if claimed.accepted:
+            return term, claimed
+    return None
 
 
 class Link:

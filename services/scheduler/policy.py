@@ -6,17 +6,20 @@ was done. It keeps four promises:
 - A plan is atomic, and a block or slot that a plan takes from a live sequence is used again only after a step output
   has answered that plan. What a step output reported as finished may be reused at once.
 - A block is shared only once a step output has confirmed that it is written.
-- Shorter prompts pass longer ones, but a prompt in progress is passed for a bounded number of steps.
+- Shorter prompts pass longer ones, but each is passed for a bounded number of steps.
 - The oldest sequence is never preempted for a younger one, and each fits into the pool alone: something always ends.
 """
 
 from bisect import insort
-from collections import deque
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import islice
 
 from services.scheduler.blocks import BlockPool, IntegrityError
 from services.scheduler.budget import Budget
+from services.scheduler.departures import Departures
+from services.scheduler.ordering import Line, rank
+from services.scheduler.prefixes import Prefixes
+from services.scheduler.prompts import STEPS_AHEAD, Prompts
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Plan
@@ -26,10 +29,15 @@ NEVER = 1 << 62
 """A number of tokens that no sequence reaches."""
 READERS_LAG = RING_STEPS // 2
 """Steps that the slowest reader may be behind. Then the executor waits for it."""
-PATIENCE = 8
-"""Steps for which shorter prompts may pass a prompt in progress; then it goes first for a step."""
-
-_RANK = attrgetter("rank")
+BLOCKS_AHEAD = 3
+"""Steps behind the last one reported for which a sequence is given blocks, however long the lease is: two that are in
+flight, and the one that is composed next. What is given earlier lies empty."""
+URGENT = 2
+"""Of these, the steps for whose blocks a younger sequence is preempted."""
+HELD_STEPS = 32
+"""Steps for which shorter prompts may get a slot before one whose turn it is."""
+CANDIDATES = 256
+"""Waiting sequences that are looked at for one plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +87,20 @@ class Policy:
         """Last step that every live reader has read; None while nobody reads."""
         self.lease_until = 0
         self.preemptions = 0
-        self.waiting: list[Sequence] = []
+        self.now = 0.0
+        """Unix time in seconds, as the caller tells it: what waits past its deadline gets no slot."""
+        self.expired: list[int] = []
+        """Ids of the sequences that ended so, for the caller to take."""
+        self.waiting = Line()
         self.running: list[Sequence] = []
         """In order of rank."""
         self._sequences: dict[int, Sequence] = {}
-        self._leaving: deque[tuple[int, Sequence]] = deque()
-        """Live sequences that a plan removed, with its number, until the plan is answered."""
+        self._prefixes = Prefixes(self.pool, limits.block_size) if limits.prefix_cache else None
+        self.prompts = Prompts()
+        self.departures = Departures()
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._vacated: list[int] = []
-        """Slots that the next plan removes."""
-        self._removed: list[Sequence] = []
-        """Live sequences whose slots are among them."""
-        self._writing: dict[bytes, Sequence] = {}
-        """Prefixes that a running prompt is about to confirm."""
         self._short: dict[int, Sequence] = {}
-        """Running sequences whose blocks do not last for the lease ahead, by id."""
-        self._prompts: dict[int, Sequence] = {}
-        """Running sequences that have not sampled since their admission, by id."""
+        """Running sequences whose blocks do not last for the steps ahead, by id."""
         self._order: list[int] = []
         """Slots of the prompts in progress as the last plan ordered them."""
         self._sent = 0
@@ -117,7 +122,7 @@ class Policy:
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits for a slot. The caller has checked `fits`."""
         self._sequences[sequence.id] = sequence
-        insort(self.waiting, sequence, key=_RANK)
+        self.waiting.add(sequence)
 
     def drop(self, sequence_id: int) -> bool:
         """Ends a sequence from outside: a stop string, a cancel. False if it was over already."""
@@ -147,29 +152,27 @@ class Policy:
                 continue  # it was dropped; the executor had not heard of it yet
             sequence.computed = computed = start + count
             sequence.served = self.runs
-            if token != NO_TOKEN:
-                if i in self._prompts:
-                    del self._prompts[i]
-                tokens = sequence.tokens
-                if computed == len(tokens):
-                    tokens.append(token)
-                    if computed + 1 >= sequence.short_at:
-                        self._short[i] = sequence
-            if computed >= sequence.full_at:
-                self._publish(sequence)
+            if i in self.prompts:
+                self._advance_prompt(sequence, sampled=token != NO_TOKEN)
+            tokens = sequence.tokens
+            if token != NO_TOKEN and computed == len(tokens):
+                tokens.append(token)
+                self.waiting.charge(sequence.user, 1)
+                if computed + 1 >= sequence.short_at:
+                    self._short[i] = sequence
             if finish:
                 self._finish(sequence, Finish(finish))
-        while self._leaving and self._leaving[0][0] <= output.plan:
-            self._left(self._leaving.popleft()[1])
+        for sequence in self.departures.answered(output.plan):
+            self._left(sequence)
 
     def schedule(self) -> Plan | None:
         """The next plan, or None when nothing has changed. Called until it returns None."""
         grown = self._grow()
         added = self._admit()
-        order = self._serve_order()
+        order = self.prompts.order(self.runs)
         lease = self.runs + self._window()
         credit = self.lease_until - self.runs
-        changed = bool(grown or added or self._vacated or order != self._order)
+        changed = bool(grown or added or self.departures.slots or order != self._order)
         changed = changed or (bool(self.running) and self._sent != self.budget.tokens)
         if not changed and not (self.running and credit <= self.limits.window // 2 and lease > self.lease_until):
             return None
@@ -178,7 +181,7 @@ class Policy:
         plan = Plan(
             term=self.term,
             number=self.plan_number,
-            removed=pack(self._vacated),
+            removed=pack(self.departures.slots),
             added=tuple(added),
             blocks=pack(value for sequence, blocks in grown for block in blocks for value in (sequence.slot, block)),
             limits=pack(value for s, _ in grown for value in (s.slot, len(s.blocks) * self.limits.block_size)),
@@ -187,8 +190,8 @@ class Policy:
             lease_until=self.lease_until,
         )
         self._sent = plan.budget
-        self._leaving.extend((self.plan_number, sequence) for sequence in self._removed)
-        self._vacated, self._removed, self._order = [], [], order
+        self._order = order
+        self.departures.send(self.plan_number)
         return plan
 
     def check(self) -> None:
@@ -197,45 +200,51 @@ class Policy:
         Raises:
             IntegrityError: a block or a slot is lost or has two owners.
         """
-        leaving = [sequence for _, sequence in self._leaving] + self._removed
+        leaving = list(self.departures)
         self.pool.check([s.blocks for s in (*self.running, *leaving)])
         slots = [s.slot for s in (*self.running, *leaving)] + self._free_slots
         if sorted(slots) != list(range(self.limits.max_num_seqs)):
             raise IntegrityError("a slot is lost or has two owners")
-        if self.running != sorted(self.running, key=_RANK) or self.waiting != sorted(self.waiting, key=_RANK):
+        waiting = list(self.waiting)
+        if self.running != sorted(self.running, key=rank) or waiting != sorted(waiting, key=rank):
             raise IntegrityError("the order is lost")
-        if any(s.state is not State.RUNNING for s in self.running) or any(w.blocks for w in self.waiting):
+        if any(s.state is not State.RUNNING for s in self.running) or any(w.blocks for w in waiting):
             raise IntegrityError("a sequence is where it should not be")
-        if not self._writing.keys() <= {digest for s in self.running for digest in s.hashes}:
+        if {id(s) for s in self._sequences.values()} - {id(s) for s in (*self.running, *leaving, *waiting)}:
+            raise IntegrityError("a sequence is nowhere")
+        if self._prefixes is not None and self._prefixes.open() != {s.id for s in (*self.running, *leaving)}:
             raise IntegrityError("a prefix is promised by nobody")
 
     def _blocks_for(self, positions: int) -> int:
         return -(-positions // self.limits.block_size)
 
-    def _horizon(self, sequence: Sequence, steps: int) -> int:
-        """Positions that could be written within `steps` steps after the last one reported."""
-        return min(len(sequence.tokens) - 1 + steps, sequence.last_position)
+    @property
+    def _ahead(self) -> int:
+        return min(self.limits.window, BLOCKS_AHEAD)
+
+    def _missing(self, sequence: Sequence, steps: int) -> int:
+        """Blocks that it lacks for what could be written within `steps` steps behind the last one reported."""
+        positions = min(len(sequence.tokens) - 1 + steps, sequence.last_position)
+        return self._blocks_for(positions) - len(sequence.blocks)
 
     def _grow(self) -> list[tuple[Sequence, list[int]]]:
-        """Blocks for the lease ahead, oldest first; who cannot make two more steps takes the youngest's."""
+        """Blocks for the steps ahead, oldest first; where they are needed now, the youngest gives its own."""
         grown: list[tuple[Sequence, list[int]]] = []
         if not self._short:
             return grown
-        coming = sum(self.pool.sole(s.blocks) for _, s in self._leaving) + sum(
-            self.pool.sole(s.blocks) for s in self._removed
-        )
-        for sequence in sorted(self._short.values(), key=_RANK):
+        coming = sum(self.pool.sole(s.blocks) for s in self.departures)
+        for sequence in sorted(self._short.values(), key=rank):
             if sequence.state is not State.RUNNING:
                 continue  # preempted a moment ago for an older one
-            short = self._blocks_for(self._horizon(sequence, self.limits.window)) - len(sequence.blocks)
+            short = self._missing(sequence, self._ahead)
             blocks = self.pool.allocate(min(short, self.pool.available))
             if blocks:
                 sequence.blocks += blocks
                 grown.append((sequence, blocks))
             if len(blocks) == short:
                 del self._short[sequence.id]
-                self._set_marks(sequence)
-            urgent = self._blocks_for(self._horizon(sequence, min(self.limits.window, 2))) - len(sequence.blocks)
+                self._set_mark(sequence)
+            urgent = self._missing(sequence, min(self._ahead, URGENT))
             while urgent > coming and sequence.state is State.RUNNING:
                 victim = self.running[-1]
                 coming += self.pool.sole(victim.blocks)
@@ -251,74 +260,68 @@ class Policy:
             return self.limits.window
         return max(0, min(self.limits.window, self.slowest_reader + READERS_LAG - self.step))
 
-    def _serve_order(self) -> list[int]:
-        """Slots of the prompts in progress, if there are several: shortest first, after those passed for too long."""
-        if len(self._prompts) < 2:
-            return []
-        prompts = sorted(
-            self._prompts.values(),
-            key=lambda s: (s.priority, self.runs - s.served < PATIENCE, len(s.tokens) - s.computed, s.arrival),
-        )
-        return [sequence.slot for sequence in prompts]
-
-    def _set_marks(self, sequence: Sequence) -> None:
-        """When the sequence must be looked at again: `on_step` compares, and otherwise passes on."""
+    def _set_mark(self, sequence: Sequence) -> None:
+        """When its blocks must be looked at again: `on_step` compares, and otherwise passes on."""
         held = len(sequence.blocks) * self.limits.block_size
-        enough = held >= sequence.last_position
-        sequence.short_at = NEVER if enough else held - self.limits.window + 2
-        cached = self.limits.prefix_cache
-        sequence.full_at = (sequence.published + 1) * self.limits.block_size if cached else NEVER
+        sequence.short_at = NEVER if held >= sequence.last_position else held - self._ahead + 2
 
     def _admit(self) -> list[AddSlot]:
-        """Gives slots and blocks to those that wait, in order of rank, while there is room."""
+        """Gives slots and blocks to those that wait, in turn, while there is room."""
         added: list[AddSlot] = []
-        size = 0
-        if not self.waiting:
+        if not self.waiting or not self._has_slot() or self.departures.makes_room:
             return added
-        if any(sequence.state is State.PREEMPTED for _, sequence in self._leaving) or self._removed:
-            return added  # room is being made for those that run already
-        for sequence in list(self.waiting):
-            if len(self.running) >= self.limits.max_running or not self._free_slots:
-                break
+        size = 0
+        reach = self.prompts.reach(STEPS_AHEAD * self.budget.tokens)
+        for sequence in islice(self.waiting.turns(), CANDIDATES):
+            if sequence.deadline <= self.now:
+                self.drop(sequence.id)
+                self.expired.append(sequence.id)
+                continue
+            if (sequence.priority, len(sequence.tokens)) >= reach:
+                if self._held_long(sequence):
+                    break
+                continue
+            shared = self._prefixes.known(sequence) if self._prefixes is not None else []
+            if shared is None:
+                continue  # an equal prompt is being computed: its blocks will be there soon
             size += 4 * len(sequence.tokens)
             if added and size > self.limits.max_plan_bytes:
                 break
-            shared = self._known_prefix(sequence)
-            if shared is None:
-                continue  # an equal prompt is being computed: its blocks will be there soon
-            needed = self._blocks_for(self._horizon(sequence, self.limits.window)) - len(shared)
-            available = self.pool.available - self.pool.evictable(shared)
+            needed = self._missing(sequence, self._ahead) - len(shared)
+            available = self.pool.available - self.pool.idle(shared)
             if needed > available - (self.limits.watermark if self.running else 0):
                 break
-            self.waiting.remove(sequence)
             added.append(self._start(sequence, shared, needed))
+            reach = self.prompts.reach(STEPS_AHEAD * self.budget.tokens)
+            if not self._has_slot():
+                break
         return added
 
-    def _known_prefix(self, sequence: Sequence) -> list[int] | None:
-        """Confirmed blocks of the sequence's prefix; None while a running prompt is about to confirm more of it."""
-        if not self.limits.prefix_cache:
-            return []
-        hashes = sequence.hash_blocks((len(sequence.tokens) - 1) // self.limits.block_size, self.limits.block_size)
-        shared = self.pool.match(hashes)
-        if len(shared) < len(hashes) and hashes[len(shared)] in self._writing:
-            return None
-        return shared
+    def _has_slot(self) -> bool:
+        return bool(self._free_slots) and len(self.running) < self.limits.max_running
+
+    def _held_long(self, sequence: Sequence) -> bool:
+        """Its turn has come, but the prompts before it fill the steps ahead: whether nobody may pass it any more."""
+        if sequence.turn < 0:
+            sequence.turn = self.runs
+        return self.runs - sequence.turn >= HELD_STEPS
 
     def _start(self, sequence: Sequence, shared: list[int], needed: int) -> AddSlot:
         self.pool.share(shared)
         sequence.blocks = shared + self.pool.allocate(needed)
         sequence.computed = len(shared) * self.limits.block_size
-        sequence.published = len(shared)
+        self.waiting.begin(sequence)
         if sequence.cached is None:
             sequence.cached = sequence.computed
+            self.waiting.charge(sequence.user, len(sequence.tokens) - sequence.computed)
         sequence.slot = self._free_slots.pop()
         sequence.state = State.RUNNING
         sequence.served = self.runs
-        self._set_marks(sequence)
-        insort(self.running, sequence, key=_RANK)
-        self._prompts[sequence.id] = sequence
-        for digest in sequence.hashes[len(shared) :]:
-            self._writing.setdefault(digest, sequence)
+        self._set_mark(sequence)
+        insort(self.running, sequence, key=rank)
+        self.prompts[sequence.id] = sequence
+        if self._prefixes is not None:
+            self._prefixes.begin(sequence, shared)
         return AddSlot(
             slot=sequence.slot,
             sequence=sequence.id,
@@ -333,39 +336,34 @@ class Policy:
             trace=sequence.trace,
         )
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Tells the prefix index of the blocks that are confirmed full."""
-        full = sequence.computed // self.limits.block_size
-        hashes = sequence.hash_blocks(full, self.limits.block_size)
-        for i in range(sequence.published, full):
-            self.pool.publish(sequence.blocks[i], hashes[i])
-            if self._writing.get(hashes[i]) is sequence:
-                del self._writing[hashes[i]]
-        sequence.published = full
-        self._set_marks(sequence)
+    def _advance_prompt(self, sequence: Sequence, *, sampled: bool) -> None:
+        """A step has computed more of a prompt, to its end if it sampled."""
+        if self._prefixes is not None:
+            self._prefixes.confirm(sequence)
+        if sampled:
+            del self.prompts[sequence.id]
 
     def _leave(self, sequence: Sequence) -> None:
-        """It runs no more. Whoever waits for its prefix computes it itself."""
+        """It runs no more."""
         self.running.remove(sequence)
-        self._vacated.append(sequence.slot)
-        self._prompts.pop(sequence.id, None)
+        self.prompts.pop(sequence.id, None)
         self._short.pop(sequence.id, None)
-        for digest in sequence.hashes[sequence.published :]:
-            if self._writing.get(digest) is sequence:
-                del self._writing[digest]
+        if self._prefixes is not None:
+            self._prefixes.withdraw(sequence)
 
     def _vacate(self, sequence: Sequence, state: State) -> None:
         """The next plan takes the slot of a live sequence."""
         self._leave(sequence)
         sequence.state = state
-        self._removed.append(sequence)
+        self.departures.add(sequence)
 
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
-        """The executor has ended the sequence."""
+        """The executor has ended the sequence: the next plan empties its slot, which may be given away by then."""
         sequence.finish = finish
         del self._sequences[sequence.id]
         if sequence.state is State.RUNNING:
             self._leave(sequence)
+            self.departures.slots.append(sequence.slot)
             self._release(sequence)
         else:
             sequence.state = State.DROPPED  # it ended in the steps before its removal
@@ -376,10 +374,12 @@ class Policy:
         self._release(sequence)
         if preempted:
             sequence.state = State.WAITING
-            sequence.blocks, sequence.computed, sequence.published = [], 0, 0
-            insort(self.waiting, sequence, key=_RANK)
+            sequence.blocks, sequence.computed = [], 0
+            self.waiting.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        if self._prefixes is not None:
+            self._prefixes.end(sequence)
         self.pool.release(sequence.blocks)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1

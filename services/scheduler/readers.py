@@ -35,7 +35,7 @@ class Readers:
         """
         now = time.monotonic()
         self._beats = {name: heard for name, heard in self._beats.items() if now - heard[0] < SILENCE}
-        return min((beat.step for _, beat in self._beats.values() if beat.term == term), default=None)
+        return min((beat.reads[term] for _, beat in self._beats.values() if term in beat.reads), default=None)
 
     def _hear(self, message: Message) -> None:
         try:

@@ -15,6 +15,8 @@ class Request:
     """Owned by the scheduler from its delivery until its last sequence has ended, and renewed in the queue as long."""
 
     work: WorkItem
+    queue: str
+    """That it was pulled from."""
     ack: str
     """Of the latest delivery."""
     generation: int
@@ -31,9 +33,18 @@ class Request:
     """No token of it has been scheduled yet."""
 
     @property
+    def waits(self) -> bool:
+        """Whether it is attached and none of it has had a slot."""
+        return self.queued and bool(self.live)
+
+    @property
     def choices(self) -> int:
         """Completions in all."""
         return len(self.work.prompts) * self.work.n
+
+    def find(self, sequence: int) -> Sequence:
+        """One of its sequences, by id."""
+        return self.sequences[sequence - self.sequences[0].id]
 
     def generated(self) -> tuple[bytes, ...]:
         """Per choice, the tokens known so far, packed."""
@@ -42,9 +53,9 @@ class Request:
         return tuple(pack(s.tokens[s.prompt_tokens :]) for s in self.sequences)
 
 
-def accept(item: Item, work: WorkItem) -> Request:
+def accept(queue: str, item: Item, work: WorkItem) -> Request:
     """The request of a delivery."""
-    return Request(work, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
+    return Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
 
 
 def sequences_of(request: Request, first_id: int, answer: Attached, arrival: int) -> list[Sequence]:
@@ -70,6 +81,9 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival: int
             choice_index=index % work.n,
             priority=work.priority,
             arrival=arrival,
+            arrived=request.stored_at,
+            deadline=work.deadline,
+            user=work.user,
             trace=request.trace,
             finish=finishes[index],
         )

@@ -1,9 +1,9 @@
 """One completion on its way through the executor."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from services.scheduler.blocks import ROOT, chain
 from shared.messages.step import Finish
 from shared.messages.work import Sampling
 
@@ -38,7 +38,13 @@ class Sequence:
     priority: int = 0
     """Lower runs earlier."""
     arrival: int = 0
-    """Order of arrival among equals, and age: the youngest is preempted first."""
+    """Order of arrival among equals."""
+    arrived: float = 0.0
+    """Unix time in seconds at which the queue took its request."""
+    deadline: float = math.inf
+    """Unix time in seconds after which nobody waits for it."""
+    user: str = ""
+    """Whose it is; empty: of those who do not say."""
     trace: str = ""
     """`traceparent` that spans continue."""
     state: State = State.WAITING
@@ -51,31 +57,14 @@ class Sequence:
     """Leading positions whose KV a step output has confirmed."""
     served: int = 0
     """Steps of the term that had been reported when its last row was, or when it got its slot."""
-    published: int = 0
-    """Leading blocks that the prefix index has been told of."""
+    turn: int = -1
+    """Steps of the term that had been reported when it was first held back for the prompts before it; -1: never."""
     short_at: int = 0
-    """Number of tokens from which on its blocks do not last for the lease ahead."""
-    full_at: int = 0
-    """Number of computed positions at which another block is full."""
+    """Number of tokens from which on its blocks do not last for the steps ahead."""
     cached: int | None = None
     """Positions that the first admission found computed; None before it."""
-    hashes: list[bytes] = field(default_factory=list)
-    """Hash of each full block of `tokens`, as far as it was asked for."""
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Who goes first: the smaller one."""
-        return self.priority, self.arrival
 
     @property
     def last_position(self) -> int:
         """Positions that can ever be written: the last token is sampled, and never fed."""
         return self.prompt_tokens + self.sampling.max_tokens - 1
-
-    def hash_blocks(self, count: int, block_size: int) -> list[bytes]:
-        """Hashes of the first `count` blocks, all full."""
-        while len(self.hashes) < count:
-            start = len(self.hashes) * block_size
-            parent = self.hashes[-1] if self.hashes else ROOT
-            self.hashes.append(chain(parent, self.tokens[start : start + block_size]))
-        return self.hashes[:count]

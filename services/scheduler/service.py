@@ -2,12 +2,16 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 import structlog
 from opentelemetry.util.types import AttributeValue
 
+from services.scheduler import bulletin
 from services.scheduler.blocks import IntegrityError
+from services.scheduler.drain import DrainRate
 from services.scheduler.intake import Intake
 from services.scheduler.link import Link, claim
 from services.scheduler.policy import Limits, Policy
@@ -22,6 +26,7 @@ from shared.messages.heartbeat import Heartbeat
 from shared.messages.plan import Claimed, Plan
 from shared.messages.step import StepOutput
 from shared.model_folder import served_name
+from shared.peers import Peers
 
 HAND_BACK_AFTER = 3.0
 """Seconds without an executor after which the items go to other schedulers."""
@@ -32,7 +37,6 @@ CHECK_EVERY = 5.0
 
 _log = structlog.get_logger()
 _finish = Decoder(FinishSequences)
-_heartbeat = Decoder(Heartbeat)
 
 
 class Scheduler:
@@ -42,30 +46,44 @@ class Scheduler:
         self._context = context
         self._bus = context.bus
         self._model = served_name(context.settings)
-        self._intake = Intake(context, subjects.model_token(self._model), self._pump)
+        self._token = subjects.model_token(self._model)
+        self._executors = asyncio.Event()
+        self._peers = Peers(context.bus, heard=self._executors.set)
+        self._intake = Intake(context, self._peers, self._token, self._pump)
         self._link: Link | None = None
         self._readers = Readers(context.bus, self._pump)
-        self._executors = asyncio.Event()
+        self._drain = DrainRate(time.monotonic())
         self._violations = 0
 
     async def run(self) -> None:
         """Serves until cancelled; then hands its items back."""
         await self._bus.subscribe(f"{subjects.FINISH}.{self._context.instance}.finish", self._on_finish)
-        await self._bus.subscribe(f"{subjects.HEARTBEAT}.executor.*", self._on_executor)
+        await self._peers.listen("scheduler")
+        await self._peers.listen("executor")
         await self._readers.listen()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._intake.run())
                 tasks.create_task(self._check_when_idle())
+                told = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
+                tasks.create_task(bulletin.publish(self._bus, told, self._intake.cached))
                 while True:
                     await self._serve(*await self._claim())
         finally:
+            self._link = None
+            self._context.announce()  # not ready: what is addressed to this replica is for the others at once
             await self._intake.hand_back()
 
     def heartbeat(self) -> Heartbeat:
         """Ready while an executor obeys."""
         policy, link = self._intake.policy, self._link
-        load: dict[str, float] = {"requests": len(self._intake.requests), "integrity_violations": self._violations}
+        requests = self._intake.requests
+        load: dict[str, float] = {
+            "requests": len(requests),
+            "queued": sum(request.queued for request in requests.values()),
+            "drain_rate": self._drain.at(time.monotonic()),
+            "integrity_violations": self._violations,
+        }
         if policy is not None:
             load |= {
                 "running": len(policy.running),
@@ -81,20 +99,22 @@ class Scheduler:
 
     async def _claim(self) -> tuple[int, Claimed]:
         """An executor of this scheduler's own. While there is none for too long, others get the work."""
-        since = time.monotonic()
+        last = "" if self._link is None else self._link.executor
+        due = time.monotonic() + HAND_BACK_AFTER
         while True:
             self._executors.clear()
-            if (found := await claim(self._bus, self._context.instance, self._model)) is not None:
+            found = await claim(self._bus, self._peers, self._context.instance, self._model, last)
+            if found is not None:
                 _log.info("executor_claimed", executor=found[1].executor, term=found[0], blocks=found[1].num_blocks)
                 return found
-            if time.monotonic() - since > HAND_BACK_AFTER:
+            if time.monotonic() >= due:
+                log = _log.warning if last else _log.info  # at the start weights take their time
+                log("no_executor", retry_in="as soon as one is free")
                 await self._intake.hand_back()
-            try:
-                async with asyncio.timeout(HAND_BACK_AFTER):
+                due += HAND_BACK_AFTER
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._executors.wait()
-            except TimeoutError:
-                log = _log.info if self._link is None else _log.warning  # at the start weights take their time
-                log("no_executor", seconds=round(time.monotonic() - since, 1))
 
     async def _serve(self, term: int, claimed: Claimed) -> None:
         """Works with one executor until it is lost."""
@@ -138,6 +158,7 @@ class Scheduler:
         if policy is None or link is None or link.lost.is_set():
             return
         policy.slowest_reader = self._readers.slowest(policy.term)
+        policy.now = time.time()
         try:
             while (plan := policy.schedule()) is not None:
                 self._trace_queue(plan)
@@ -145,6 +166,9 @@ class Scheduler:
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
             link.lose("the connection takes no more")
+        if policy.expired:
+            expired, policy.expired = policy.expired, []
+            self._ended(expired)  # the detokenizer tells their clients
 
     def _trace_queue(self, plan: Plan) -> None:
         """The span between the queue's acknowledgement and the first slot of a request."""
@@ -165,16 +189,13 @@ class Scheduler:
         policy.on_step(output)
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
-            self._intake.ended(sequence for sequence, finish in rows if finish)
+            self._ended(sequence for sequence, finish in rows if finish)
         self._pump()
 
-    def _on_executor(self, message: Message) -> None:
-        """One that could obey may be free: worth a claim."""
-        try:
-            if _heartbeat.decode(message.data).ready:
-                self._executors.set()
-        except (WireVersionError, msgspec.DecodeError):
-            return  # a peer that cannot be understood is not there
+    def _ended(self, sequences: Iterable[int]) -> None:
+        held = len(self._intake.requests)
+        self._intake.ended(sequences)
+        self._drain.ended(held - len(self._intake.requests), time.monotonic())
 
     def _on_finish(self, message: Message) -> None:
         try:
@@ -187,7 +208,7 @@ class Scheduler:
         known = 0
         if policy is not None and wanted.term == policy.term:
             known = sum([policy.drop(sequence) for sequence in sequences])
-            self._intake.ended(sequences)
+            self._ended(sequences)
         if message.reply:
             self._bus.publish(message.reply, encode(FinishedSequences(known)))
         self._pump()

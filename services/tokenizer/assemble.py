@@ -73,4 +73,5 @@ def work_item(
         sampling=resolved,
         priority=request.priority,
         deadline=caller.deadline,
+        user=request.user,
     )

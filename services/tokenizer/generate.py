@@ -17,6 +17,7 @@ from services.tokenizer.handover import Handover, Outcome
 from services.tokenizer.limits import Limits, tokens_to_generate
 from services.tokenizer.model import Model
 from services.tokenizer.prompts import Chat, Ids, Texts, check_ids
+from services.tokenizer.replicas import Replicas
 from services.tokenizer.validate import validate
 from shared import telemetry
 from shared.bus import Bus, Message
@@ -31,12 +32,12 @@ _TOO_LATE = "timeout_ms passed before the request was tokenized: allow more time
 class Generate:
     """Checks, tokenizes and hands over the requests for one model."""
 
-    def __init__(self, bus: Bus, peers: Peers, model: Model, seed: int) -> None:
+    def __init__(self, bus: Bus, peers: Peers, replicas: Replicas, model: Model, seed: int) -> None:
         """`seed` is the deployment's: requests without a seed get one that follows from it; 0: theirs are drawn."""
         self._model = model
         self._seed = seed
         self._limits = Limits(model.max_model_len, model.vocab_size, bus.max_payload)
-        self._handover = Handover(bus, peers, model.token)
+        self._handover = Handover(bus, peers, replicas, model.token)
         self._answers = Answers(bus)
 
     async def serve(self, message: Message, arrived: float) -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 
 import msgspec
 
-from services.tokenizer.placement import rank
+from services.tokenizer.replicas import Replicas
 from shared import subjects
 from shared.bus import Bus, Headers
 from shared.errors import (
@@ -25,6 +25,7 @@ from shared.messages import Decoder, encode
 from shared.messages.open import Abandon, Opened, OpenState, OpenStream
 from shared.messages.work import WorkItem
 from shared.peers import Peers
+from shared.placement import rank
 
 ANSWER_WITHIN = 2.0
 """Seconds that a detokenizer has to answer: as long as a service may be silent before it counts as gone."""
@@ -47,10 +48,11 @@ class Outcome(Enum):
 class Handover:
     """The way of requests for one model into the pipeline."""
 
-    def __init__(self, bus: Bus, peers: Peers, model: str) -> None:
+    def __init__(self, bus: Bus, peers: Peers, replicas: Replicas, model: str) -> None:
         """`model` is the model's token in subjects."""
         self._bus = bus
         self._peers = peers
+        self._replicas = replicas
         self._model = model
 
     async def deliver(self, opening: OpenStream, work: WorkItem, headers: Headers) -> Outcome:
@@ -80,7 +82,8 @@ class Handover:
                 case OpenState.CONFLICT:
                     raise DuplicateRequest(f"request_id {work.request_id} is taken by another request: choose another")
                 case OpenState.FULL:
-                    raise Overloaded("too many streams are open: send the request again later", RETRY_AFTER_MS)
+                    retry = self._replicas.retry_after_ms()
+                    raise Overloaded("too many streams are open: send the request again later", retry)
                 case OpenState.OPENED:
                     return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
@@ -91,8 +94,9 @@ class Handover:
         return OpenState(_opened.decode(answer.data).state)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
+        queue = subjects.work_queue(self._model, work.priority, self._replicas.choose(work))
         try:
-            await self._bus.store.put_work(self._model, encode(work), headers=headers)
+            await self._bus.store.put_work(queue, encode(work), headers=headers)
         except MessageTooLarge:
             too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
             return await self._abandon(work.detokenizer, work.request_id, too_large)

@@ -6,6 +6,7 @@ import structlog
 
 from services.tokenizer.inflight import InFlight
 from services.tokenizer.model import Model
+from services.tokenizer.replicas import Replicas
 from services.tokenizer.verbs import Verbs
 from shared import subjects
 from shared.context import Context
@@ -46,8 +47,10 @@ class Tokenizer:
         """
         bus = self._context.bus
         model = await asyncio.to_thread(Model.load, self._context.settings)
-        verbs = Verbs(self._context, self._peers, model, self._in_flight)
+        replicas = Replicas(bus, model.token)
+        verbs = Verbs(self._context, self._peers, replicas, model, self._in_flight)
         await self._peers.listen("detokenizer")
+        await replicas.listen()
         subscriptions = [
             await bus.subscribe(f"{subjects.GENERATE}.*", verbs.on_generate, queue=QUEUE),
             await bus.subscribe(f"{subjects.TOKENIZE}.*", verbs.on_tokenize, queue=QUEUE),

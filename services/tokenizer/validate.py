@@ -10,6 +10,8 @@ MAX_TIMEOUT_MS = 24 * 3600 * 1000
 """A day."""
 PRIORITIES = range(-(2**31), 2**31)
 """32 bits."""
+MAX_USER = 256
+"""Characters."""
 
 
 def validate(request: GenerateRequest, vocab_size: int) -> Texts | Ids | Chat:
@@ -24,5 +26,7 @@ def validate(request: GenerateRequest, vocab_size: int) -> Texts | Ids | Chat:
         raise InvalidRequest(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {request.timeout_ms}")
     if request.priority not in PRIORITIES:
         raise InvalidRequest(f"priority must be an integer of 32 bits, not {request.priority}")
+    if len(request.user) > MAX_USER:
+        raise InvalidRequest(f"user must have at most {MAX_USER} characters, not {len(request.user)}")
     sampling.check(request.sampling, vocab_size)
     return prompts_of(request)

@@ -11,6 +11,7 @@ from services.tokenizer.decode import decode, encoding_of
 from services.tokenizer.generate import Generate
 from services.tokenizer.inflight import InFlight
 from services.tokenizer.model import Model
+from services.tokenizer.replicas import Replicas
 from shared import subjects
 from shared.bus import Message
 from shared.context import Context
@@ -18,19 +19,18 @@ from shared.errors import Internal, ModelNotFound, Overloaded, RequestError
 from shared.messages.client import ModelList, TokenizeReply, TokenizeRequest
 from shared.peers import Peers
 
-RETRY_AFTER_MS = 500
-
 _log = structlog.get_logger()
 
 
 class Verbs:
     """Answers what comes in, or starts a task that does. Counts what it sees."""
 
-    def __init__(self, context: Context, peers: Peers, model: Model, in_flight: InFlight) -> None:
+    def __init__(self, context: Context, peers: Peers, replicas: Replicas, model: Model, in_flight: InFlight) -> None:
+        self._replicas = replicas
         self._model = model
         self._in_flight = in_flight
         self._answers = Answers(context.bus)
-        self._generate = Generate(context.bus, peers, model, context.settings.seed)
+        self._generate = Generate(context.bus, peers, replicas, model, context.settings.seed)
         self.requests = 0
         """Requests from client inboxes."""
         self.dropped = 0
@@ -77,7 +77,8 @@ class Verbs:
             self._answers.refuse(message, ModelNotFound(f"there is no model {asked} here, but {self._model.name}"))
             return False
         if not self._in_flight.has_room(len(message.data)):
-            busy = Overloaded("too many requests are arriving: send the request again later", RETRY_AFTER_MS)
+            retry = self._replicas.retry_after_ms()
+            busy = Overloaded("too many requests are arriving: send the request again later", retry)
             self._answers.refuse(message, busy)
             return False
         return True

@@ -14,7 +14,7 @@ from shared.errors import MessageTooLarge
 class _Entry:
     """One stored item."""
 
-    model: str
+    queue: str
     sequence: int
     data: bytes
     headers: Headers
@@ -25,7 +25,7 @@ class _Entry:
 
 
 class _Queue:
-    """The items of one model that wait for a worker: those that come again first, then by age."""
+    """The items of one name that wait for a worker: those that come again first, then by age."""
 
     def __init__(self) -> None:
         self._ready: list[_Entry] = []
@@ -62,22 +62,26 @@ class MemoryStore:
         self._sequence = 0
         self._term = 0
 
-    async def put_work(self, model: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
         """See `Store`."""
         self._check_size(data, headers)
         self._sequence += 1
-        entry = _Entry(model, self._sequence, data, dict(headers or {}), time.time())
+        entry = _Entry(queue, self._sequence, data, dict(headers or {}), time.time())
         self._entries[str(entry.sequence)] = entry
-        self._queue(model).add(entry)
+        self._queue(queue).add(entry)
 
-    async def pull_work(self, model: str, count: int, *, expires: float) -> list[Item]:
+    async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """See `Store`."""
         try:
             async with asyncio.timeout(expires):
-                taken = await self._queue(model).take(count)
+                taken = await self._queue(queue).take(count)
         except TimeoutError:
             return []
         return [self._hand_out(entry) for entry in taken]
+
+    async def stocked(self, prefix: str) -> list[str]:
+        """See `Store`."""
+        return sorted({e.queue for e in self._entries.values() if e.queue.startswith(f"{prefix}.")})
 
     async def renew_work(self, ack: str) -> None:
         """See `Store`."""
@@ -95,7 +99,7 @@ class MemoryStore:
         if entry.redelivery is not None:
             entry.redelivery.cancel()
         else:
-            self._queue(entry.model).remove(entry)
+            self._queue(entry.queue).remove(entry)
 
     async def return_work(self, ack: str) -> None:
         """See `Store`."""
@@ -127,8 +131,8 @@ class MemoryStore:
         if size > self._max_payload:
             raise MessageTooLarge(size, self._max_payload)
 
-    def _queue(self, model: str) -> _Queue:
-        return self._queues.setdefault(model, _Queue())
+    def _queue(self, name: str) -> _Queue:
+        return self._queues.setdefault(name, _Queue())
 
     def _find(self, ack: str) -> _Entry | None:
         """The entry of any delivery, also of one that was followed by another: JetStream goes by sequence, too."""
@@ -137,7 +141,7 @@ class MemoryStore:
     def _hand_out(self, entry: _Entry) -> Item:
         entry.deliveries += 1
         self._start_redelivery(entry)
-        ack = f"$JS.ACK.memory.{entry.model}.{entry.sequence}.{entry.deliveries}"
+        ack = f"$JS.ACK.memory.{entry.queue}.{entry.sequence}.{entry.deliveries}"
         return Item(entry.data, entry.headers, ack, entry.deliveries, entry.stored_at)
 
     def _start_redelivery(self, entry: _Entry) -> None:
@@ -145,7 +149,7 @@ class MemoryStore:
 
     def _take_back(self, entry: _Entry) -> None:
         entry.redelivery = None
-        self._queue(entry.model).add(entry)
+        self._queue(entry.queue).add(entry)
 
     def _forget_done(self) -> None:
         """Drops the records that are too old; they stand in the order of their age."""

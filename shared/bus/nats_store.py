@@ -20,6 +20,8 @@ DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
 WORK_LIMIT = 100_000
 """Items in the queue; past it, storing fails instead of filling the disk."""
+FORGET_AFTER = 3600.0
+"""Seconds without a pull after which the server forgets how far a queue was delivered. Its items stay."""
 TIMEOUT = 2.0
 """Seconds for one answer of JetStream."""
 
@@ -27,7 +29,7 @@ NANOSECONDS = 1_000_000_000
 
 _STREAMS: dict[str, dict[str, Any]] = {
     WORK_STREAM: {
-        "subjects": [f"{subjects.WORK}.*"],
+        "subjects": [f"{subjects.WORK}.>"],
         "retention": "workqueue",
         "discard": "new",
         "max_msgs": WORK_LIMIT,
@@ -60,8 +62,22 @@ class _Stored(_Answer):
     seq: int = 0
 
 
+class _StreamState(msgspec.Struct):
+    """What a stream holds."""
+
+    subjects: dict[str, int] | None = None
+    """Messages by subject."""
+
+
+class _StreamInfo(_Answer):
+    """The answer to a question for one."""
+
+    state: _StreamState = msgspec.field(default_factory=_StreamState)
+
+
 _answer = msgspec.json.Decoder(_Answer)
 _stored = msgspec.json.Decoder(_Stored)
+_info = msgspec.json.Decoder(_StreamInfo)
 
 
 class NatsStore:
@@ -82,18 +98,18 @@ class NatsStore:
         for name, config in _STREAMS.items():
             await self._create(f"STREAM.CREATE.{name}", {"name": name, "storage": "file", **config})
 
-    async def put_work(self, model: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
         """See `Store`."""
-        await self._put(f"{subjects.WORK}.{model}", data, headers)
+        await self._put(f"{subjects.WORK}.{queue}", data, headers)
 
-    async def pull_work(self, model: str, count: int, *, expires: float) -> list[Item]:
+    async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """See `Store`. The request waits at the server; without a connection this waits for the next one."""
         items: list[Item] = []
         try:
             async with asyncio.timeout(expires + TIMEOUT):
                 await self._bus.wait_connected()
-                await self._prepare_consumer(model)
-                await self._pull(model, count, expires, items)
+                await self._prepare_consumer(queue)
+                await self._pull(queue, count, expires, items)
         except (TimeoutError, RequestTimeout, ConnectionLost):
             return items
         except NoResponders:
@@ -104,6 +120,12 @@ class NatsStore:
                 await self.return_work(item.ack)
             raise
         return items
+
+    async def stocked(self, prefix: str) -> list[str]:
+        """See `Store`."""
+        wish = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
+        info = _info.decode((await self._ask(f"{API}.STREAM.INFO.{WORK_STREAM}", wish)).data)
+        return sorted(subject.removeprefix(f"{subjects.WORK}.") for subject in info.state.subjects or ())
 
     async def renew_work(self, ack: str) -> None:
         """See `Store`."""
@@ -130,10 +152,10 @@ class NatsStore:
         """See `Store`."""
         return await self._put(subjects.TERM, b"")
 
-    async def _pull(self, model: str, count: int, expires: float, items: list[Item]) -> None:
+    async def _pull(self, queue: str, count: int, expires: float, items: list[Item]) -> None:
         """One pull request: it waits for the first item, takes what there is, and ends with a status or when full."""
         wish = {"batch": count, "expires": int(expires * NANOSECONDS), "no_wait": True}
-        subject = f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.{model}"
+        subject = f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.{_durable(queue)}"
         inbox = self._bus.new_inbox()  # items keep their own subjects: only a subscription tells whose they are
         with self._requests.open(subject, inbox) as exchange, self._bus.listening(inbox, self._receiver(exchange)):
             self._bus.publish(subject, msgspec.json.encode(wish), reply=inbox)
@@ -154,22 +176,23 @@ class NatsStore:
 
         return receive
 
-    async def _prepare_consumer(self, model: str) -> None:
-        if model in self._consumers:
+    async def _prepare_consumer(self, queue: str) -> None:
+        if queue in self._consumers:
             return
-        subject = f"{subjects.WORK}.{model}"
+        subject, durable = f"{subjects.WORK}.{queue}", _durable(queue)
         config = {
-            "durable_name": model,
+            "durable_name": durable,
             "filter_subject": subject,
             "ack_policy": "explicit",
             "ack_wait": int(ACK_WAIT * NANOSECONDS),
             "max_ack_pending": -1,
             "max_deliver": -1,
+            "inactive_threshold": int(FORGET_AFTER * NANOSECONDS),
         }
         await self._create(
-            f"CONSUMER.CREATE.{WORK_STREAM}.{model}.{subject}", {"stream_name": WORK_STREAM, "config": config}
+            f"CONSUMER.CREATE.{WORK_STREAM}.{durable}.{subject}", {"stream_name": WORK_STREAM, "config": config}
         )
-        self._consumers.add(model)
+        self._consumers.add(queue)
 
     async def _create(self, call: str, config: dict[str, Any]) -> None:
         try:
@@ -194,6 +217,11 @@ class NatsStore:
         except NoResponders:
             await self.prepare()
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
+
+
+def _durable(queue: str) -> str:
+    """Name of the consumer that everybody who pulls a queue shares: such names are one token."""
+    return queue.replace(".", "-")
 
 
 def _item(message: Message) -> Item:

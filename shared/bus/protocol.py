@@ -51,17 +51,23 @@ class Item:
 
 
 class Store(Protocol):
-    """What survives the death of every service: the work queue, the records of what ended, and the term counter."""
+    """What survives the death of every service: the work queues, the records of what ended, and the term counter.
 
-    async def put_work(self, model: str, data: bytes, *, headers: Headers | None = None) -> None:
+    A queue is named by one or more tokens, `a.b.c`, and exists from the moment when somebody names it.
+    """
+
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
         """Stores an item. On return it will be delivered until it is ended.
 
         Raises:
             MessageTooLarge, BusUnavailable, RequestTimeout
         """
 
-    async def pull_work(self, model: str, count: int, *, expires: float) -> list[Item]:
+    async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """Up to `count` items; waits up to `expires` seconds for the first one. Empty when none came."""
+
+    async def stocked(self, prefix: str) -> list[str]:
+        """The queues whose names begin with the tokens `prefix` and that hold items, also such as are delivered."""
 
     async def renew_work(self, ack: str) -> None:
         """Postpones the redelivery of an item by another redelivery time."""

@@ -83,6 +83,8 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """The client's own id: the same id with the same body is the same request."""
     priority: int = 0
     """Lower runs earlier."""
+    user: str = ""
+    """Who asks: users of one priority get fair shares."""
     timeout_ms: int = 60_000
     """Deadline, counted from arrival."""
 

@@ -16,6 +16,8 @@ class FinishReason(IntEnum):
     """`timeout_ms` has passed."""
     CLIENT_LOST = 3
     """Nobody reads the frames."""
+    SUPERSEDED = 4
+    """Another scheduler has attached the request since."""
 
 
 class FinishSequences(Wire, frozen=True):

@@ -1,5 +1,7 @@
 """Any to any: I am here, this far, this busy."""
 
+import msgspec
+
 from shared.messages.codec import Wire
 
 
@@ -13,10 +15,12 @@ class Heartbeat(Wire, frozen=True):
     ready: bool
     """It could do its part of a request now."""
     term: int
-    """Scheduler and executor: the term in force; others 0."""
+    """Scheduler and executor: the term in force; detokenizer: the newest that it reads; others 0."""
     plan: int
     """Last plan sent or applied."""
     step: int
     """Last step run or read."""
     load: dict[str, float]
     """Named gauges and counters, for `pagewire status` and the benchmarks."""
+    reads: dict[int, int] = msgspec.field(default_factory=dict)
+    """Detokenizer: the last step read of each term, one per executor."""

@@ -41,3 +41,5 @@ class WorkItem(Wire, frozen=True):
     """Lower runs earlier."""
     deadline: float
     """Unix time in seconds after which nobody waits for the result."""
+    user: str = ""
+    """Who asks, as the client says: users of one priority get fair shares."""

@@ -12,7 +12,6 @@ from tests.pagewire.serving import run
 
 UNBUILT = [
     ("--tensor-parallel-size", "2"),
-    ("--data-parallel-size", "2"),
 ]
 
 

@@ -15,6 +15,8 @@ import openai
 import pytest
 
 from pagewire import LLM, Client, SamplingParams, errors
+from pagewire.stack import PIPELINE, Stack, check_replicas, program_names, replicas_of
+from shared.config import Settings
 from tests.pagewire.serving import Served, run, serving
 from tests.pagewire.test_supervisor import alive
 from tests.support.waiting import until
@@ -101,6 +103,48 @@ def test_status_shows_every_service(stack: Served) -> None:
 def test_doctor_finds_the_running_stack(stack: Served) -> None:
     done = run("doctor", "--nats-url", stack.nats)
     assert f"{stack.nats} serves bundled" in done.stdout
+
+
+def test_status_counts_replicas(stack: Served) -> None:
+    done = run("status", "--nats-url", stack.nats, "--data-parallel-size", "2")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "not ready: executor (1 of 2), scheduler (1 of 2)"
+
+
+def test_a_program_per_replica_of_what_is_replicated() -> None:
+    one, three = Settings(), Settings(data_parallel_size=3)
+    assert [replicas_of(service, three) for service in PIPELINE] == [3, 3, 1, 1]
+    assert {replicas_of(service, one) for service in PIPELINE} == {1}
+    assert program_names("scheduler", 1) == ["scheduler"]
+    assert program_names("scheduler", 3) == ["scheduler-0", "scheduler-1", "scheduler-2"]
+
+
+def test_more_replicas_than_cores_are_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert check_replicas(Settings(data_parallel_size=2)) == "2 on 2 cores"
+    with pytest.raises(errors.ConfigurationError, match="data-parallel-size 3"):
+        Stack(Settings(data_parallel_size=3))
+    Stack(Settings(data_parallel_size=3, device="sim:h100"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "own"), [("", ["0", "1"]), ("5,3", ["5", "3"]), ("GPU-a,GPU-b,2", ["GPU-a", "GPU-b"])]
+)
+def test_each_executor_of_several_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, visible: str, own: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    stack = Stack(Settings(device="cuda", data_parallel_size=2))
+    assert [stack._environment(f"executor-{i}")["CUDA_VISIBLE_DEVICES"] for i in range(2)] == own
+    assert stack._environment("scheduler-1")["CUDA_VISIBLE_DEVICES"] == visible
+    assert Stack(Settings(device="cuda"))._environment("executor")["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_fewer_gpus_than_replicas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    stack = Stack(Settings(device="cuda", data_parallel_size=2))
+    with pytest.raises(errors.ConfigurationError, match="executor-1"):
+        stack._environment("executor-1")
 
 
 def test_a_request_leaves_a_waterfall(stack: Served) -> None:

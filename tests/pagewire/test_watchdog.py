@@ -78,6 +78,19 @@ def test_a_silent_service_that_answers_no_ping_is_killed() -> None:
     play(scenario)
 
 
+def test_a_frozen_replica_is_killed_by_the_name_of_its_program() -> None:
+    async def scenario(dog: Watchdog, fake: Fake, instances: dict[str, str], killed: list[str]) -> None:
+        instances |= {"executor-0": "e1", "executor-1": "e2"}
+        del instances["executor"]
+        await fake.hear_pings("executor", "e1", answer=True)
+        await fake.hear_pings("executor", "e2", answer=False)
+        fake.beat("executor", "e1")
+        fake.beat("executor", "e2")
+        await until(lambda: killed == ["executor-1"])
+
+    play(scenario)
+
+
 def test_a_silent_service_that_answers_lives() -> None:
     async def scenario(dog: Watchdog, fake: Fake, instances: dict[str, str], killed: list[str]) -> None:
         await fake.hear_pings("executor", "e1", answer=True)

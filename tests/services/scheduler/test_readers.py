@@ -12,7 +12,7 @@ from tests.support.waiting import until
 
 
 def beat(bus: MemoryBus, instance: str, term: int, step: int, service: str = "detokenizer") -> None:
-    data = encode(Heartbeat(service, instance, True, term, 0, step, {}))
+    data = encode(Heartbeat(service, instance, True, term, 0, step, {}, {term: step, term + 10: 2 * step}))
     bus.publish(f"{subjects.HEARTBEAT}.{service}.{instance}", data)
 
 
@@ -29,6 +29,7 @@ def test_the_slowest_reader_of_the_term_counts() -> None:
         beat(bus, "executor", 7, 0, service="executor")
         await until(lambda: len(heard) == 3)
         assert found.slowest(7) == 40
+        assert found.slowest(17) == 80, "a detokenizer reads the steps of every replica"
         assert found.slowest(8) is None
         beat(bus, "b", 7, 90)
         await until(lambda: len(heard) == 4)

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from services.scheduler.intake import LOOKAHEAD
 from services.scheduler.service import Scheduler
 from shared import subjects
-from shared.bus import Message
+from shared.bus import Item, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.config import Settings
 from shared.context import Context
@@ -17,11 +18,16 @@ from shared.messages.done import Done
 from shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
 from shared.messages.heartbeat import Heartbeat
 from shared.messages.plan import Claim, Claimed, Plan, Replay
+from shared.messages.prefixes import CachedPrefixes
 from shared.messages.step import StepOutput
 from shared.messages.work import Sampling, WorkItem
+from shared.prefix_hashes import SPAN, prefix_hashes
 from tests.support.executor import ModelExecutor, generate
+from tests.support.waiting import until
 
 MODEL = "tiny"
+SLOTS = 8
+QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)
 
 
 @dataclass
@@ -42,13 +48,21 @@ class Executor:
     aside: dict[int, Plan] = field(default_factory=dict)
 
     async def start(self) -> None:
-        await self.bus.subscribe(subjects.CLAIM, self.on_claim, queue="executor")
+        await self.bus.subscribe(f"{subjects.CLAIM}.{self.instance}", self.on_claim)
         await self.bus.subscribe(f"{subjects.PLAN}.{self.instance}", self.on_plan)
         await self.bus.subscribe(f"{subjects.REPLAY}.{self.instance}", self.on_replay)
         self.beat()
 
     def beat(self) -> None:
-        beat = Heartbeat("executor", self.instance, True, self.term, self.model.plan, self.model.step - 1, {})
+        beat = Heartbeat(
+            "executor",
+            self.instance,
+            True,
+            self.term,
+            self.model.plan,
+            self.model.step - 1,
+            {"free": float(not self.term)},
+        )
         self.bus.publish(f"{subjects.HEARTBEAT}.executor.{self.instance}", encode(beat))
 
     def on_claim(self, message: Message) -> None:
@@ -58,7 +72,7 @@ class Executor:
         self.model = ModelExecutor(64, 4)
         self.sent.clear()
         self.aside.clear()
-        self.bus.publish(message.reply, encode(Claimed(self.instance, True, 64, 4, 8, 200)))
+        self.bus.publish(message.reply, encode(Claimed(self.instance, True, 64, 4, SLOTS, 200)))
 
     def on_plan(self, message: Message) -> None:
         assert message.reply
@@ -146,10 +160,18 @@ class Scene:
     executor: Executor
     detokenizer: Detokenizer
 
-    async def work(self, name: str, prompt: list[int], max_tokens: int = 6, n: int = 1) -> None:
+    async def work(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int = 6,
+        n: int = 1,
+        priority: int = 0,
+        target: str = subjects.ANY,
+    ) -> None:
         sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, max_tokens)
-        item = WorkItem(name, self.detokenizer.instance, (pack(prompt),), n, sampling, 0, 2e9)
-        await self.bus.store.put_work(MODEL, encode(item))
+        item = WorkItem(name, self.detokenizer.instance, (pack(prompt),), n, sampling, priority, 2e9)
+        await self.bus.store.put_work(subjects.work_queue(MODEL, item.priority, target), encode(item))
 
     async def finish(self, sequences: list[int], term: int) -> int:
         request = encode(FinishSequences(term, pack(sequences), FinishReason.CANCELLED))
@@ -344,7 +366,7 @@ def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
             await s.work("r", [5, 6])
             await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
             await s.until_idle()
-            assert not await s.bus.store.pull_work(MODEL, 1, expires=0.2)
+            assert not await s.bus.store.pull_work(QUEUE, 1, expires=0.2)
             assert len(s.detokenizer.attached) == 1
 
     asyncio.run(main())
@@ -353,8 +375,8 @@ def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
 def test_unreadable_items_and_requests_are_dropped_and_harm_nobody() -> None:
     async def main() -> None:
         async with scene() as s:
-            await s.bus.store.put_work(MODEL, b"\x01nonsense")
-            await s.bus.store.put_work(MODEL, b"\x63")
+            await s.bus.store.put_work(QUEUE, b"\x01nonsense")
+            await s.bus.store.put_work(QUEUE, b"\x63")
             s.bus.publish(f"{subjects.FINISH}.sched.finish", b"nonsense")
             s.bus.publish(f"{subjects.STEPS}.exec", b"nonsense")
             await s.work("r", [5, 6])
@@ -371,8 +393,85 @@ def test_items_go_back_to_the_queue_when_the_scheduler_ends() -> None:
             await s.work("r", [5, 6], max_tokens=100)
             await s.detokenizer.until(lambda: bool(s.executor.plans))
             broker = s.broker
-        items = await MemoryBus(broker).store.pull_work(MODEL, 1, expires=2)
+        items = await MemoryBus(broker).store.pull_work(QUEUE, 1, expires=2)
         assert [Decoder(WorkItem).decode(item.data).request_id for item in items] == ["r"]
         assert items[0].deliveries == 2
+
+    asyncio.run(main())
+
+
+def test_urgent_work_does_not_wait_behind_a_crowd() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            s.executor.free_running = False
+            for i in range(40):
+                await s.work(f"r{i}", [i, i], max_tokens=30)
+            await s.detokenizer.until(lambda: s.load("requests") == SLOTS + LOOKAHEAD)
+            await s.work("urgent", [7, 7], priority=-1)
+            await s.work("low", [7, 8], priority=1)
+            await s.detokenizer.until(lambda: s.load("requests") == SLOTS + LOOKAHEAD + 2)
+            s.executor.free_running = True
+            s.executor.run()
+            await s.detokenizer.until(lambda: len(s.executor.plans) > 4)
+            await s.until_idle()
+            order = [a.sequence for plan in s.executor.plans for a in plan.added]
+            names = {a.first_sequence: a.request_id for a in s.detokenizer.attached}
+            first = list(dict.fromkeys(names[sequence] for sequence in order))
+            assert len(first) == 42
+            assert "urgent" in first[SLOTS : SLOTS + 2], first
+
+    asyncio.run(main())
+
+
+def test_it_takes_what_is_addressed_to_it_and_tells_which_prefixes_it_has() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            told: list[CachedPrefixes] = []
+            await s.bus.subscribe(
+                f"{subjects.PREFIXES}.{MODEL}.sched", lambda m: told.append(Decoder(CachedPrefixes).decode(m.data))
+            )
+            prompt = [i % 100 for i in range(SPAN)]
+            await s.work("r", prompt, target="sched")
+            await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
+            await s.until_idle()
+            await s.detokenizer.until(lambda: bool(told) and bool(told[-1].hashes))
+            assert unpack(told[-1].hashes) == prefix_hashes(pack(prompt))
+            assert told[-1].slots == SLOTS
+
+    asyncio.run(main())
+
+
+def test_what_comes_while_there_is_no_executor_is_for_others() -> None:
+    async def main() -> None:
+        broker = MemoryBroker(ack_wait=30.0)
+        settings = Settings(served_model_name=MODEL)
+        scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
+        item = Item(b"anything", {}, "ack.1.1", 1, 0.0)
+        returned: list[str] = []
+
+        async def note(ack: str) -> None:
+            returned.append(ack)
+
+        broker.store.return_work = note  # type: ignore[method-assign]
+        running = asyncio.create_task(scheduler.run())
+        await until(lambda: scheduler._intake._tasks is not None)
+        scheduler._intake._take(QUEUE, item)
+        await until(lambda: returned == [item.ack])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_request_past_its_deadline_gets_no_slot_and_is_forgotten() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, 6)
+            late = WorkItem("late", s.detokenizer.instance, (pack([5, 6]),), 1, sampling, 0, deadline=1.0)
+            await s.bus.store.put_work(QUEUE, encode(late))
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+            await s.until_idle()
+            assert not s.executor.plans
+            assert s.load("drain_rate") > 0
 
     asyncio.run(main())

@@ -20,6 +20,7 @@ from shared.messages.open import Abandon, Opened, OpenState, OpenStream
 from shared.messages.work import WorkItem
 
 MODEL = "bundled"
+QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)
 GENERATE = f"{subjects.GENERATE}.{MODEL}"
 
 _open = Decoder(OpenStream)
@@ -89,16 +90,18 @@ class Setup:
         assert reply.headers["Nats-Service-Error"]
         return frame
 
-    async def send(self, body: object, headers: dict[str, str] | None = None) -> tuple[WorkItem, Item]:
+    async def send(
+        self, body: object, headers: dict[str, str] | None = None, queue: str = QUEUE
+    ) -> tuple[WorkItem, Item]:
         """Sends a request that is expected to be stored; the work, and its delivery."""
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         self.client.publish(GENERATE, data, reply=self.client.new_inbox(), headers=headers)
-        (item,) = await self.client.store.pull_work(MODEL, 1, expires=5)
+        (item,) = await self.client.store.pull_work(queue, 1, expires=5)
         return _work.decode(item.data), item
 
     async def stored(self) -> int:
         """How many items wait in the queue."""
-        return len(await self.client.store.pull_work(MODEL, 100, expires=0.01))
+        return len(await self.client.store.pull_work(QUEUE, 100, expires=0.01))
 
     async def until_idle(self) -> None:
         """Returns once no request is in progress."""

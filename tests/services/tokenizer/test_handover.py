@@ -5,7 +5,8 @@ import pytest
 
 from services.tokenizer import handover
 from services.tokenizer.handover import Handover, Outcome
-from services.tokenizer.placement import rank
+from services.tokenizer.replicas import Replicas
+from shared import subjects
 from shared.bus import Headers
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import (
@@ -23,8 +24,10 @@ from shared.messages import Decoder, pack
 from shared.messages.open import OpenState, OpenStream
 from shared.messages.work import Sampling, WorkItem
 from shared.peers import Peers
+from shared.placement import rank
 from tests.services.tokenizer.harness import FakeDetokenizer
 
+QUEUE = subjects.work_queue("m", 0, subjects.ANY)
 OPENING = OpenStream("r1", b"d", "_INBOX.a", 0, False, (pack([1]),), pack([1]), 1, (), (), False, True, 0, 60_000)
 WORK = WorkItem("r1", "", (pack([1]),), 1, Sampling(1.0, 1.0, 0, 0.0, 7, b"", 0, 16), 0, 1e12)
 HEADERS = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
@@ -36,7 +39,7 @@ class Scene:
     def __init__(self, broker: MemoryBroker) -> None:
         self.bus = MemoryBus(broker)
         self.peers = Peers(self.bus)
-        self.handover = Handover(self.bus, self.peers, "m")
+        self.handover = Handover(self.bus, self.peers, Replicas(self.bus, "m"), "m")
         self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
 
     async def start(self, *detokenizers: FakeDetokenizer) -> None:
@@ -48,7 +51,7 @@ class Scene:
         return await self.handover.deliver(OPENING, WORK, HEADERS)
 
     async def stored(self) -> list[WorkItem]:
-        items = await self.bus.store.pull_work("m", 10, expires=0.01)
+        items = await self.bus.store.pull_work(QUEUE, 10, expires=0.01)
         assert all(item.headers == HEADERS for item in items)
         return [Decoder(WorkItem).decode(item.data) for item in items]
 
@@ -61,7 +64,7 @@ def play(test: Callable[[Scene], Awaitable[None]]) -> None:
 
 
 def refuse_work(scene: Scene, monkeypatch: pytest.MonkeyPatch, error: BusError) -> None:
-    async def put_work(model: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(queue: str, data: bytes, *, headers: Headers | None = None) -> None:
         raise error
 
     monkeypatch.setattr(scene.bus.store, "put_work", put_work)
@@ -87,9 +90,9 @@ def test_the_stream_is_open_before_the_work_is_stored(monkeypatch: pytest.Monkey
         opened_before: list[int] = []
         put_work = scene.bus.store.put_work
 
-        async def spy(model: str, data: bytes, *, headers: Headers | None = None) -> None:
+        async def spy(queue: str, data: bytes, *, headers: Headers | None = None) -> None:
             opened_before.append(len(scene.first.opened))
-            await put_work(model, data, headers=headers)
+            await put_work(queue, data, headers=headers)
 
         monkeypatch.setattr(scene.bus.store, "put_work", spy)
         await scene.deliver()
@@ -193,7 +196,7 @@ def test_if_nobody_hears_the_abandonment_the_client_is_told_here(monkeypatch: py
     async def test(scene: Scene) -> None:
         await scene.start(scene.first)
 
-        async def put_work(model: str, data: bytes, *, headers: Headers | None = None) -> None:
+        async def put_work(queue: str, data: bytes, *, headers: Headers | None = None) -> None:
             scene.first.deaf = True
             raise BusUnavailable("closed")
 

@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 from services.tokenizer import handover, service
 from services.tokenizer.inflight import MAX_REQUESTS
 from services.tokenizer.load import load_tokenizer
-from services.tokenizer.placement import rank
 from services.tokenizer.sampling import NOT_BUILT
 from services.tokenizer.service import Tokenizer
 from shared import subjects, telemetry
@@ -30,6 +29,7 @@ from shared.messages import unpack
 from shared.messages.client import ErrorFrame, ModelList, TokenizeReply
 from shared.messages.open import Encoding, OpenState
 from shared.model_folder import BUNDLED
+from shared.placement import rank
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 
@@ -51,7 +51,9 @@ def test_a_text_becomes_work() -> None:
     async def main() -> None:
         async with serving() as setup:
             before = time.time()
-            work, item = await setup.send({"prompt": "Once upon a time", "timeout_ms": 5000, "priority": 4})
+            background = subjects.work_queue(MODEL, 4, subjects.ANY)
+            body = {"prompt": "Once upon a time", "timeout_ms": 5000, "priority": 4}
+            work, item = await setup.send(body, queue=background)
             (opening,) = setup.detokenizer.opened
             assert subjects.is_token(work.request_id)
             assert work.request_id == opening.request_id

@@ -467,6 +467,25 @@ class TestStore:
 
         run(scenario)
 
+    def test_queues_of_one_prefix_are_apart_and_tell_which_hold_items(self, run: Run) -> None:
+        async def scenario(world: World) -> None:
+            one, two = await world.connect(), await world.connect()
+            model, longer = unique("m"), unique("m")
+            queues = [f"{model}.urgent.any", f"{model}.normal.any", f"{model}.normal.replica-1"]
+            assert await one.store.stocked(model) == []
+            for queue in queues:
+                await one.store.put_work(queue, queue.encode())
+            await one.store.put_work(f"{longer}.normal.any", b"of another model")
+            assert await two.store.stocked(model) == sorted(queues)
+            for queue in queues:
+                (item,) = await two.store.pull_work(queue, 10, expires=5)
+                assert item.data == queue.encode()
+                assert queue in await one.store.stocked(model), "a delivered item is not gone"
+                await one.store.end_work(item.ack)
+                assert queue not in await one.store.stocked(model)
+
+        run(scenario)
+
     def test_a_pull_waits_for_the_first_item_only(self, run: Run) -> None:
         async def scenario(world: World) -> None:
             putter, puller = await world.connect(), await world.connect()

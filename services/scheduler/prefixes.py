@@ -1,0 +1,117 @@
+"""The prefix cache: which blocks a new sequence can share, and which it should wait for.
+
+What a sequence computes behind the blocks that it shares is one run. Runs are found by their first block, and from
+there on compared token by token, so two prefixes are never mistaken for each other, and a sequence that meets no equal
+costs one look-up and one entry, however long it is. Together the runs are a radix tree, as in SGLang's RadixAttention
+(Zheng et al., 2024), whose nodes need not be split.
+"""
+
+from dataclasses import dataclass
+
+from services.scheduler.blocks import BlockPool
+from services.scheduler.sequence import Sequence
+from shared.messages import pack
+
+_Key = tuple[int, int, bytes]
+"""Where a run begins: the block before it, when that was allocated, and the tokens of its own first block."""
+_ROOT = -1, 0
+
+
+@dataclass(slots=True)
+class _Run:
+    tokens: list[int]
+    """Of its sequence."""
+    blocks: list[int]
+    """Of its sequence."""
+    first: int
+    """Where its own blocks begin."""
+    full: int
+    """Where those that are not confirmed full begin."""
+    promised: int
+    """Where those end that its prompt is about to fill."""
+    entered: bool = False
+    """Whether it can be found, or an equal one."""
+    clock: int = 0
+    """Of the pool, when its sequence was last known to hold the blocks."""
+
+
+class Prefixes:
+    """Shares the confirmed blocks of a pool, as long as nobody has been given them for something else."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._size = block_size
+        self._runs: dict[_Key, _Run] = {}
+        self._open: dict[int, _Run] = {}  # by sequence, until it gives its blocks back
+
+    def known(self, sequence: Sequence) -> list[int] | None:
+        """Confirmed blocks of the sequence's prefix; None while a running prompt is about to confirm more of it.
+
+        At least one token is left to compute: somebody must sample.
+        """
+        found: list[int] = []
+        end = (len(sequence.tokens) - 1) // self._size
+        while (i := len(found)) < end:
+            run = self._runs.get(self._key(sequence, found))
+            if run is None:
+                break
+            while i < min(run.full, end) and self._equal(run, sequence, i) and self._holds(run, i):
+                found.append(run.blocks[i])
+                i += 1
+            if run.full <= i < min(run.promised, end) and self._equal(run, sequence, i):
+                return None
+            if i == run.first:
+                break
+        return found
+
+    def begin(self, sequence: Sequence, shared: list[int]) -> None:
+        """It runs from here on, behind the blocks that it shares."""
+        first = len(shared)
+        run = _Run(sequence.tokens, sequence.blocks, first, first, (len(sequence.tokens) - 1) // self._size)
+        self._open[sequence.id] = run
+        if run.promised > first:
+            self._enter(self._key(sequence, shared), run)
+
+    def confirm(self, sequence: Sequence) -> None:
+        """More of it is computed."""
+        run = self._open[sequence.id]
+        run.full = sequence.computed // self._size
+        run.clock = self._pool.clock
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """It runs no more: whoever waits for its prompt computes that itself."""
+        self._open[sequence.id].promised = 0
+
+    def end(self, sequence: Sequence) -> None:
+        """It is about to give its blocks back. Those that it has filled, also with what it generated, stay known."""
+        self.confirm(sequence)
+        run = self._open.pop(sequence.id)
+        if run.full > run.first and not run.entered:
+            self._enter(self._key(sequence, sequence.blocks[: run.first]), run)
+
+    def open(self) -> set[int]:
+        """Ids of the sequences that have begun and not ended."""
+        return set(self._open)
+
+    def _enter(self, key: _Key, run: _Run) -> None:
+        run.entered = True
+        other = self._runs.get(key)
+        if other is None or not self._lives(other):
+            self._runs[key] = run
+        if len(self._runs) > 2 * self._pool.num_blocks:  # of those that live, each has a block of its own
+            self._runs = {key: run for key, run in self._runs.items() if self._lives(run)}
+
+    def _lives(self, run: _Run) -> bool:
+        return run.promised > run.first or (run.full > run.first and self._holds(run, run.first))
+
+    def _holds(self, run: _Run, i: int) -> bool:
+        return self._pool.allocated_at(run.blocks[i]) <= run.clock
+
+    def _key(self, sequence: Sequence, before: list[int]) -> _Key:
+        i = len(before) * self._size
+        parent, since = (before[-1], self._pool.allocated_at(before[-1])) if before else _ROOT
+        return parent, since, pack(sequence.tokens[i : i + self._size])
+
+    def _equal(self, run: _Run, sequence: Sequence, i: int) -> bool:
+        part = slice(i * self._size, (i + 1) * self._size)
+        return run.tokens[part] == sequence.tokens[part]

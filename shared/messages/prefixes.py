@@ -1,0 +1,14 @@
+"""Scheduler to tokenizers: these prefixes are cached here."""
+
+from shared.messages.codec import Wire
+
+
+class CachedPrefixes(Wire, frozen=True):
+    """Sent when it has changed, and now and then for tokenizers that have just come."""
+
+    scheduler: str
+    """Instance that can be the target of work."""
+    slots: int
+    """Sequences that it runs at once."""
+    hashes: bytes
+    """Packed hashes (`shared.prefix_hashes`), those used last at the end."""

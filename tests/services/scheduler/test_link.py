@@ -1,0 +1,103 @@
+"""Which executor a scheduler asks for. What the line to it does is in test_service.py."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from services.scheduler.link import claim
+from shared import subjects
+from shared.bus import Message
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import Decoder, encode
+from shared.messages.heartbeat import Heartbeat
+from shared.messages.plan import Claim, Claimed
+from shared.peers import Peers
+
+
+class Scene:
+    """Executors that belong to nobody until they are claimed."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(MemoryBroker())
+        self.peers = Peers(self.bus)
+        self.owners: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    async def add(self, instance: str, *, owner: str = "", ready: bool = True) -> None:
+        def on_claim(message: Message) -> None:
+            wanted = Decoder(Claim).decode(message.data)
+            self.asked.append(instance)
+            accepted = self.owners[instance] in {"", wanted.scheduler}
+            if accepted:
+                self.owners[instance] = wanted.scheduler
+            self.bus.publish(message.reply, encode(Claimed(instance, accepted, 64, 4, 8, 200)))
+
+        self.owners[instance] = owner
+        await self.bus.subscribe(f"{subjects.CLAIM}.{instance}", on_claim)
+        await self.beat(instance, free=not owner, ready=ready)
+
+    async def beat(self, instance: str, *, free: bool, ready: bool = True) -> None:
+        beat = Heartbeat("executor", instance, ready, 0, 0, 0, {"free": float(free)})
+        self.bus.publish(f"{subjects.HEARTBEAT}.executor.{instance}", encode(beat))
+        await self.bus.flush()
+
+    async def claim(self, scheduler: str, last: str = "") -> str:
+        found = await claim(self.bus, self.peers, scheduler, "m", last)
+        return found[1].executor if found is not None else ""
+
+
+def play(test: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.peers.listen("executor")
+        await test(scene)
+
+    asyncio.run(main())
+
+
+def test_as_many_schedulers_as_executors_get_one_each() -> None:
+    async def test(scene: Scene) -> None:
+        for i in range(8):
+            await scene.add(f"e{i}")
+        claimed = await asyncio.gather(*(scene.claim(f"s{i}") for i in range(8)))
+        assert sorted(claimed) == sorted(scene.owners)
+        assert await scene.claim("late") == ""
+
+    play(test)
+
+
+def test_one_that_belongs_to_another_is_not_asked() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.add("owned", owner="other")
+        assert await scene.claim("s") == ""
+        await scene.add("free")
+        assert await scene.claim("s") == "free"
+        assert scene.asked == ["free"]
+
+    play(test)
+
+
+def test_the_last_one_is_still_its_own_although_it_does_not_say_that_it_is_free() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.add("mine", owner="s")
+        assert await scene.claim("s") == ""
+        assert await scene.claim("s", last="mine") == "mine"
+
+    play(test)
+
+
+def test_one_that_waits_for_a_higher_term_is_free_though_not_ready() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.add("refused", ready=False)
+        assert await scene.claim("s") == "refused"
+
+    play(test)
+
+
+def test_one_that_has_just_gone_is_passed_over() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.add("there")
+        for i in range(5):
+            await scene.beat(f"gone{i}", free=True)
+        assert await scene.claim("s") == "there"
+
+    play(test)

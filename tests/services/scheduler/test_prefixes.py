@@ -1,0 +1,149 @@
+import pytest
+
+from services.scheduler.blocks import BlockPool
+from services.scheduler.prefixes import Prefixes
+from services.scheduler.sequence import Sequence
+from tests.services.scheduler.cases import sequence
+
+SIZE = 4
+
+
+class Cache:
+    """Prefixes over a pool, and what the policy does with them."""
+
+    def __init__(self, blocks: int = 16) -> None:
+        self.pool = BlockPool(blocks)
+        self.prefixes = Prefixes(self.pool, SIZE)
+
+    def begin(self, tokens: list[int]) -> Sequence:
+        one = sequence(list(tokens))
+        shared = self.prefixes.known(one)
+        assert shared is not None
+        self.pool.share(shared)
+        one.blocks = shared + self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
+        one.computed = one.cached = len(shared) * SIZE
+        self.prefixes.begin(one, shared)
+        return one
+
+    def compute(self, one: Sequence, positions: int) -> None:
+        one.computed = positions
+        self.prefixes.confirm(one)
+
+    def end(self, one: Sequence) -> None:
+        self.prefixes.withdraw(one)
+        self.prefixes.end(one)
+        self.pool.release(one.blocks)
+
+    def run(self, tokens: list[int]) -> Sequence:
+        one = self.begin(tokens)
+        self.compute(one, len(tokens))
+        self.end(one)
+        return one
+
+    def known(self, tokens: list[int]) -> list[int] | None:
+        return self.prefixes.known(sequence(tokens))
+
+
+TEXT = list(range(100, 120))
+
+
+def test_full_blocks_are_known_but_for_the_last_token() -> None:
+    cache = Cache()
+    one = cache.run(TEXT)
+    assert cache.known(TEXT) == one.blocks[:4]
+    assert cache.known([*TEXT, 1]) == one.blocks[:5]
+    assert cache.known(TEXT[:9]) == one.blocks[:2]
+    assert cache.known(TEXT[:3]) == []
+
+
+def test_a_prefix_ends_where_the_tokens_differ() -> None:
+    cache = Cache()
+    one = cache.run(TEXT)
+    assert cache.known([*TEXT[:9], 0, *TEXT[10:]]) == one.blocks[:2]
+    assert cache.known([0, *TEXT]) == []
+
+
+def test_branches_are_followed() -> None:
+    cache = Cache()
+    trunk = cache.run(TEXT)
+    branch = cache.run([*TEXT[:8], *range(50)][:20])
+    assert branch.cached == 8
+    twig = cache.run([*TEXT[:8], *range(8), 99, 98, 97, 96, 95])
+    assert twig.cached == 16
+    assert cache.known([*TEXT, 1]) == trunk.blocks
+    assert cache.known([*twig.tokens, 1]) == [*trunk.blocks[:2], *branch.blocks[2:4], *twig.blocks[4:5]]
+
+
+def test_what_was_generated_is_known_at_the_end() -> None:
+    cache = Cache()
+    one = cache.begin(TEXT[:6])
+    cache.compute(one, 6)
+    one.tokens += TEXT[6:]
+    one.blocks += cache.pool.allocate(3)
+    one.computed = 19
+    assert cache.known([*TEXT, 1]) == one.blocks[:1]
+    cache.end(one)
+    assert cache.known([*TEXT, 1]) == one.blocks[:4]
+
+
+def test_an_equal_prompt_waits_for_what_is_being_computed() -> None:
+    cache = Cache()
+    one = cache.begin(TEXT)
+    assert cache.known(TEXT) is None
+    cache.compute(one, 10)
+    assert cache.known(TEXT) is None
+    assert cache.known([*TEXT[:8], *range(8)]) == one.blocks[:2]
+    cache.compute(one, 20)
+    assert cache.known(TEXT) == one.blocks[:4]
+
+
+def test_nobody_waits_for_one_that_has_gone() -> None:
+    cache = Cache()
+    one = cache.begin(TEXT)
+    cache.compute(one, 10)
+    cache.prefixes.withdraw(one)
+    assert cache.known(TEXT) == one.blocks[:2]
+    cache.end(one)
+    again = cache.begin(TEXT)
+    assert again.cached == 8
+    assert cache.known(TEXT) is None
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_run_that_came_to_nothing_makes_room_for_the_next(steps: int) -> None:
+    cache = Cache()
+    one = cache.begin(TEXT)
+    cache.compute(one, steps)
+    cache.end(one)
+    assert cache.known(TEXT) == []
+    cache.run(TEXT)
+    assert len(cache.known(TEXT) or []) == 4
+
+
+def test_a_block_that_was_given_away_is_known_no_more_nor_what_lies_behind_it() -> None:
+    cache = Cache(blocks=6)
+    one = cache.run(TEXT)
+    other = cache.pool.allocate(3)  # one was never used, then the tail
+    assert cache.known(TEXT) == one.blocks[:3]
+    assert set(other) & set(one.blocks) == {one.blocks[4], one.blocks[3]}
+    cache.pool.release(other)
+    assert cache.known(TEXT) == one.blocks[:3]
+
+
+def test_a_branch_is_lost_with_its_trunk() -> None:
+    cache = Cache(blocks=8)
+    trunk = cache.run(TEXT[:8])
+    cache.run([*TEXT[:8], *range(8)])
+    cache.pool.release(cache.pool.allocate(8))
+    fresh = cache.run([*TEXT[:8], 1])
+    assert fresh.cached == 0
+    assert cache.known([*TEXT[:8], *range(8)]) == fresh.blocks[:2]
+    assert trunk.cached == 0
+
+
+def test_runs_that_are_lost_are_forgotten() -> None:
+    cache = Cache(blocks=4)
+    for i in range(200):
+        cache.run([i] * 12)
+        assert len(cache.prefixes._runs) <= 2 * 4 + 1
+    assert cache.prefixes.open() == set()

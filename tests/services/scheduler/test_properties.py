@@ -1,0 +1,356 @@
+"""Whatever happens between the policy and an executor that lags, nothing is lost, mixed up or starved."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from services.scheduler.blocks import BlockPool, IntegrityError
+from services.scheduler.departures import Departures
+from services.scheduler.ordering import Line
+from services.scheduler.policy import BLOCKS_AHEAD, Limits, Policy
+from services.scheduler.prompts import PATIENCE, STEPS_AHEAD
+from services.scheduler.sequence import Sequence
+from shared.messages import pack, unpack
+from shared.messages.plan import Plan
+from shared.messages.work import Sampling
+from tests.services.scheduler.lagging import LaggingExecutor
+from tests.support.executor import generate
+
+STEPS = 80
+
+
+@dataclass
+class Wanted:
+    """A completion that somebody asked for, over all terms."""
+
+    sequence: Sequence
+    tokens: list[int]
+    """All that it must generate unless it is dropped."""
+    dropped: bool = False
+
+
+class Scheduling(RuleBasedStateMachine):
+    """One policy and one executor at a time."""
+
+    @initialize(
+        num_blocks=st.sampled_from([11, 16, 40]),
+        block_size=st.sampled_from([4, 8]),
+        budget=st.sampled_from([2, 7, 32]),
+        window=st.sampled_from([1, 2, 5, 8]),
+        prefix_cache=st.booleans(),
+        depth=st.integers(0, 2),
+    )
+    def begin(self, num_blocks: int, block_size: int, budget: int, window: int, prefix_cache: bool, depth: int) -> None:
+        self.limits = Limits(num_blocks, block_size, 6, budget, window, prefix_cache)
+        self.depth = depth
+        self.wanted: list[Wanted] = []
+        self.live: dict[int, Wanted] = {}
+        self.ids = 0
+        self.now = 0.0
+        self.begin_term(1)
+
+    def begin_term(self, term: int) -> None:
+        self.policy = Policy(term, self.limits)
+        self.policy.now = self.now
+        self.executor = LaggingExecutor(self.limits.num_blocks, self.limits.block_size, depth=self.depth)
+        self.read = 0
+
+    @rule(
+        length=st.integers(1, 30),
+        text=st.integers(0, 2),  # few, so that prefixes meet
+        max_tokens=st.integers(1, 12),
+        stops=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        user=st.sampled_from(["a", "b"]),
+        patience=st.sampled_from([math.inf, math.inf, 5.0]),
+        times=st.integers(1, 4),
+    )
+    def add(
+        self,
+        length: int,
+        text: int,
+        max_tokens: int,
+        stops: bool,
+        priority: int,
+        user: str,
+        patience: float,
+        times: int,
+    ) -> None:
+        for i in range(times):
+            prompt = [(j // 7 + text + i // 2) % 3 for j in range(length + i)]
+            self.ask(prompt, max_tokens, stops, priority, user, patience)
+
+    def ask(self, prompt: list[int], max_tokens: int, stops: bool, priority: int, user: str, patience: float) -> None:
+        stop_ids = (3, 9) if stops else ()
+        sequence = Sequence(
+            id=0,
+            tokens=prompt,
+            prompt_tokens=len(prompt),
+            sampling=Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens),
+            priority=priority,
+            arrival=len(self.wanted),
+            arrived=self.now,
+            deadline=self.now + patience,
+            user=user,
+        )
+        if self.policy.fits(sequence):
+            wanted = Wanted(sequence, generate(prompt, max_tokens, list(stop_ids)))
+            self.wanted.append(wanted)
+            self.submit(wanted, prompt)
+
+    def submit(self, wanted: Wanted, tokens: list[int]) -> None:
+        """To the policy in force, with the tokens that are known."""
+        self.ids += 1
+        old = wanted.sequence
+        wanted.sequence = Sequence(
+            id=self.ids,
+            tokens=list(tokens),
+            prompt_tokens=old.prompt_tokens,
+            sampling=old.sampling,
+            priority=old.priority,
+            arrival=old.arrival,
+            arrived=old.arrived,
+            deadline=old.deadline,
+            user=old.user,
+        )
+        self.live[self.ids] = wanted
+        self.policy.add(wanted.sequence)
+
+    @rule(choice=st.integers(0, 50), steps=st.integers(0, 8))
+    def drop(self, choice: int, steps: int) -> None:
+        """While the executor is ahead, by steps that are not read yet."""
+        self.run_ahead(steps)
+        if self.live:
+            wanted = list(self.live.values())[choice % len(self.live)]
+            assert self.policy.drop(wanted.sequence.id)
+            self.ended(wanted, dropped=True)
+            self.plan()
+
+    def ended(self, wanted: Wanted, *, dropped: bool) -> None:
+        wanted.dropped = dropped
+        del self.live[wanted.sequence.id]
+
+    @rule()
+    def plan(self) -> None:
+        while True:
+            prompts = list(self.policy.prompts.values())
+            if (plan := self.policy.schedule()) is None:
+                break
+            self.assert_admissions(plan, prompts)
+            self.executor.plans_in.send(plan)
+        for sequence in self.policy.expired:
+            assert self.live[sequence].sequence.deadline <= self.now
+            self.ended(self.live[sequence], dropped=True)
+        self.policy.expired.clear()
+
+    @rule(count=st.integers(1, 4))
+    def deliver_plans(self, count: int) -> None:
+        for _ in range(count):
+            self.executor.plans.extend(self.executor.plans_in.receive())
+
+    @rule(steps=st.integers(1, 8))
+    def run_ahead(self, steps: int) -> None:
+        for _ in range(steps):
+            self.executor.begin_step()
+
+    @rule()
+    def end_step(self) -> None:
+        self.executor.end_step()
+
+    @rule(count=st.integers(1, 4))
+    def deliver_steps(self, count: int) -> None:
+        for _ in range(count):
+            self.take(caught_up=False)
+
+    def take(self, *, caught_up: bool) -> None:
+        wire = self.executor.steps_out
+        for output in wire.catch_up() if caught_up else wire.receive():
+            self.policy.on_step(output)
+            self.read = output.step + 1
+            for sequence, finish in zip(unpack(output.sequences), output.finishes, strict=True):
+                if finish and sequence in self.live:
+                    self.ended(self.live[sequence], dropped=False)
+
+    @rule(times=st.integers(1, 6))
+    def go_on(self, times: int) -> None:
+        """As on a quiet day, but with steps in flight."""
+        for _ in range(times):
+            self.plan()
+            self.deliver_plans(1)
+            self.run_ahead(1)
+            self.deliver_steps(1)
+
+    @rule(plans=st.booleans())
+    def lose(self, plans: bool) -> None:
+        (self.executor.plans_in if plans else self.executor.steps_out).lose()
+
+    @rule(plans=st.booleans())
+    def repeat(self, plans: bool) -> None:
+        (self.executor.plans_in if plans else self.executor.steps_out).repeat()
+
+    @rule()
+    def hear_heartbeats(self) -> None:
+        self.executor.plans.extend(self.executor.plans_in.catch_up())
+        self.take(caught_up=True)
+
+    @rule(seconds=st.sampled_from([1.0, 30.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.policy.now = self.now
+
+    @rule(rarely=st.integers(0, 15))
+    def lose_executor(self, rarely: int) -> None:
+        if not rarely:
+            known = [(wanted, wanted.sequence.tokens) for wanted in self.live.values()]
+            self.live.clear()
+            self.begin_term(self.policy.term + 1)
+            for wanted, tokens in known:
+                self.submit(wanted, tokens)
+
+    @invariant()
+    def books_balance(self) -> None:
+        self.policy.check()
+
+    @invariant()
+    def nobody_writes_to_what_is_not_its_own(self) -> None:
+        """Not even steps that began before the scheduler took the block away, until it has read them."""
+        holders = [*self.policy.running, *self.policy.departures]
+        held = {sequence.id: set(sequence.blocks) for sequence in holders}
+        for step in range(self.read, self.executor.step):
+            for sequence, blocks in self.executor.written.get(step, ()):
+                assert blocks <= held.get(sequence, set()), "a block was given away under a step in flight"
+        size = self.limits.block_size
+        writable = Counter(block for s in holders for block in s.blocks[s.computed // size :])
+        readers = Counter(block for s in holders for block in s.blocks)
+        assert all(readers[block] == 1 for block in writable), "a block has two owners and is not yet full"
+
+    @invariant()
+    def little_is_wasted(self) -> None:
+        for s in self.policy.running:
+            needed = min(len(s.tokens) - 1 + min(self.limits.window, BLOCKS_AHEAD), s.last_position)
+            assert len(s.blocks) <= -(-needed // self.limits.block_size)
+
+    def assert_admissions(self, plan: Plan, prompts: list[Sequence]) -> None:
+        """Reserved blocks: a prompt joins those in progress only where it will soon be reached."""
+        left = [(s.priority, len(s.tokens) - s.computed) for s in prompts]
+        for added in plan.added:
+            joined = self.live[added.sequence].sequence
+            own = joined.priority, len(joined.tokens)
+            before = sum(tokens for priority, tokens in left if (priority, tokens) <= own)
+            assert before < STEPS_AHEAD * self.limits.budget
+            left.append((joined.priority, len(joined.tokens) - joined.computed))
+
+    @invariant()
+    def nobody_is_passed_for_long(self) -> None:
+        """Each prompt that is overdue goes first for a step, and an order takes effect within a window."""
+        bound = PATIENCE + self.limits.max_running * (self.limits.window + 1)
+        for s in self.policy.running:
+            assert s.id not in self.policy.prompts or self.policy.runs - s.served <= bound
+
+    @invariant()
+    def the_executor_stays_within_lease_and_budget(self) -> None:
+        assert self.executor.runs <= self.policy.lease_until <= self.policy.runs + self.limits.window
+        assert self.executor.widest <= self.limits.budget
+
+    def teardown(self) -> None:
+        if not hasattr(self, "policy"):
+            return
+        for _ in range(3000):
+            self.plan()
+            self.executor.plans.extend(self.executor.plans_in.catch_up())
+            moved = self.executor.begin_step()
+            while self.executor.outputs:
+                self.executor.end_step()
+            self.take(caught_up=True)
+            self.books_balance()
+            self.nobody_is_passed_for_long()
+            if not moved and not self.live and not self.executor.slots:
+                break
+        assert not self.live, "sequences are stuck"
+        assert not self.policy.live
+        assert self.policy.pool.available == self.limits.num_blocks, "blocks are lost"
+        assert not self.executor.slots, "slots are lost"
+        for wanted in self.wanted:
+            got = wanted.sequence.tokens[wanted.sequence.prompt_tokens :]
+            assert got == (wanted.tokens[: len(got)] if wanted.dropped else wanted.tokens)
+
+
+def check(examples: int, *, shrink: bool = True) -> None:
+    phases = set(Phase) if shrink else {Phase.generate}
+    run_state_machine_as_test(
+        Scheduling,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            phases=tuple(phases),
+            report_multiple_bugs=shrink,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )
+
+
+def test_nothing_breaks_an_invariant() -> None:
+    check(100)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_nothing_breaks_an_invariant_in_many_runs() -> None:
+    check(2000)
+
+
+def free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that two sequences share is freed by the first."""
+    release = BlockPool.release
+
+    def faulty(self: BlockPool, blocks: list[int]) -> None:
+        release(self, blocks)
+        if len(blocks) > 2:
+            self._idle[blocks[0]] = None
+
+    monkeypatch.setattr(BlockPool, "release", faulty)
+
+
+def free_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a live sequence are free with the next step that is read, though one in flight may write to them."""
+    answered = Departures.answered
+    monkeypatch.setattr(Departures, "answered", lambda self, plan: answered(self, 1 << 30))
+
+
+def lose_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block of a long table is forgotten."""
+    release = BlockPool.release
+    monkeypatch.setattr(BlockPool, "release", lambda self, blocks: release(self, blocks[:3]))
+
+
+def keep_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is never free again after a preemption or a drop."""
+    left = Policy._left
+
+    def faulty(self: Policy, sequence: Sequence) -> None:
+        left(self, sequence)
+        self._free_slots.pop()
+
+    monkeypatch.setattr(Policy, "_left", faulty)
+
+
+def starve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in five never has its turn."""
+    turns = Line.turns
+    monkeypatch.setattr(Line, "turns", lambda self: (s for s in turns(self) if s.id % 5))
+
+
+@pytest.mark.parametrize(
+    "plant", [free_twice, free_early, lose_block, keep_slot, starve], ids=lambda plant: plant.__name__
+)
+def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, IntegrityError)):
+        check(200, shrink=False)
