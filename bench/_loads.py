@@ -3,6 +3,7 @@
 import csv
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from bench._virtual import Request
@@ -20,11 +21,17 @@ def _prompt(draw: random.Random, tokens: int) -> list[int]:
     return draw.choices(range(_VOCABULARY), k=tokens)
 
 
-def sharegpt(draw: random.Random, count: int) -> list[Request]:
-    """Lengths of ShareGPT conversations that vLLM's filter keeps, in Llama-2 tokens; no prompt shares anything."""
+@cache
+def sharegpt_lengths() -> list[tuple[int, int]]:
+    """Tokens of prompt and answer of the ShareGPT conversations that vLLM's filter keeps, in Llama-2 tokens."""
     with _SHAREGPT.open(newline="") as file:
-        pairs = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
-    return [Request(0.0, _prompt(draw, prompt), output) for prompt, output in draw.choices(pairs, k=count)]
+        return [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+
+
+def sharegpt(draw: random.Random, count: int) -> list[Request]:
+    """ShareGPT's lengths; no prompt shares anything."""
+    chosen = draw.choices(sharegpt_lengths(), k=count)
+    return [Request(0.0, _prompt(draw, prompt), output) for prompt, output in chosen]
 
 
 def _sonnet(output: int) -> Lengths:

@@ -54,8 +54,15 @@ def roofline(system: System) -> Roofline:
 
 def pipeline(system: System, variant: Variant) -> VirtualPipeline:
     """A fresh engine."""
+    table = SlotTable if variant.splitfuse else PrefillFirst
+    host = Host(asynchronous=variant.asynchronous)
+    return VirtualPipeline(limits(system, variant), roofline(system), host, table, 2 * system.longest)
+
+
+def limits(system: System, variant: Variant) -> Limits:
+    """What the scheduler is told of a system."""
     times = roofline(system)
-    limits = Limits(
+    return Limits(
         num_blocks=times.kv_room(MEMORY_SHARE) // (times.kv_bytes * variant.block_size),
         block_size=variant.block_size,
         max_num_seqs=SLOTS,
@@ -63,5 +70,3 @@ def pipeline(system: System, variant: Variant) -> VirtualPipeline:
         window=variant.window,
         prefix_cache=variant.prefix_cache,
     )
-    table = SlotTable if variant.splitfuse else PrefillFirst
-    return VirtualPipeline(limits, times, Host(asynchronous=variant.asynchronous), table, 2 * system.longest)

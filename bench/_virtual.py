@@ -4,7 +4,6 @@ Nothing runs here but them: a roofline says how long a step takes, and `Host` wh
 figure from here is simulated.
 """
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,11 +11,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from bench._clock import Clock
 from bench._waste import Waste
 from services.executor.devices.protocol import Capacity
 from services.executor.devices.roofline import Roofline
 from services.executor.devices.sim import choices
-from services.executor.slots import Columns, SlotTable
+from services.executor.flight import Columns
+from services.executor.slots import SlotTable
 from services.scheduler.policy import Limits, Policy
 from services.scheduler.sequence import Sequence
 from shared.messages import unpack
@@ -58,8 +59,12 @@ class Request:
     """Tokens that it generates."""
     client: int = 0
     """Whose it is, in a closed loop."""
+    tokens: list[int] = field(default_factory=list)
+    """Those that were generated."""
     tokens_at: list[float] = field(default_factory=list)
-    """When each token reached the client."""
+    """When each of them reached the client."""
+    cached: int = 0
+    """Tokens of the prompt that were found in the prefix cache."""
 
     @property
     def ttft(self) -> float:
@@ -98,21 +103,36 @@ Then = Callable[[Request], Request | None]
 
 
 class VirtualPipeline:
-    """One scheduler and one executor. Use once."""
+    """One scheduler and one executor. Use once.
 
-    def __init__(self, limits: Limits, roofline: Roofline, host: Host, table: type[SlotTable], longest: int) -> None:
-        """`longest`: tokens of the longest sequence; `table`: how steps are composed."""
+    Attributes:
+        policy: the scheduler's.
+        then: what is done when a request has ended.
+        read: called when the scheduler has read a step output.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        roofline: Roofline,
+        host: Host,
+        table: type[SlotTable],
+        longest: int,
+        clock: Clock | None = None,
+    ) -> None:
+        """`longest`: tokens of the longest sequence; `table`: how steps are composed; `clock`: of several pipelines."""
         capacity = Capacity(limits.num_blocks, limits.block_size, limits.max_num_seqs, longest, _VOCABULARY)
-        self._policy = Policy(1, limits)
+        self.policy = Policy(1, limits)
         self._table = table(capacity)
         self._roofline = roofline
         self._host = host
-        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._count = 0
-        self._now = 0.0
+        self._clock = clock or Clock()
         self._requests: dict[int, Request] = {}
+        self._sequences: dict[int, Sequence] = {}
         self._outstanding = 0
-        self._then: Then = _stop
+        self._working_since = 0.0
+        self.then: Then = _stop
+        self.read: Callable[[], None] = _ignore
         self._scheduler_free = 0.0
         self._inbox: list[Plan] = []
         self._plan = self._lease_until = self._runs = self._step = 0
@@ -122,55 +142,58 @@ class VirtualPipeline:
 
     def run(self, requests: Iterable[Request], then: Then | None = None) -> Trace:
         """Serves `requests`, and what `then` makes of each that has ended, to the last one."""
-        self._then = then or _stop
+        self.then = then or _stop
         for request in requests:
             self._send(request)
-        while self._events:
-            now, _, action, arguments = heapq.heappop(self._events)
-            if self._outstanding:
-                self.trace.working += now - self._now
-            self._now = now
-            action(*arguments)
+        self._clock.run()
+        return self.finish()
+
+    def finish(self) -> Trace:
+        """What the run left behind, once the clock has nothing more to do."""
         if self._outstanding:
             raise RuntimeError(f"{self._outstanding} requests never ended")
-        self.trace.preemptions = self._policy.preemptions
+        self.trace.preemptions = self.policy.preemptions
         return self.trace
 
-    def _at(self, when: float, action: Callable[..., None], *arguments: object) -> None:
-        heapq.heappush(self._events, (when, self._count, action, arguments))
-        self._count += 1
-
     def _send(self, request: Request) -> None:
-        self._at(request.at, self._sent)
-        self._at(request.at + self._host.edge / 2, self._arrive, request)
+        self._clock.at(request.at, self.expect)
+        self._clock.at(request.at + self._host.edge / 2, self.arrive, request)
 
-    def _sent(self) -> None:
+    def expect(self) -> None:
+        """A request has been sent here."""
+        if not self._outstanding:
+            self._working_since = self._clock.now
         self._outstanding += 1
 
-    def _arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> Sequence:
+        """The scheduler takes a request in."""
         number = len(self._requests) + 1
         self._requests[number] = request
         sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, request.output)
-        self._policy.add(Sequence(number, list(request.prompt), len(request.prompt), sampling, arrival=number))
+        sequence = Sequence(number, list(request.prompt), len(request.prompt), sampling, arrival=number)
+        self._sequences[number] = sequence
+        self.policy.add(sequence)
         self._schedule(0)
+        return sequence
 
     def _read(self, output: StepOutput) -> None:
         """The scheduler reads a step output."""
-        self._policy.on_step(output)
+        self.policy.on_step(output)
         self._schedule(len(output.finishes))
+        self.read()
 
     def _schedule(self, rows: int) -> None:
         """The scheduler is one thread: what it does takes its time, and the next message waits for it."""
-        began = max(self._now, self._scheduler_free)
+        began = max(self._clock.now, self._scheduler_free)
         self._scheduler_free = began + self._host.schedule + rows * self._host.schedule_row
-        while (plan := self._policy.schedule()) is not None:
-            self._at(self._scheduler_free + self._host.round_trip / 2, self._receive, plan)
+        while (plan := self.policy.schedule()) is not None:
+            self._clock.at(self._scheduler_free + self._host.round_trip / 2, self._receive, plan)
 
     def _receive(self, plan: Plan) -> None:
         self._inbox.append(plan)
         if self._idle:
             self._idle = False
-            self._at(self._now, self._boundary)
+            self._clock.at(self._clock.now, self._boundary)
 
     def _boundary(self) -> None:
         """What the step loop does between two steps, and the step behind it."""
@@ -178,27 +201,28 @@ class VirtualPipeline:
         for plan in plans:
             self._table.apply(plan)
             self._plan, self._lease_until = plan.number, plan.lease_until
-        batch = self._table.next_batch() if self._runs < self._lease_until else None
-        if batch is None:
+        flight = self._table.launch() if self._runs < self._lease_until else None
+        if flight is None:
             self._idle = True
             if plans:
-                self._at(max(self._now, self._ends[-1]), self._emit, self._output(Columns(), 0.0))
+                self._clock.at(max(self._clock.now, self._ends[-1]), self._emit, self._output(Columns(), 0.0))
             return
         self._runs += 1
+        batch = flight.batch
         rows = len(batch.slots)
         positions = batch.starts + batch.widths
         # Tokens are known as soon as a step is composed: of what follows, only their times are to be found out.
         picked = choices(batch.slots.astype(np.uint64), positions, _VOCABULARY)
-        columns = self._table.take(batch, np.where(batch.samples, picked, -1))
+        columns = self._table.record(flight, np.where(batch.samples, picked, -1))
         work = self._host.step + rows * self._host.step_row
         seconds = self._roofline.seconds(batch.starts, batch.widths, batch.samples)
-        self._ends.append(max(self._now + work, self._ends[-1]) + seconds)
+        self._ends.append(max(self._clock.now + work, self._ends[-1]) + seconds)
         self.trace.busy += seconds
         self.trace.steps += 1
         self.trace.rows += rows
-        self._at(self._ends[-1], self._emit, self._output(columns, seconds))
-        queued = self._now + work
-        self._at(max(queued, self._ends[0]) if self._host.asynchronous else self._ends[-1], self._boundary)
+        self._clock.at(self._ends[-1], self._emit, self._output(columns, seconds))
+        queued = self._clock.now + work
+        self._clock.at(max(queued, self._ends[0]) if self._host.asynchronous else self._ends[-1], self._boundary)
 
     def _output(self, columns: Columns, seconds: float) -> StepOutput:
         output = StepOutput(1, self._step, self._plan, *columns, elapsed_us=round(seconds * 1e6))
@@ -207,25 +231,33 @@ class VirtualPipeline:
 
     def _emit(self, output: StepOutput) -> None:
         """A step has ended: tokens go to the clients, the output to the scheduler."""
-        at = self._now + self._host.edge / 2
+        at = self._clock.now + self._host.edge / 2
         rows = zip(unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True)
         for sequence, token, finish in rows:
             if token == NO_TOKEN:
                 continue
             request = self._requests[sequence]
+            request.tokens.append(token)
             request.tokens_at.append(at)
             if finish:
-                self._at(at, self._end, request)
-        self.trace.waste.sample(self._policy, output)
-        self._at(self._now + self._host.round_trip / 2, self._read, output)
+                request.cached = self._sequences.pop(sequence).cached or 0
+                self._clock.at(at, self._end, request)
+        self.trace.waste.sample(self.policy, output)
+        self._clock.at(self._clock.now + self._host.round_trip / 2, self._read, output)
 
     def _end(self, request: Request) -> None:
         self._outstanding -= 1
+        if not self._outstanding:
+            self.trace.working += self._clock.now - self._working_since
         self.trace.requests.append(request)
-        following = self._then(request)
+        following = self.then(request)
         if following is not None:
             self._send(following)
 
 
 def _stop(_: Request) -> None:
+    return None
+
+
+def _ignore() -> None:
     return None

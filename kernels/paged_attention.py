@@ -159,8 +159,8 @@ def reference(
     alibi: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`paged_attention` in float64, [cu_queries[-1], heads, head_size]."""
-    cu = batch.cu_queries.tolist()
-    out = torch.zeros(cu[-1], layer.heads, layer.head_size, dtype=torch.float64)
+    cu, device = batch.cu_queries.tolist(), query.device
+    out = torch.zeros(cu[-1], layer.heads, layer.head_size, dtype=torch.float64, device=device)
     for row, (slot, length) in enumerate(zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)):
         first, last = cu[row], cu[row + 1]
         if length == 0 or first == last:
@@ -176,10 +176,11 @@ def reference(
         scores = query[first:last].double().transpose(0, 1) @ gather(key_cache, layer.key_scale).mT * layer.scale
         if layer.soft_cap:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-        distance = torch.arange(length - (last - first), length)[:, None] - torch.arange(length)
+        positions = torch.arange(length, device=device)
+        distance = positions[length - (last - first) :, None] - positions
         if alibi is not None:
             scores -= alibi.double()[:, None, None] * distance
-        hidden = (distance < 0) | (distance >= layer.window if layer.window else torch.tensor(False))
+        hidden = (distance < 0) | (distance >= (layer.window or length))
         scores.masked_fill_(hidden, float("-inf"))
         out[first:last] = (scores.softmax(-1) @ gather(value_cache, layer.value_scale)).transpose(0, 1)
     return out

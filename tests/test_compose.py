@@ -16,6 +16,7 @@ import openai
 import yaml
 
 from pagewire.broker import find_server
+from pagewire.stack import REPLICATED
 from shared.config import FIELDS, variable
 from tests.support.waiting import until
 
@@ -120,6 +121,13 @@ def test_every_service_is_there_and_is_watched() -> None:
         assert services[name]["command"] == ["python", "-m", f"services.{name}"]
         assert services[name]["healthcheck"]["test"] == ["CMD", "pagewire", "status", "--service", name]
         assert all(rule["condition"] == "service_healthy" for rule in services[name]["depends_on"].values())
+
+
+def test_one_variable_sets_the_replicas() -> None:
+    services = compose()
+    for name in SERVICES:
+        assert services[name]["environment"]["PAGEWIRE_DATA_PARALLEL_SIZE"] == "1"
+        assert services[name].get("deploy") == ({"replicas": "1"} if name in REPLICATED else None)
 
 
 def test_every_variable_is_a_setting() -> None:

@@ -52,14 +52,15 @@ class Detokenizer:
 
     def heartbeat(self) -> Heartbeat:
         """Ready while it takes streams. `term` and `step` are those of the newest term that it reads."""
-        term, step = self._steps.position
+        reads = self._steps.positions
+        term, step = max(reads.items(), default=(0, 0))
         load = {
             "streams": float(len(self._registry)),
             "frames": float(self._outbox.frames),
             "tokens": float(self._streams.tokens),
             "dropped_replies": float(self._inboxes.dropped),
         }
-        return Heartbeat("detokenizer", self._context.instance, self._ready, term, plan=0, step=step, load=load)
+        return Heartbeat("detokenizer", self._context.instance, self._ready, term, 0, step, load, reads)
 
     async def run(self) -> None:
         """Serves until cancelled; then open streams end with an error.

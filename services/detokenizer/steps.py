@@ -36,9 +36,9 @@ class Steps:
         self._healing: set[str] = set()
 
     @property
-    def position(self) -> tuple[int, int]:
-        """Newest term that is read, and its last step; (0, 0) before the first one."""
-        return max(((reader.term, reader.last) for reader in self._readers.values()), default=(0, 0))
+    def positions(self) -> dict[int, int]:
+        """The last step read of each term."""
+        return {reader.term: reader.last for reader in self._readers.values()}
 
     def on_step(self, message: Message) -> None:
         """A step of some executor."""

@@ -82,6 +82,8 @@ class Streams:
         if before is not None:
             if (attach.generation, attach.term) < (before.generation, before.term):
                 return Attached(AttachState.UNKNOWN, (), b"")
+            if before.scheduler != attach.scheduler:
+                self._finish_rest(stream, FinishReason.SUPERSEDED)  # if it was only frozen, it works for nobody now
             self._routes.unbind(stream, before)
         stream.attachment = attach
         choices = _choices(stream)

@@ -11,8 +11,9 @@ import structlog
 from services.executor.claims import Ownership
 from services.executor.devices.protocol import Capacity
 from services.executor.inbox import PlanInbox
-from services.executor.loop import Ran, Refused, StepLoop
+from services.executor.loop import StepLoop
 from services.executor.replays import Replays
+from services.executor.results import Ran, Refused
 from services.executor.ring import Ring
 from services.executor.spans import Spans
 from services.executor.thread import DeviceThread
@@ -57,6 +58,9 @@ class Executor:
     def heartbeat(self) -> Heartbeat:
         """Ready while it can run steps. `plan` is the last one received without a gap, `step` the last published."""
         steps = self._steps
+        load: dict[str, float] = {}
+        if steps is not None:
+            load = {"free": float(self._owner.free), **asdict(steps.counters)}
         return Heartbeat(
             service="executor",
             instance=self._context.instance,
@@ -64,7 +68,7 @@ class Executor:
             term=self._owner.term,
             plan=self._inbox.last,
             step=self._last_step,
-            load={} if steps is None else {name: float(value) for name, value in asdict(steps.counters).items()},
+            load=load,
         )
 
     async def run(self) -> None:
@@ -88,7 +92,7 @@ class Executor:
         subscriptions = [
             await self._bus.subscribe(f"{subjects.PLAN}.{instance}", self._on_plan),
             await self._bus.subscribe(f"{subjects.REPLAY}.{instance}", self._on_replay),
-            await self._bus.subscribe(subjects.CLAIM, partial(self._on_claim, device.capacity), queue="executor"),
+            await self._bus.subscribe(f"{subjects.CLAIM}.{instance}", partial(self._on_claim, device.capacity)),
         ]
         self._ready = True
         self._context.announce()

@@ -58,6 +58,7 @@ class Completions:
             model=request.model or "",
             request_id=request.request_id or "",
             priority=request.priority or 0,
+            user=request.user or "",
             timeout=TIMEOUT,
             traceparent=_traceparent(scope),
         )

@@ -34,6 +34,12 @@ def test_prefill_first_stalls_streams() -> None:
     assert off["itl_p99"] > 1.3 * on["itl_p99"]
 
 
+@pytest.mark.parametrize("window", [8, 16])
+@pytest.mark.parametrize("qps", [8.0, math.inf])
+def test_little_memory_is_wasted_however_long_the_lease_is(qps: float, window: int) -> None:
+    assert figures(Variant(window=window), qps=qps)["waste"] <= 0.04
+
+
 def test_larger_blocks_waste_more() -> None:
     small, large = (figures(Variant(block_size=size), qps=8.0) for size in (1, 256))
     assert small["waste"] < large["waste"] / 3

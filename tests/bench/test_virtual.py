@@ -14,7 +14,8 @@ from bench._virtual import Host, Request, VirtualPipeline
 from services.executor.devices.protocol import Capacity
 from services.executor.devices.sim import SimDevice
 from services.executor.inbox import PlanInbox
-from services.executor.loop import Ran, Refused, StepLoop
+from services.executor.loop import StepLoop
+from services.executor.results import Ran, Refused
 from services.executor.slots import SlotTable
 from services.scheduler.policy import Policy
 from services.scheduler.sequence import Sequence
@@ -118,7 +119,7 @@ def test_real_time_has_the_same_order() -> None:
     """The step loop on its thread and a device that sleeps, beside the same trace in virtual time."""
     shapes = [(0.0, 300, 30), (0.015, 40, 60), (0.1, 800, 3), (0.28, 10, 60), (0.45, 200, 2)]
     virtual, real = ([request(*parts, first=100 * i) for i, parts in enumerate(shapes)] for _ in range(2))
-    serve(*virtual, host=replace(INSTANT, asynchronous=False))
+    serve(*virtual)
     _serve_in_real_time(real)
     assert milestones(real) == milestones(virtual)
     for one, other in zip(real, virtual, strict=True):

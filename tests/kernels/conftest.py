@@ -32,6 +32,21 @@ def teach_bfloat16_products() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
+def teach_fp8_rounding() -> None:
+    """The interpreter's conversion to eight bits loses the carry when it rounds: give it PyTorch's."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    plain = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.float8e4nv):
+            return plain(data, source, target, mode)
+        return torch.from_numpy(data.view(np.float32)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    interpreter._convert_float = convert
+
+
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     os.environ["TRITON_INTERPRET"] = "1"
     # PyTorch and transformers may have imported Triton as a compiler in a shared session: begin again.
@@ -39,6 +54,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         if not name.startswith(("triton._C", "kernels.cpu")):
             del sys.modules[name]
     teach_bfloat16_products()
+    teach_fp8_rounding()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

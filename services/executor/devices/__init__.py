@@ -40,6 +40,10 @@ def open_device(settings: Settings, folder: Path) -> Device:
         ConfigurationError: the device is not known or not there, the model cannot be loaded, or the pool would be
             too small.
     """
+    if settings.kv_cache_dtype != "auto" and settings.device != "cuda":
+        raise ConfigurationError(
+            f"kv-cache-dtype {settings.kv_cache_dtype} is not built for device {settings.device}: set it to auto"
+        )
     if settings.device == "cpu":
         return _open_cpu(settings, folder)
     if settings.device == "cuda":
@@ -60,6 +64,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if cores > 2:
         threads = min(threads, cores - 1)  # the other services need a core too
+    threads = max(1, threads // settings.data_parallel_size)
     native, operators = has_half_precision(Path("/proc/cpuinfo")), _operators(threads)
     torch.set_num_threads(threads if native or operators is None else 1)  # torch has no large work beside the kernels
     emulated = settings.dtype == "auto" and not native and operators is None
@@ -70,7 +75,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     else:
         block_bytes = CompiledBackend.bytes_per_block(operators, spec, settings.block_size, dtype)
         model = CompiledLM(model, operators, length, native_bf16=native)
-    blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE))
+    blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE / settings.data_parallel_size))
     capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
     if operators is None:

@@ -98,6 +98,11 @@ class Norm(nn.Module):
         """[T, D] or [T, H, D] -> the same shape."""
         return self._operators.rms_norm(x, self.weight, self.eps)
 
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RMSNorm.add`."""
+        total = x + residual
+        return self(total), total
+
 
 class Activation(nn.Module):
     """`SiluMul`."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from services.executor.models.config import Common, Positive
-from services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm
+from services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm, embedding
 from services.executor.models.model import Attend, CausalLM, Spec
 from services.executor.models.rope import RotaryEmbedding, Rotate, read_rope
 
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """One block of the transformer."""
+    """One block of the transformer. What it adds to the residual is added by the norm behind it, in the same pass."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -104,11 +104,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
-    def forward(self, x: Tensor, rotate: Rotate, attend: Attend) -> Tensor:
-        """[T, D] -> [T, D]."""
-        x = x + self.self_attn(self.input_layernorm(x), rotate, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
+    def forward(self, x: Tensor, residual: Tensor, rotate: Rotate, attend: Attend) -> tuple[Tensor, Tensor]:
+        """[T, D] that the layer before adds, and the residual [T, D] that lacks it -> the same of this layer."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(self.self_attn(x, rotate, attend), residual)
+        return self.mlp(x), residual
 
 
 class Decoder(nn.Module):
@@ -116,7 +116,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         rope = read_rope(
@@ -126,11 +126,12 @@ class Decoder(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[T], [T] -> [T, D]."""
-        x: Tensor = self.embed_tokens(token_ids)
-        rotate = self.rotary(positions, x.dtype)
+        residual: Tensor = self.embed_tokens(token_ids)
+        rotate = self.rotary(positions, residual.dtype)
+        x = torch.zeros_like(residual)  # nothing comes before the first layer
         for layer in self.layers:
-            x = layer(x, rotate, attend)
-        out: Tensor = self.norm(x)
+            x, residual = layer(x, residual, rotate, attend)
+        out, _ = self.norm.add(x, residual)
         return out
 
 

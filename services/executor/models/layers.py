@@ -7,6 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+def embedding(entries: int, width: int) -> nn.Embedding:
+    """An embedding whose values come later: to draw some first, on any device, torch loads its compiler for seconds."""
+    return nn.Embedding(entries, width, _weight=torch.empty(entries, width))
+
+
 class RMSNorm(nn.Module):
     """Root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension."""
 
@@ -18,6 +23,11 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same shape."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of x + residual, and that sum, which may overwrite `residual`. All are [T, width]."""
+        total = x + residual
+        return self(total), total
 
 
 class PackedLinear(nn.Module):

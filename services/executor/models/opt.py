@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from services.executor.models.config import Common, Positive
-from services.executor.models.layers import PackedLinear
+from services.executor.models.layers import PackedLinear, embedding
 from services.executor.models.model import Attend, CausalLM, Spec
 
 POSITION_OFFSET = 2
@@ -99,8 +99,8 @@ class Decoder(nn.Module):
     def __init__(self, config: OPTConfig) -> None:
         super().__init__()
         width, outer = config.hidden_size, config.embedding_width
-        self.embed_tokens = nn.Embedding(config.vocab_size, outer)
-        self.embed_positions = nn.Embedding(config.max_position_embeddings + POSITION_OFFSET, width)
+        self.embed_tokens = embedding(config.vocab_size, outer)
+        self.embed_positions = embedding(config.max_position_embeddings + POSITION_OFFSET, width)
         self.project_in = nn.Linear(outer, width, bias=False) if outer != width else nn.Identity()
         self.project_out = nn.Linear(width, outer, bias=False) if outer != width else nn.Identity()
         normed = config.do_layer_norm_before and not config.remove_final_layer_norm

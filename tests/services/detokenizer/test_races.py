@@ -338,6 +338,22 @@ class TestAttachment:
 
         run(main())
 
+    def test_a_scheduler_hears_that_another_one_has_its_request(self, folder: Path) -> None:
+        """Race 4, with two replicas: a frozen one wakes, and would run to the end what nobody reads."""
+
+        async def main() -> None:
+            async with rig(folder) as world:
+                reader = await world.open()
+                await world.attach()
+                await world.attach(term=2, generation=1)
+                await world.attach(term=3, generation=2, scheduler="s2", first_sequence=1, executor="e2")
+                await until(lambda: world.finished == [([100], FinishReason.SUPERSEDED)])
+                world.step((1, 0, HELLO[0], Finish.LENGTH), term=3, step=0, executor="e2")
+                await reader.end()
+                assert [d.token_ids[0] for d in reader.deltas] == HELLO[:1]
+
+        run(main())
+
     def test_a_step_of_before_a_preemption_keeps_its_tokens(self, folder: Path) -> None:
         """The sequence goes on in the same attachment: what is computed again comes at positions that are known."""
 

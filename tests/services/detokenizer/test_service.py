@@ -297,6 +297,7 @@ def test_the_heartbeat_tells_what_is_going_on(folder: Path) -> None:
             await reader.end()
             beat = world.service.heartbeat()
             assert (beat.service, beat.ready, beat.term, beat.step) == ("detokenizer", True, 7, 3)
+            assert beat.reads == {7: 3}
             assert beat.load["tokens"] == 1
             assert beat.load["frames"] == 3
 

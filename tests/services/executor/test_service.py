@@ -43,7 +43,7 @@ class Bench:
 
     async def claim(self, term: int, scheduler: str = "a", model: str = MODEL) -> Claimed:
         request = encode(Claim(scheduler, term, model))
-        answer = await self.bus.request(subjects.CLAIM, request, timeout=PATIENCE)
+        answer = await self.bus.request(f"{subjects.CLAIM}.{INSTANCE}", request, timeout=PATIENCE)
         return Decoder(Claimed).decode(answer.data)
 
     def send(self, message: Plan) -> None:
@@ -98,6 +98,15 @@ def test_a_claim_tells_what_the_executor_holds(serve: Serve) -> None:
         )
         beat = await bench.beats.get()
         assert (beat.ready, beat.term, beat.plan, beat.step) == (True, 4, 0, -1)
+
+    serve(test, FakeDevice())
+
+
+def test_it_says_whether_it_is_free(serve: Serve) -> None:
+    async def test(bench: Bench) -> None:
+        assert bench.executor.heartbeat().load["free"] == 1
+        assert (await bench.claim(5, "a")).accepted
+        assert bench.executor.heartbeat().load["free"] == 0
 
     serve(test, FakeDevice())
 

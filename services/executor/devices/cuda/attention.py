@@ -25,12 +25,22 @@ class KVPool:
     """
 
     def __init__(
-        self, spec: Spec, heads: int, capacity: Capacity, dtype: torch.dtype, runtime: Runtime, max_tokens: int
+        self,
+        spec: Spec,
+        heads: int,
+        capacity: Capacity,
+        dtype: torch.dtype,
+        runtime: Runtime,
+        max_tokens: int,
+        cached: torch.dtype | None = None,
     ) -> None:
-        """Steps have usually up to `max_tokens` tokens."""
+        """Steps have usually up to `max_tokens` tokens, in `dtype`; keys and values are kept as `cached`.
+
+        With float8_e4m3fn they have no scale: what exceeds 448 is cut.
+        """
         kv_heads, dim = spec.num_kv_heads, spec.head_dim
         shape = (len(spec.windows), 2, capacity.num_blocks + 1, kv_heads, capacity.block_size, dim)
-        pool = torch.zeros(shape, dtype=dtype, device=runtime.device)
+        pool = torch.zeros(shape, dtype=cached or dtype, device=runtime.device)
         self.dummy = capacity.num_blocks
         self.caches = [(layer[0], layer[1]) for layer in pool]
         self.layers = [Attention(heads, kv_heads, dim, dim**-0.5, window) for window in spec.windows]
@@ -51,9 +61,9 @@ class KVPool:
         return torch.zeros(tokens, *self._attended.shape[1:], dtype=self._attended.dtype, device=self._attended.device)
 
     @staticmethod
-    def bytes_per_block(spec: Spec, block_size: int, dtype: torch.dtype) -> int:
+    def bytes_per_block(spec: Spec, block_size: int, cached: torch.dtype) -> int:
         """Memory that one block takes over all layers."""
-        return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * cached.itemsize
 
 
 class PagedAttend:
@@ -71,8 +81,7 @@ class PagedAttend:
         """Cuts the contexts, once per step."""
         for layer in {layer.window: layer for layer in self._pool.layers}.values():
             plan = self._pool.plans[layer.window]
-            itemsize = self._pool.caches[0][0].element_size()
-            tile = split_attention.tiling(layer.head_size, itemsize, layer.group)["TILE"]
+            tile = split_attention.tiling(layer.head_size, self._out.element_size(), layer.group)["TILE"]
             limit = split_attention.most_queries(layer)
             lengths, cu_queries = self._batch.lengths, self._batch.cu_queries
             plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, plan.cu_splits, plan.split_size)

@@ -60,17 +60,17 @@ class Unrotated(nn.Module):
 
 
 class Norm(nn.Module):
-    """`RMSNorm`."""
+    """`RMSNorm` of hidden states."""
 
     def __init__(self, plain: RMSNorm) -> None:
         super().__init__()
         self.weight, self.eps = plain.weight, plain.eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, D] -> the same shape."""
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """See `RMSNorm.add`: one pass, in which the sum overwrites `residual`."""
         out = torch.empty_like(x)
-        rms_norm(x, self.weight, self.eps, out)
-        return out
+        rms_norm(x, self.weight, self.eps, out, residual)
+        return out, residual
 
 
 class Activation(nn.Module):

@@ -20,6 +20,9 @@ from shared.config import Settings
 from shared.errors import ConfigurationError
 from shared.model_folder import max_model_len, read_config
 
+FP8 = torch.float8_e4m3fn
+FP8_SINCE = (8, 9)
+"""Compute capability that converts to and from it."""
 GRAPHS = 1 << 30
 """Bytes left for captured graphs, which come after the KV pool has taken its share."""
 
@@ -34,27 +37,32 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     """
     if settings.tensor_parallel_size > 1:
         raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for cuda: set it to 1")
+    if settings.kv_cache_dtype == "fp8" and torch.cuda.get_device_capability() < FP8_SINCE:
+        raise ConfigurationError(
+            "this GPU does not convert fp8, which compute capability 8.9 does: set kv-cache-dtype to auto"
+        )
     config = read_config(folder)
     length, heads = max_model_len(settings, config), int(config["num_attention_heads"])
     runtime = CudaRuntime()
     plain = load_model(folder, config, settings.dtype)
     spec, dtype = plain.spec, plain.embedding.dtype
+    cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
     slots, tokens, block_size = settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size
 
     # One step of nothing but padding takes the memory of the largest, which the allocator keeps.
     empty = Capacity(0, block_size, slots, length, spec.vocab_size)
-    rehearsal = KVPool(spec, heads, empty, dtype, runtime, tokens)
+    rehearsal = KVPool(spec, heads, empty, dtype, runtime, tokens, cached)
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
     Step(model, rehearsal, tables, columns, Bucket(min(slots, tokens), tokens, decode=False)).run()
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
 
-    block_bytes = KVPool.bytes_per_block(spec, block_size, dtype)
+    block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
     room = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
     blocks = pool_blocks(settings, length, block_bytes, room)
     capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size)
-    pool = KVPool(spec, heads, capacity, dtype, runtime, tokens)
+    pool = KVPool(spec, heads, capacity, dtype, runtime, tokens, cached)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
     device = CudaDevice(model, capacity, pool, runtime, tokens)
     device.capture()

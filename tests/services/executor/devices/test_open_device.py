@@ -50,6 +50,13 @@ def test_tensor_parallelism_is_refused_by_name() -> None:
     assert "tensor-parallel-size" in refusal(checkpoint("llama"), tensor_parallel_size=2)
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim:h100"])
+def test_an_fp8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> None:
+    refused = refusal(checkpoint("llama"), device=device, kv_cache_dtype="fp8")
+    assert "kv-cache-dtype fp8" in refused
+    assert device in refused
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_a_broken_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)

@@ -1,0 +1,127 @@
+"""What the `cuda` device reaches on this machine's GPU: steps, kernels, gaps, and the whole pipeline under load.
+
+Models have the sizes of published ones and random weights. Every share is of a rate that was measured in the same run.
+Parts are independent, so that each can be called by itself.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import _gpu_kernels, _gpu_load, _gpu_profile, _gpu_steps
+from bench._gpu_machine import Machine, description, measured
+from bench._gpu_plan import Cell, grid
+from bench.shapes import SHAPES
+from services.executor.devices.cuda.open import FP8, GRAPHS
+from services.executor.devices.cuda.runtime import CudaRuntime
+from shared import logs
+from shared.config import Settings
+from shared.errors import ConfigurationError
+
+MODELS = ("llama-3-8b", "qwen3-0.6b", "qwen3-14b")
+ROWS = (1, 8, 32, 64, 128, 256)
+CONTEXTS = (512, 4096, 16384)
+PROMPTS = (512, 1024, 2048, 4096, 8192)
+KERNEL_CELLS = (Cell(1, 16384), Cell(8, 4096), Cell(64, 4096), Cell(256, 512))
+MEMORY_SHARE = 0.9
+"""Of what is free; graphs and activations come out of the rest and `GRAPHS`."""
+DECODE_STEPS = 64
+PREFILL_REPEATS = 5
+PROFILED = Cell(64, 4096)
+PROFILED_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing that is measured."""
+
+    run: Callable[[Machine, argparse.Namespace], Iterator[Any]]
+    """To dataclasses with the raw results."""
+    table: Callable[[Sequence[Any]], list[str]]
+
+
+def _shapes(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    return {name: SHAPES[name] for name in given.models}
+
+
+def _cached(machine: Machine, given: argparse.Namespace) -> torch.dtype:
+    return FP8 if given.kv_cache_dtype == "fp8" else machine.dtype
+
+
+def _decode(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_steps.DecodeRun]:
+    return _gpu_steps.decode(machine, _shapes(given), grid(ROWS, CONTEXTS), DECODE_STEPS, _cached(machine, given))
+
+
+def _prefill(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_steps.PrefillRun]:
+    return _gpu_steps.prefill(machine, _shapes(given), PROMPTS, PREFILL_REPEATS, _cached(machine, given))
+
+
+def _kernels(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_kernels.KernelRun]:
+    return _gpu_kernels.kernels(machine, _shapes(given), KERNEL_CELLS, PROMPTS)
+
+
+def _profile(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_profile.ProfileRun]:
+    return _gpu_profile.profile(machine, _shapes(given), PROFILED, PROFILED_STEPS)
+
+
+def _load(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_load.LoadRun]:
+    device = machine.runtime.device
+    return _gpu_load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device)
+
+
+PARTS: Mapping[str, Part] = {
+    "decode": Part(_decode, _gpu_steps.decode_table),
+    "prefill": Part(_prefill, _gpu_steps.prefill_table),
+    "kernels": Part(_kernels, _gpu_kernels.table),
+    "profile": Part(_profile, _gpu_profile.table),
+    "load": Part(_load, _gpu_load.table),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a table per part and writes `--output`. Exit code 1 if a host sync was found between decode steps.
+
+    Raises:
+        ConfigurationError: there is no GPU.
+    """
+    parser = argparse.ArgumentParser(prog="pagewire bench gpu", description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument(
+        "--models", nargs="+", default=list(MODELS), choices=SHAPES, help="shapes; load takes minutes for each"
+    )
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"], help="for decode and prefill")
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
+    parser.add_argument("--requests", type=int, default=1000, help="load: per run")
+    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        raise ConfigurationError("bench gpu needs a GPU that PyTorch can use, and there is none")
+    logs.configure(Settings(log_level="warning"), service="bench")
+    runtime = CudaRuntime()
+    room = int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE) - GRAPHS
+    return report(measured(runtime, torch.bfloat16, room), given)
+
+
+def report(machine: Machine, given: argparse.Namespace) -> int:
+    """Runs the parts. What was measured is written after each, so that a part that fails takes none with it."""
+    about = description(machine.runtime.device)
+    rates = {"copy_bytes_per_s": machine.bandwidth, "matrix_flops_per_s": machine.rate}
+    results: dict[str, Any] = about | rates | {"kv_cache_dtype": given.kv_cache_dtype, "parts": {}}
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(f"copies {machine.bandwidth / 1e12:.2f} TB/s, multiplies {machine.rate / 1e12:.0f} TFLOP/s: measured")
+    syncs = 0
+    for name in given.parts:
+        runs = list(PARTS[name].run(machine, given))
+        print("\n".join(["", f"### {name}", "", *PARTS[name].table(runs)]), flush=True)
+        results["parts"][name] = [asdict(run) for run in runs]
+        syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, _gpu_profile.ProfileRun))
+        if given.output:
+            given.output.write_text(json.dumps(results, indent=1) + "\n")
+    if syncs:
+        print(f"\n{syncs} gaps between steps are host syncs: the step loop is not free of them")
+    return int(syncs > 0)

@@ -1,0 +1,84 @@
+"""`pagewire bench gpu`: refused without a GPU, and what it writes of the parts that it runs."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import gpu
+from bench._gpu_machine import measured, timed
+from bench._gpu_plan import Cell
+from bench._gpu_profile import Gap, ProfileRun, table
+from pagewire import cli
+from services.executor.devices.cuda.runtime import HostRuntime
+from tests.bench.gpu_cases import MACHINE, MODEL
+
+
+def given(*parts: str, output: Path | None = None) -> argparse.Namespace:
+    return argparse.Namespace(parts=parts, models=["tiny"], kv_cache_dtype="auto", output=output)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "gpu", "decode"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "pagewire: bench gpu needs a GPU that PyTorch can use, and there is none\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["decodes"], ["decode", "--models", "gpt-5"]])
+def test_unknown_parts_and_models_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(arguments)
+
+
+def test_the_promised_cells() -> None:
+    assert gpu.ROWS == (1, 8, 32, 64, 128, 256)
+    assert gpu.CONTEXTS == (512, 4096, 16384)
+    assert set(gpu.MODELS) == {"llama-3-8b", "qwen3-0.6b", "qwen3-14b"}
+    assert (min(gpu.PROMPTS), max(gpu.PROMPTS)) == (512, 8192)
+    assert list(gpu.PARTS) == ["decode", "prefill", "kernels", "profile", "load"]
+
+
+def test_rates_are_bytes_and_operations_over_the_median_time() -> None:
+    machine = measured(HostRuntime(), torch.float32, room=7, copied=1 << 16, matrix=32)
+    assert machine.room == 7
+    assert machine.bandwidth > 0
+    assert machine.rate > 0
+
+
+def test_work_is_timed_after_one_that_does_not_count() -> None:
+    calls: list[int] = []
+    assert len(timed(HostRuntime(), lambda: calls.append(0), 3)) == 3
+    assert len(calls) == 4
+
+
+def test_tables_are_printed_and_raw_results_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter is not there")
+    monkeypatch.setattr(gpu, "SHAPES", {"tiny": MODEL})
+    monkeypatch.setattr(gpu, "PROMPTS", (16,))
+    monkeypatch.setattr(gpu, "PREFILL_REPEATS", 1)
+    output = tmp_path / "gpu.json"
+    assert gpu.report(MACHINE, given("prefill", output=output)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "### prefill" in lines
+    assert lines[-1].startswith("| tiny | 16 |")
+    written = json.loads(output.read_text())
+    assert written["device"] == "cpu"
+    assert written["copy_bytes_per_s"] == MACHINE.bandwidth
+    assert {"torch", "triton", "transformers", "pagewire", "python"} <= written.keys()
+    (run,) = written["parts"]["prefill"]
+    assert len(run["device_ms"]) == 1
+
+
+def test_a_host_sync_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    gap = Gap(20.0, 1, between=True, waited_for="cudaStreamSynchronize")
+    run = ProfileRun("tiny", Cell(64, 4096).rows, 50, 0.9, [gap])
+    monkeypatch.setattr(gpu, "PARTS", {"profile": gpu.Part(lambda *_: iter([run]), table)})
+    assert gpu.report(MACHINE, given("profile")) == 1
+    assert "1 gaps between steps are host syncs" in capsys.readouterr().out

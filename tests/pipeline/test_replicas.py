@@ -1,0 +1,48 @@
+"""Two replicas on one queue: both work, and requests go on at the other one when half of a pair is killed."""
+
+import asyncio
+
+import pytest
+
+from pagewire import AsyncClient
+from pagewire.commands.status import Stats, ask
+from pagewire.stack import PIPELINE, Stack
+from shared.bus import nats
+from shared.config import Settings
+from tests.pipeline.test_kill import PROMPTS, stream
+from tests.support.checkpoints import checkpoint
+
+
+async def executors(url: str) -> list[Stats]:
+    bus = await nats.connect(url, name="test", inbox_prefix="_INBOX")
+    try:
+        return await ask(bus, "executor")
+    finally:
+        await bus.close()
+
+
+@pytest.mark.timeout(120)
+def test_streams_of_two_replicas_survive_the_death_of_a_scheduler_and_of_an_executor() -> None:
+    async def main() -> None:
+        settings = Settings(
+            model=str(checkpoint("llama")),
+            dtype="float32",
+            num_kv_blocks=100,
+            max_num_seqs=2,
+            data_parallel_size=2,
+            nats_port=0,
+            log_level="error",
+        )
+        async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
+            wanted = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
+            worked = [float(stats.metadata["load.sampled"]) for stats in await executors((await stack.ready()).nats)]
+            assert len(worked) == 2
+            assert all(worked), "one replica did everything"
+            for victim in ("scheduler", "executor"):
+                found = await asyncio.gather(
+                    *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS))
+                )
+                assert found == wanted, victim
+                await stack.ready()
+
+    asyncio.run(main())

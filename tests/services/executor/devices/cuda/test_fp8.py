@@ -1,0 +1,91 @@
+"""An fp8 cache: the logits are those of a CPU whose keys and values are rounded to fp8, in half the memory."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.executor.devices.cpu import CpuDevice
+from services.executor.devices.cuda.attention import KVPool
+from services.executor.devices.cuda.device import CudaDevice
+from services.executor.devices.cuda.open import open_cuda
+from services.executor.devices.protocol import Int64, StepBatch
+from services.executor.devices.pytorch import PyTorchBackend
+from services.executor.devices.slots import DeviceSlots
+from services.executor.models.model import Attend, Spec
+from services.executor.models.registry import load_model
+from shared.config import load
+from shared.errors import ConfigurationError
+from shared.model_folder import read_config
+from tests.services.executor.devices.cuda.twins import (
+    BLOCK_SIZE,
+    CAPACITY,
+    GREEDY,
+    batch_of,
+    cpu_device,
+    cuda_device,
+    runtime,
+)
+from tests.support.checkpoints import checkpoint
+
+pytestmark = [pytest.mark.cuda] if torch.cuda.is_available() else []
+PROMPT = [7, 300, 41, 5, 88, 12, 450, 3, 77, 140, 9, 31, 256, 64, 2, 19, 500, 18]
+FP8 = torch.float8_e4m3fn
+TOLERANCE = 1e-4
+"""Absolute and relative, on logits."""
+
+
+class Rounding(PyTorchBackend):
+    """Keys and values lose what fp8 cannot hold."""
+
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+        plain = super().attention(batch, slots, positions)
+
+        def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return plain(layer, q, k.to(FP8).float(), v.to(FP8).float())
+
+        return rounded
+
+
+def rounding_device(name: str) -> CpuDevice:
+    model = load_model(checkpoint(name), read_config(checkpoint(name)), "float32")
+    return CpuDevice(model, CAPACITY, Rounding(model.spec, CAPACITY, torch.float32))
+
+
+def logits(device: CpuDevice | CudaDevice) -> Tensor:
+    """[2, V] behind a prompt of which a part was cached before, and behind a decode."""
+    seen: list[Tensor] = []
+    plain = device._model.logits
+
+    def kept(hidden: Tensor) -> Tensor:
+        made = plain(hidden)
+        seen.append(made[:1].clone().cpu())
+        return made
+
+    device._model.logits = kept  # type: ignore[method-assign]
+    device.add(1, [9, 4], GREEDY)
+    device.launch(batch_of((1, 0, PROMPT[:7], False))).wait()
+    token = device.launch(batch_of((1, 7, PROMPT[7:], True))).wait()
+    device.launch(batch_of((1, len(PROMPT), token.tolist(), True))).wait()
+    return torch.cat(seen[-2:])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_logits_are_those_of_rounded_keys_and_values(name: str) -> None:
+    """Within float32's tolerance: the kernels round as PyTorch does, and nothing else is lost."""
+    made, expected = logits(cuda_device(name, captured=False, cached=FP8)), logits(rounding_device(name))
+    torch.testing.assert_close(made, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    assert (made - logits(cpu_device(name))).abs().max() > 100 * TOLERANCE, "the cache is not what was asked for"
+
+
+def test_a_block_takes_half_of_the_memory_of_a_16_bit_one() -> None:
+    spec = Spec(vocab_size=512, num_kv_heads=8, head_dim=128, windows=(0,) * 4)
+    size = KVPool.bytes_per_block(spec, BLOCK_SIZE, FP8)
+    assert KVPool.bytes_per_block(spec, BLOCK_SIZE, torch.bfloat16) == 2 * size
+    pool = KVPool(spec, 32, CAPACITY, torch.float32, runtime(), 1, FP8)
+    assert sum(keys.nbytes + values.nbytes for keys, values in pool.caches) == (CAPACITY.num_blocks + 1) * size
+
+
+def test_a_gpu_that_does_not_convert_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    with pytest.raises(ConfigurationError, match="kv-cache-dtype"):
+        open_cuda(load({"device": "cuda", "kv-cache-dtype": "fp8"}, {}), checkpoint("llama"))
