@@ -17,7 +17,7 @@ from bench import _gpu_kernels, _gpu_load, _gpu_profile, _gpu_steps
 from bench._gpu_machine import Machine, description, measured
 from bench._gpu_plan import Cell, grid
 from bench.shapes import SHAPES
-from services.executor.devices.cuda.open import FP8, GRAPHS
+from services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
 from services.executor.devices.cuda.runtime import CudaRuntime
 from shared import logs
 from shared.config import Settings
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     """Prints a table per part and writes `--output`. Exit code 1 if a host sync was found between decode steps.
 
     Raises:
-        ConfigurationError: there is no GPU.
+        ConfigurationError: there is no GPU, or it does not convert fp8 and the cache is to be kept so.
     """
     parser = argparse.ArgumentParser(prog="pagewire bench gpu", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
@@ -101,6 +101,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise ConfigurationError("bench gpu needs a GPU that PyTorch can use, and there is none")
+    check_cache(given.kv_cache_dtype, torch.cuda.get_device_capability())
     logs.configure(Settings(log_level="warning"), service="bench")
     runtime = CudaRuntime()
     room = int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE) - GRAPHS

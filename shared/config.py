@@ -33,6 +33,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Of weights and KV; auto: what the model's config says, but float32 on a CPU without bf16 instructions."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Of keys and values in the cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""
+    batch_invariant: bool = False
+    """Results that do not depend, to the bit, on what else runs; slower, and only on cuda."""
     max_model_len: int | None = None
     """Context in tokens; None: the model's own."""
     max_num_seqs: Positive = 64

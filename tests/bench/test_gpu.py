@@ -13,6 +13,7 @@ from bench._gpu_plan import Cell
 from bench._gpu_profile import Gap, ProfileRun, table
 from pagewire import cli
 from services.executor.devices.cuda.runtime import HostRuntime
+from shared.errors import ConfigurationError
 from tests.bench.gpu_cases import MACHINE, MODEL
 
 
@@ -26,6 +27,13 @@ def test_without_a_gpu_it_is_refused_in_one_line(capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "pagewire: bench gpu needs a GPU that PyTorch can use, and there is none\n"
+
+
+def test_an_fp8_cache_is_refused_where_serving_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    with pytest.raises(ConfigurationError, match="kv-cache-dtype"):
+        gpu.main(["decode", "--kv-cache-dtype", "fp8"])
 
 
 @pytest.mark.parametrize("arguments", [[], ["decodes"], ["decode", "--models", "gpt-5"]])

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+DEADLINE = 600
+"""Seconds for one mutant. The tests that it runs have none of their own: a slow machine must not look like a catch."""
 
 
 class Mutation(NamedTuple):
@@ -178,6 +180,7 @@ def survives(mutation: Mutation) -> bool:
     Raises:
         ValueError: the text to replace is not there exactly once.
         RuntimeError: the test did not run.
+        subprocess.TimeoutExpired: it took longer than `DEADLINE`.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in ("kernels", "tests/kernels"):
@@ -191,9 +194,12 @@ def survives(mutation: Mutation) -> bool:
                 f"{mutation.name}: {mutation.before!r} is in {mutation.file} {source.count(mutation.before)} times"
             )
         path.write_text(source.replace(mutation.before, mutation.after))
-        command = [sys.executable, "-m", "pytest", f"tests/kernels/{mutation.test}", "-x", "-p", "no:randomly"]
+        test, options = f"tests/kernels/{mutation.test}", ["-x", "-p", "no:randomly", "--timeout=0"]
+        command = [sys.executable, "-m", "pytest", test, *options]
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE
+        )
         if result.returncode > 1:  # negative: the mutant read where no memory is, and is caught
             raise RuntimeError(f"{mutation.name}: {result.stdout}{result.stderr}")
         return result.returncode == 0

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.kernels.mutations import MAIN, MORE, Mutation, survives
+from tests.kernels.mutations import DEADLINE, MAIN, MORE, Mutation, survives
+
+pytestmark = pytest.mark.timeout(DEADLINE + 60)
 
 
 @pytest.mark.parametrize("mutation", MAIN, ids=lambda mutation: mutation.name)

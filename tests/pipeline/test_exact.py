@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 
 from pagewire import SamplingParams
 from shared.config import Settings
@@ -56,9 +57,9 @@ async def generate(pipeline: Pipeline, wanted: tuple[Case, ...], **sampling: Any
     return await asyncio.gather(*(one(i, case) for i, case in enumerate(wanted)))
 
 
-async def check_greedy(row: dict[str, Any]) -> None:
+async def check_greedy(row: dict[str, Any], **changes: Any) -> None:
     wanted = cases(row["family"])
-    async with running(settings_for(row)) as pipeline:
+    async with running(settings_for(row, **changes)) as pipeline:
         if row["pool"] == "tiny":
             await check_preemption(pipeline, row["family"])
         results = await generate(pipeline, wanted, temperature=0.0)
@@ -82,6 +83,15 @@ async def check_preemption(pipeline: Pipeline, family: str) -> None:
 @pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))
 def test_greedy_equals_transformers(row: dict[str, Any]) -> None:
     asyncio.run(check_greedy(row))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))
+def test_greedy_equals_transformers_on_a_gpu(row: dict[str, Any]) -> None:
+    """In float32, whose products are IEEE's on this device."""
+    asyncio.run(check_greedy(row, device="cuda"))
 
 
 @pytest.mark.full

@@ -44,6 +44,8 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(
             f"kv-cache-dtype {settings.kv_cache_dtype} is not built for device {settings.device}: set it to auto"
         )
+    if settings.batch_invariant and settings.device != "cuda":
+        raise ConfigurationError(f"batch-invariant is not built for device {settings.device}: leave it out")
     if settings.device == "cpu":
         return _open_cpu(settings, folder)
     if settings.device == "cuda":

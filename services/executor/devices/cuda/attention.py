@@ -69,16 +69,22 @@ class KVPool:
 class PagedAttend:
     """The attention of one step, an `Attend`. What it launches depends on the shapes of its tensors alone."""
 
-    def __init__(self, pool: KVPool, batch: Batch, inputs: StepInputs, *, decode: bool) -> None:
-        """`decode` promises that no row has more than one token."""
+    def __init__(self, pool: KVPool, batch: Batch, inputs: StepInputs, *, decode: bool, split: bool) -> None:
+        """`decode` promises that no row has more than one token.
+
+        `split` shares the contexts of short rows among programs. How many depends on the batch, and so do the last
+        bits of the result; those of the mixed kernel, which computes all rows otherwise, do not.
+        """
         self._pool = pool
         self._batch = batch
         self._inputs = inputs
-        self._decode = decode
+        self._decode, self._split = decode, split
         self._out = pool.attended(len(inputs.ids))
 
     def plan(self) -> None:
         """Cuts the contexts, once per step."""
+        if not self._split:
+            return
         for layer in {layer.window: layer for layer in self._pool.layers}.values():
             plan = self._pool.plans[layer.window]
             tile = split_attention.tiling(layer.head_size, self._out.element_size(), layer.group)["TILE"]
@@ -105,9 +111,11 @@ class PagedAttend:
         out = self._out
         query = torch.empty_like(out)
         rotary_cache(rotary, packed, inputs.positions, inputs.places, angles, query, keys, values, *norms)
-        plan = self._pool.plans[attention.window]
-        split_attention.split_attention(attention, batch, plan, query, keys, values, out)
-        if not self._decode:
+        shortest = 1
+        if self._split:
+            plan = self._pool.plans[attention.window]
+            split_attention.split_attention(attention, batch, plan, query, keys, values, out)
             shortest = split_attention.most_queries(attention) + 1
+        if not self._decode:
             paged_attention(attention, batch, query, keys, values, out, minimum=shortest)
         return out

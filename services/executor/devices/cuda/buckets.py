@@ -3,6 +3,8 @@
 from bisect import bisect_left
 from typing import NamedTuple
 
+from shared.errors import ConfigurationError
+
 LARGEST = 2048
 """Tokens of the largest captured step. Beyond it, launching kernels one by one takes less time than computing."""
 
@@ -14,6 +16,8 @@ class Bucket(NamedTuple):
     tokens: int
     decode: bool
     """Whether every row has one token."""
+    split: bool = True
+    """Whether programs may share a context, as many as the batch leaves free."""
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
@@ -26,6 +30,31 @@ def mixed_sizes(max_tokens: int) -> list[int]:
     largest = min(max_tokens, LARGEST)
     ladder = (quarters << octave for octave in range(2, 10) for quarters in range(4, 8))
     return sorted({size for size in ladder if size < largest} | {largest})
+
+
+class OneShape:
+    """A single shape for every step, so that a row is computed alike whatever the others are."""
+
+    def __init__(self, max_num_seqs: int, max_tokens: int) -> None:
+        self._bucket = Bucket(min(max_num_seqs, max_tokens), max_tokens, decode=False, split=False)
+
+    @property
+    def captured(self) -> list[Bucket]:
+        """See `Buckets.captured`."""
+        return [self._bucket] if self._bucket.tokens <= LARGEST else []
+
+    def choose(self, _rows: int, tokens: int) -> Bucket:
+        """See `Buckets.choose`.
+
+        Raises:
+            ConfigurationError: the step is too large.
+        """
+        if tokens > self._bucket.tokens:
+            raise ConfigurationError(
+                f"a step of {tokens} tokens is larger than the one shape of batch-invariant: "
+                "give max-num-batched-tokens of the scheduler to the executor too"
+            )
+        return self._bucket
 
 
 class Buckets:

@@ -7,7 +7,7 @@ import numpy as np
 import structlog
 
 from services.executor.devices.cuda.attention import KVPool
-from services.executor.devices.cuda.buckets import Bucket, Buckets
+from services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
 from services.executor.devices.cuda.columns import StepColumns
 from services.executor.devices.cuda.outputs import OutputRing, Pending
 from services.executor.devices.cuda.runtime import Runtime
@@ -40,8 +40,20 @@ class CudaDevice:
 
     depth = DEPTH
 
-    def __init__(self, model: CausalLM, capacity: Capacity, pool: KVPool, runtime: Runtime, max_tokens: int) -> None:
-        """`model` is `with_kernels`; steps have usually up to `max_tokens` tokens."""
+    def __init__(
+        self,
+        model: CausalLM,
+        capacity: Capacity,
+        pool: KVPool,
+        runtime: Runtime,
+        max_tokens: int,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """`model` is `with_kernels`; steps have usually up to `max_tokens` tokens, and never more if `batch_invariant`.
+
+        What `batch_invariant` makes of a sequence is the same to the bit, whatever runs beside it.
+        """
         slots = capacity.max_num_seqs
         self.capacity = capacity
         self._model = model
@@ -50,7 +62,9 @@ class CudaDevice:
         self._tables = SlotTables(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
         self._outputs = OutputRing(runtime, DEPTH, slots)
-        self._buckets = Buckets(slots, max_tokens)
+        self._buckets: Buckets | OneShape = Buckets(slots, max_tokens)
+        if batch_invariant:
+            self._buckets = OneShape(slots, max_tokens)
         self._captured: dict[Bucket, tuple[Step, Callable[[], None]]] = {}
         self._held: Int64 = np.zeros(slots, np.int64)  # leading tokens that the device does not need from the host
         self._blocks: Int64 = np.zeros(slots, np.int64)

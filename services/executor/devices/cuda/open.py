@@ -29,6 +29,18 @@ GRAPHS = 1 << 30
 _log = structlog.get_logger()
 
 
+def check_cache(kv_cache_dtype: str, capability: tuple[int, int]) -> None:
+    """Whether a GPU of this compute capability can keep keys and values so.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if kv_cache_dtype == "fp8" and capability < FP8_SINCE:
+        raise ConfigurationError(
+            "this GPU does not convert fp8, which compute capability 8.9 does: set kv-cache-dtype to auto"
+        )
+
+
 def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     """The current GPU with the model of `folder`, its KV pool, and a graph for every bucket.
 
@@ -37,10 +49,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     """
     if settings.tensor_parallel_size > 1:
         raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for cuda: set it to 1")
-    if settings.kv_cache_dtype == "fp8" and torch.cuda.get_device_capability() < FP8_SINCE:
-        raise ConfigurationError(
-            "this GPU does not convert fp8, which compute capability 8.9 does: set kv-cache-dtype to auto"
-        )
+    check_cache(settings.kv_cache_dtype, torch.cuda.get_device_capability())
     config = read_config(folder)
     length, heads = max_model_len(settings, config), int(config["num_attention_heads"])
     runtime = CudaRuntime()
@@ -64,6 +73,6 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size)
     pool = KVPool(spec, heads, capacity, dtype, runtime, tokens, cached)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
-    device = CudaDevice(model, capacity, pool, runtime, tokens)
+    device = CudaDevice(model, capacity, pool, runtime, tokens, batch_invariant=settings.batch_invariant)
     device.capture()
     return device

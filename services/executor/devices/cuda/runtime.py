@@ -61,6 +61,7 @@ class CudaRuntime:
     """A `Runtime` of the current GPU. Computing is enqueued on the current stream."""
 
     def __init__(self) -> None:
+        torch.set_float32_matmul_precision("highest")  # an image may have turned TF32 on by a variable
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]

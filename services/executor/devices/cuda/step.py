@@ -40,7 +40,7 @@ class Step:
             lengths=column(rows),
         )
         batch = Batch(self._slots, self._inputs.lengths, self._cu_queries, tables.state.block_tables)
-        self._attend = PagedAttend(pool, batch, self._inputs, decode=bucket.decode)
+        self._attend = PagedAttend(pool, batch, self._inputs, decode=bucket.decode, split=bucket.split)
         self._maxima = torch.empty(rows, triton.cdiv(model.spec.vocab_size, TILE), device=device)
         self._finishes = column(rows, torch.uint8)
 

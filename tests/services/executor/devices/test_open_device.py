@@ -57,6 +57,13 @@ def test_an_fp8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> N
     assert device in refused
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim:h100"])
+def test_batch_invariance_is_refused_by_name_where_it_is_not_built(device: str) -> None:
+    refused = refusal(checkpoint("llama"), device=device, batch_invariant="true")
+    assert "batch-invariant" in refused
+    assert device in refused
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_a_broken_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)

@@ -1,9 +1,11 @@
 """Which steps are captured, and which graph a step takes."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.devices.cuda.buckets import LARGEST, Bucket, Buckets, decode_sizes, mixed_sizes
+from services.executor.devices.cuda.buckets import LARGEST, Bucket, Buckets, OneShape, decode_sizes, mixed_sizes
+from shared.errors import ConfigurationError
 
 
 def test_sizes_of_a_small_device() -> None:
@@ -48,3 +50,19 @@ def test_graphs_are_captured_from_large_to_small() -> None:
     captured = Buckets(4, 40).captured
     assert [bucket.tokens for bucket in captured] == [40, 32, 28, 24, 20, 16, 4, 2, 1]
     assert len(set(captured)) == len(captured)
+
+
+@given(most=st.integers(1, 1024), tokens=st.integers(1, 10_000), data=st.data())
+def test_one_shape_holds_every_step_of_a_budget(most: int, tokens: int, data: st.DataObject) -> None:
+    shape = OneShape(most, tokens)
+    step = data.draw(st.integers(1, tokens))
+    rows = data.draw(st.integers(1, min(most, step)))
+    chosen = shape.choose(rows, step)
+    assert chosen == Bucket(min(most, tokens), tokens, decode=False, split=False)
+    assert rows <= chosen.rows
+    assert shape.captured == ([chosen] if tokens <= LARGEST else [])
+
+
+def test_a_step_beyond_the_one_shape_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="max-num-batched-tokens"):
+        OneShape(4, 64).choose(4, 65)

@@ -7,7 +7,7 @@ from torch import Tensor
 from services.executor.devices.cpu import CpuDevice
 from services.executor.devices.cuda.attention import KVPool
 from services.executor.devices.cuda.device import CudaDevice
-from services.executor.devices.cuda.open import open_cuda
+from services.executor.devices.cuda.open import check_cache, open_cuda
 from services.executor.devices.protocol import Int64, StepBatch
 from services.executor.devices.pytorch import PyTorchBackend
 from services.executor.devices.slots import DeviceSlots
@@ -89,3 +89,15 @@ def test_a_gpu_that_does_not_convert_fp8_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     with pytest.raises(ConfigurationError, match="kv-cache-dtype"):
         open_cuda(load({"device": "cuda", "kv-cache-dtype": "fp8"}, {}), checkpoint("llama"))
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0), (12, 0)])
+def test_a_gpu_that_converts_fp8_may_keep_it(capability: tuple[int, int]) -> None:
+    check_cache("fp8", capability)
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6)])
+def test_every_gpu_keeps_its_own_dtype_and_older_ones_no_fp8(capability: tuple[int, int]) -> None:
+    check_cache("auto", capability)
+    with pytest.raises(ConfigurationError, match="set kv-cache-dtype to auto"):
+        check_cache("fp8", capability)

@@ -29,13 +29,15 @@ def runtime() -> Runtime:
     return CudaRuntime() if torch.cuda.is_available() else HostRuntime()
 
 
-def cuda_device(name: str, *, captured: bool = True, cached: torch.dtype | None = None) -> CudaDevice:
+def cuda_device(
+    name: str, *, captured: bool = True, cached: torch.dtype | None = None, batch_invariant: bool = False
+) -> CudaDevice:
     folder, where = checkpoint(name), runtime()
     config = read_config(folder)
     plain = load_model(folder, config, "float32")
     pool = KVPool(plain.spec, config["num_attention_heads"], CAPACITY, torch.float32, where, MAX_TOKENS, cached)
     model = with_kernels(plain, CONTEXT, where.device)
-    device = CudaDevice(model, CAPACITY, pool, where, MAX_TOKENS)
+    device = CudaDevice(model, CAPACITY, pool, where, MAX_TOKENS, batch_invariant=batch_invariant)
     if captured:
         device.capture()
     return device
