@@ -17,6 +17,8 @@ class Directory:
     def __init__(self, bus: Bus, default: str = "") -> None:
         self._bus = bus
         self._default = default
+        self.answered: set[str] = set()
+        """The models of which a request has been answered here: when nobody listens, one that restarts will."""
 
     async def models(self) -> list[ModelInfo]:
         """The models that are served.

@@ -28,6 +28,8 @@ RESULT_SILENCE = 15.0
 """The same for a request without a stream, which hears nothing until it ends."""
 GRACE = 5.0
 """Seconds past the deadline after which a request is given up here, should the pipeline not have said so itself."""
+PATIENCE = 15.0
+"""Seconds for which a request waits for a tokenizer that has answered before: long enough for one to start again."""
 TICK = 0.5
 """Seconds between two looks at the clock; also between two recoveries."""
 
@@ -58,11 +60,11 @@ class Stream:
         self._subject = self._resume = ""
         self._cancel = f"{subjects.CANCEL}.{self.request_id}"
         self._body = b""
-        self._known = self._over = False
+        self._known = self._over = self._unheard = False
         self._result: Result | None = None
         self._held: Final | None = None
         self._error: PagewireError | None = None
-        self._heard = self._asked = 0.0
+        self._heard = self._asked = self._patient_until = 0.0
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
         """One delta per token; a reader that lags gets several in one.
@@ -145,11 +147,13 @@ class Stream:
             self._on_delta(frame)
         elif isinstance(frame, Accepted):
             self._known = True
+            self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
         elif isinstance(frame, Final):
             self._on_final(frame)
         elif isinstance(frame, Result):
             self._result = frame
+            self._directory.answered.add(self.model)
             self._end()
         elif isinstance(frame, ErrorFrame):
             self._end(frames.error_of(frame))
@@ -178,6 +182,8 @@ class Stream:
             self._recover()
         elif self._known:
             self._resume = ""  # its detokenizer is gone: at the next silence the request itself is sent again
+        elif self.model in self._directory.answered and self._heard < self._patient_until:
+            self._unheard = True  # its tokenizer starts again: the next look at the clock sends the request to it
         else:
             self._end(NoResponders(f"nobody answers at {self._subject}"))
 
@@ -185,14 +191,16 @@ class Stream:
         """Looks at the clock: asks again after a silence, and gives up long after the deadline."""
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
+        self._patient_until = self._heard + PATIENCE
         deadline = self._heard + self._request.timeout_ms / 1000 + GRACE
         while not self._over:
             await asyncio.sleep(TICK)
             if loop.time() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))
-            elif loop.time() - self._heard > silence:
+            elif self._unheard or loop.time() - self._heard > silence:
                 self._heard = loop.time()
+                self._unheard = False
                 self._recover()
 
     def _recover(self) -> None:

@@ -183,6 +183,31 @@ def test_nobody_is_there_at_all() -> None:
     asyncio.run(main())
 
 
+def test_a_tokenizer_that_has_answered_before_is_waited_for() -> None:
+    async def scenario(client: AsyncClient, responder: Responder) -> None:
+        assert await read(client.stream("x")) == TEXT
+        await responder.leave()
+        reading = asyncio.create_task(read(client.stream("x", request_id="r8")))
+        await settle()
+        assert not reading.done()
+        await responder.start()
+        assert await reading == TEXT
+        assert responder.requests[-1].request_id == "r8"
+
+    play(scenario)
+
+
+def test_a_tokenizer_that_does_not_come_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(client: AsyncClient, responder: Responder) -> None:
+        assert await read(client.stream("x")) == TEXT
+        await responder.leave()
+        with pytest.raises(Unavailable, match="is the stack running"):
+            await client.generate("x")
+
+    monkeypatch.setattr(stream, "PATIENCE", 0.1)
+    play(scenario)
+
+
 def test_a_request_too_large_for_the_broker_is_refused() -> None:
     async def main() -> None:
         client = AsyncClient(model=MODEL, bus=MemoryBus(MemoryBroker(max_payload=1000), inbox_prefix="_INBOX"))

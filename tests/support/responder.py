@@ -60,11 +60,18 @@ class Responder:
         self.full: list[Frame | None] = []
 
     async def start(self) -> "Responder":
-        await self.bus.subscribe(f"{subjects.GENERATE}.{MODEL}", self._generate, queue="tokenizer")
-        await self.bus.subscribe(subjects.MODELS, self._models)
-        await self.bus.subscribe(f"{subjects.RESUME}.*", self._resume)
-        await self.bus.subscribe(f"{subjects.CANCEL}.*", self._cancel)
+        self._subscriptions = [
+            await self.bus.subscribe(f"{subjects.GENERATE}.{MODEL}", self._generate, queue="tokenizer"),
+            await self.bus.subscribe(subjects.MODELS, self._models),
+            await self.bus.subscribe(f"{subjects.RESUME}.*", self._resume),
+            await self.bus.subscribe(f"{subjects.CANCEL}.*", self._cancel),
+        ]
         return self
+
+    async def leave(self) -> None:
+        """Nobody listens any more, until it is started again."""
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
 
     def answer(self, request: GenerateRequest) -> list[Frame | RequestError | None]:
         """The whole answer, None standing for the empty message."""
