@@ -6,10 +6,13 @@ kernel wants more shared memory than the part has.
 
 import argparse
 import importlib
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +104,11 @@ def configurations() -> list[tuple[str, Configuration]]:
     ]
 
 
+def compile_form(index: int, arch: int) -> Usage:
+    """Compiles one of `configurations()`, by its place in them: they cannot be sent to another process."""
+    return compile_configuration(configurations()[index][1], arch)
+
+
 def main(arguments: list[str]) -> int:
     """Compiles, prints the table, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m kernels.compile", description=__doc__)
@@ -108,19 +116,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")
     chosen = parser.parse_args(arguments)
     failed = False
-    for arch in (int(name.removeprefix("sm_")) for name in chosen.arch):
-        print(f"{f'sm_{arch}':<48}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>7}")
-        for module, configuration in configurations():
-            if module not in chosen.kernel or arch < configuration.minimum_arch:
-                continue
-            usage = compile_configuration(configuration, arch)
-            bad = usage.shared > SHARED_LIMIT[arch] or (usage.spills > 0 and not configuration.spills)
-            failed |= bad
-            print(
-                f"{f'{module}: {configuration.name}':<48}{usage.registers:>10}{usage.spills:>8}{usage.shared:>8}"
-                f"{configuration.options.get('num_warps', 4):>7}{'  FAILED' if bad else ''}",
-                flush=True,
-            )
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+        for arch in (int(name.removeprefix("sm_")) for name in chosen.arch):
+            print(f"{f'sm_{arch}':<48}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>7}")
+            forms = [
+                (index, module, configuration)
+                for index, (module, configuration) in enumerate(configurations())
+                if module in chosen.kernel and arch >= configuration.minimum_arch
+            ]
+            usages = [pool.submit(compile_form, index, arch) for index, *_ in forms]
+            for (_, module, configuration), compiling in zip(forms, usages, strict=True):
+                usage = compiling.result()
+                bad = usage.shared > SHARED_LIMIT[arch] or (usage.spills > 0 and not configuration.spills)
+                failed |= bad
+                print(
+                    f"{f'{module}: {configuration.name}':<48}{usage.registers:>10}{usage.spills:>8}{usage.shared:>8}"
+                    f"{configuration.options.get('num_warps', 4):>7}{'  FAILED' if bad else ''}",
+                    flush=True,
+                )
     return int(failed)
 
 

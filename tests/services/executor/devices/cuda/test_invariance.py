@@ -126,6 +126,7 @@ def test_an_fp8_cache() -> None:
     assert_equal(among, alone)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may use one kernel for all shapes of a tiny model")
 def test_without_it_bits_differ() -> None:
     """What the tests above compare can differ."""
