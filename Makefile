@@ -1,4 +1,4 @@
-.PHONY: install demo test test-all lint kernels clean
+.PHONY: install demo checks test test-all lint kernels clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,10 +24,14 @@ lint: install
 kernels: install
 	$(BIN)/python -m kernels.compile --arch sm_90
 
-test: lint kernels
+# What needs no quiet machine, side by side.
+checks: install
+	$(MAKE) --jobs 2 --output-sync lint kernels
+
+test: checks
 	$(BIN)/pytest -m 'not full and not cuda'
 
-test-all: lint kernels
+test-all: checks
 	$(BIN)/pytest -m 'not cuda'
 
 clean:

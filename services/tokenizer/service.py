@@ -27,17 +27,19 @@ class Tokenizer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._in_flight = InFlight()
-        self._peers = Peers(context.bus)
+        self._peers = Peers(context.bus, heard=self._on_peer)
         self._verbs: Verbs | None = None
         """Set while requests are taken."""
+        self._announced = False
+        """Whether the last heartbeat said that it is ready."""
 
     def heartbeat(self) -> Heartbeat:
         """Ready while its model is loaded and a detokenizer is there to hand requests to."""
         load = {"in_flight": float(len(self._in_flight))}
         if self._verbs is not None:
             load |= {"requests": float(self._verbs.requests), "dropped": float(self._verbs.dropped)}
-        ready = self._verbs is not None and any(beat.ready for beat in self._peers.alive("detokenizer"))
-        return Heartbeat("tokenizer", self._context.instance, ready, term=0, plan=0, step=0, load=load)
+        self._announced = self._ready()
+        return Heartbeat("tokenizer", self._context.instance, self._announced, term=0, plan=0, step=0, load=load)
 
     async def run(self) -> None:
         """Serves until cancelled.
@@ -68,3 +70,11 @@ class Tokenizer:
                 await subscription.unsubscribe()
             await self._in_flight.drain(DRAIN_WITHIN)
             model.encoder.close()
+
+    def _ready(self) -> bool:
+        return self._verbs is not None and any(beat.ready for beat in self._peers.alive("detokenizer"))
+
+    def _on_peer(self) -> None:
+        """A detokenizer that comes or goes changes what this one can do: that is said without waiting for a beat."""
+        if self._ready() != self._announced:
+            self._context.announce()

@@ -433,14 +433,14 @@ def test_models() -> None:
 def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it_stops() -> None:
     async def main() -> None:
         async with serving() as setup:
-            assert setup.announced == [False], "no detokenizer was there yet"
-            assert setup.tokenizer.heartbeat().ready
+            assert setup.announced == [False, True], "no detokenizer was there at first"
             setup.detokenizer.beat(ready=False)
             await setup.client.flush()
             assert not setup.tokenizer.heartbeat().ready
             setup.detokenizer.beat()
             await setup.client.flush()
-        assert setup.announced == [False, False]
+            assert setup.tokenizer.heartbeat().ready
+        assert setup.announced == [False, True, False, True, False]
         assert not setup.tokenizer.heartbeat().ready
 
     asyncio.run(main())
