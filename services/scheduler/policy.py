@@ -346,9 +346,8 @@ class Policy:
     def _leave(self, sequence: Sequence) -> None:
         """It runs no more."""
         self.running.remove(sequence)
-        self.prompts.pop(sequence.id, None)
         self._short.pop(sequence.id, None)
-        if self._prefixes is not None:
+        if self.prompts.pop(sequence.id, None) is not None and self._prefixes is not None:
             self._prefixes.withdraw(sequence)
 
     def _vacate(self, sequence: Sequence, state: State) -> None:

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 from services.scheduler.blocks import BlockPool
 from services.scheduler.sequence import Sequence
-from shared.messages import pack
 
-_Key = tuple[int, int, bytes]
+_Key = tuple[int, int, tuple[int, ...]]
 """Where a run begins: the block before it, when that was allocated, and the tokens of its own first block."""
 _ROOT = -1, 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Run:
     tokens: list[int]
     """Of its sequence."""
@@ -43,6 +42,7 @@ class Prefixes:
         self._size = block_size
         self._runs: dict[_Key, _Run] = {}
         self._open: dict[int, _Run] = {}  # by sequence, until it gives its blocks back
+        self._sought: tuple[int, int, _Key] = (-1, 0, (*_ROOT, ()))  # sequence, blocks before it, and the last key
 
     def known(self, sequence: Sequence) -> list[int] | None:
         """Confirmed blocks of the sequence's prefix; None while a running prompt is about to confirm more of it.
@@ -70,7 +70,9 @@ class Prefixes:
         run = _Run(sequence.tokens, sequence.blocks, first, first, (len(sequence.tokens) - 1) // self._size)
         self._open[sequence.id] = run
         if run.promised > first:
-            self._enter(self._key(sequence, shared), run)
+            sought, before, key = self._sought
+            just_sought = sought == sequence.id and before == first
+            self._enter(key if just_sought else self._key(sequence, shared), run)
 
     def confirm(self, sequence: Sequence) -> None:
         """More of it is computed."""
@@ -84,8 +86,9 @@ class Prefixes:
 
     def end(self, sequence: Sequence) -> None:
         """It is about to give its blocks back. Those that it has filled, also with what it generated, stay known."""
-        self.confirm(sequence)
         run = self._open.pop(sequence.id)
+        run.full = sequence.computed // self._size
+        run.clock = self._pool.clock
         if run.full > run.first and not run.entered:
             self._enter(self._key(sequence, sequence.blocks[: run.first]), run)
 
@@ -95,8 +98,8 @@ class Prefixes:
 
     def _enter(self, key: _Key, run: _Run) -> None:
         run.entered = True
-        other = self._runs.get(key)
-        if other is None or not self._lives(other):
+        other = self._runs.setdefault(key, run)
+        if other is not run and not self._lives(other):
             self._runs[key] = run
         if len(self._runs) > 2 * self._pool.num_blocks:  # of those that live, each has a block of its own
             self._runs = {key: run for key, run in self._runs.items() if self._lives(run)}
@@ -108,9 +111,14 @@ class Prefixes:
         return self._pool.allocated_at(run.blocks[i]) <= run.clock
 
     def _key(self, sequence: Sequence, before: list[int]) -> _Key:
-        i = len(before) * self._size
-        parent, since = (before[-1], self._pool.allocated_at(before[-1])) if before else _ROOT
-        return parent, since, pack(sequence.tokens[i : i + self._size])
+        if before:
+            i = len(before) * self._size
+            tokens = tuple(sequence.tokens[i : i + self._size])
+            key = before[-1], self._pool.allocated_at(before[-1]), tokens
+        else:
+            key = *_ROOT, tuple(sequence.tokens[: self._size])
+        self._sought = sequence.id, len(before), key
+        return key
 
     def _equal(self, run: _Run, sequence: Sequence, i: int) -> bool:
         part = slice(i * self._size, (i + 1) * self._size)
