@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.executor.columns import packed
-from services.executor.devices.protocol import Bool, Int64, StepBatch
+from services.executor.devices.protocol import Bool, Candidates, Int64, StepBatch
 from shared.messages.step import Finish
 
 UInt8 = npt.NDArray[np.uint8]
@@ -21,6 +21,14 @@ class Columns(NamedTuple):
     counts: bytes = b""
     tokens: bytes = b""
     finishes: bytes = b""
+
+
+class Told(NamedTuple):
+    """The candidates of one step, packed as `StepOutput` carries them."""
+
+    told: bytes = b""
+    candidates: bytes = b""
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +59,8 @@ class Flight:
             tokens=packed(tokens[alive]),  # -1 becomes NO_TOKEN
             finishes=finishes[alive].tobytes(),
         )
+
+    def told(self, candidates: Candidates) -> Told:
+        """The candidates, packed."""
+        pairs = np.stack((self.sequences[candidates.rows], candidates.counts), axis=1)
+        return Told(packed(pairs), packed(candidates.ids), candidates.logprobs.astype("<f4").tobytes())

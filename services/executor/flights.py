@@ -5,7 +5,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from services.executor.devices.protocol import Device, Int64, Pending
+from services.executor.devices.protocol import Candidates, Device, Int64, Pending
 from services.executor.flight import Flight
 from shared.messages.plan import Plan
 
@@ -20,6 +20,8 @@ class Landed(NamedTuple):
     flight: Flight
     tokens: Int64
     """[R] as `Pending.wait` gives them."""
+    candidates: Candidates | None
+    """As `Pending.candidates`."""
     plan: int
     plans: list[Plan]
     """As they were given with the launch."""
@@ -63,7 +65,7 @@ class Flights:
         tokens = pending.wait()
         began, self._landed = max(launched, self._landed), time.perf_counter()
         self._expect(-len(flight.batch.token_ids))
-        return Landed(flight, tokens, plan, plans, self._landed - began)
+        return Landed(flight, tokens, pending.candidates, plan, plans, self._landed - began)
 
     def drop(self) -> None:
         """Waits for all steps, and throws away what they made."""

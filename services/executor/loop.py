@@ -7,7 +7,7 @@ import structlog
 
 from services.executor.columns import column
 from services.executor.devices.protocol import Device, SlotSampling
-from services.executor.flight import Columns
+from services.executor.flight import Columns, Told
 from services.executor.flights import Flights
 from services.executor.inbox import Arrived, PlanInbox
 from services.executor.results import Counters, Ran, Refused
@@ -35,7 +35,7 @@ class StepLoop:
         self._inbox = inbox
         self._emit = emit
         self._slots = SlotTable(device.capacity)
-        self._held: set[int] = set()
+        self._held: dict[int, SlotSampling] = {}
         self._term = 0
         self._step = 0
         self._runs = 0  # steps with rows: what the lease counts
@@ -102,7 +102,7 @@ class StepLoop:
 
     def _land(self) -> None:
         """Takes in the oldest step in flight. One whose rows are all dead counts as none, and only answers plans."""
-        flight, tokens, plan, plans, elapsed = self._flights.land()
+        flight, tokens, candidates, plan, plans, elapsed = self._flights.land()
         columns = self._slots.record(flight, tokens)
         counters = self.counters
         counters.busy_s = self._device.busy
@@ -113,7 +113,8 @@ class StepLoop:
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
         if columns.sequences or plans:
-            self._answer(columns, plan, plans, elapsed)
+            told = Told() if candidates is None else flight.told(candidates)
+            self._answer(columns, plan, plans, elapsed, told)
 
     def _take(self, *, wait: bool) -> Arrived | None:
         if not wait:
@@ -145,21 +146,29 @@ class StepLoop:
 
     def _apply(self, plan: Plan) -> None:
         self._slots.apply(plan)  # first: what it refuses never reaches the device
-        removed = unpack(plan.removed)
-        for slot in removed:
+        if plan.copies:
+            table = unpack(plan.copies)
+            self._device.copy(table[::2], table[1::2])
+        forks = [(fork.slot, unpack(fork.blocks), self._held[fork.source]) for fork in plan.forks]
+        for slot in unpack(plan.removed):
             self._device.remove(slot)
+            del self._held[slot]
         for added in plan.added:
-            self._device.add(added.slot, unpack(added.blocks), slot_sampling(added))
+            self._add(added.slot, unpack(added.blocks), slot_sampling(added))
+        for slot, blocks, sampling in forks:
+            self._add(slot, blocks, sampling)
         if plan.blocks:
             table = unpack(plan.blocks)
             self._device.extend(table[::2], table[1::2])
-        self._held.difference_update(removed)
-        self._held.update(added.slot for added in plan.added)
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
-    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float) -> None:
-        output = StepOutput(self._term, self._step, plan, *columns, elapsed_us=round(elapsed * 1e6))
+    def _add(self, slot: int, blocks: list[int], sampling: SlotSampling) -> None:
+        self._device.add(slot, blocks, sampling)
+        self._held[slot] = sampling
+
+    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, told: Told = Told()) -> None:
+        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *told)
         self._step += 1
         ended = time.time()
         self._emit(Ran(output, plans, ended - elapsed, ended))
@@ -176,4 +185,5 @@ def slot_sampling(added: AddSlot) -> SlotSampling:
         key=sequence_key(sampling.seed, added.prompt_index, added.choice_index),
         stop_ids=tuple(unpack(sampling.stop_ids)),
         floor=added.prompt_tokens + sampling.min_tokens,
+        candidates=sampling.candidates,
     )

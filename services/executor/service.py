@@ -122,6 +122,7 @@ class Executor:
             block_size=capacity.block_size,
             max_num_seqs=capacity.max_num_seqs,
             max_model_len=capacity.max_model_len,
+            max_candidates=capacity.max_candidates,
         )
         self._publish(message.reply, encode(answer))
 

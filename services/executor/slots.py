@@ -1,12 +1,14 @@
 """The slot table: what of each running sequence is known, computed and allowed. No I/O, no device."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from services.executor.columns import column, pairs
 from services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch
 from services.executor.flight import Columns, Flight
 from shared.errors import PagewireError
-from shared.messages.plan import AddSlot, Plan
+from shared.messages.plan import AddSlot, Fork, Plan
 from shared.messages.step import Finish
 from shared.splitfuse import Pending, compose
 
@@ -16,6 +18,19 @@ class PlanViolation(PagewireError):
 
     Scheduler and executor no longer mean the same state, so nothing of this term can be trusted: a new claim is due.
     """
+
+
+class _Start(NamedTuple):
+    """A sequence that takes a slot: its table's row."""
+
+    slot: int
+    sequence: int
+    tokens: Int64
+    computed: int
+    blocks: Int64
+    limit: int
+    end: int
+    stop_ids: Int64
 
 
 class SlotTable:
@@ -37,7 +52,7 @@ class SlotTable:
         self._sequences: Int64 = np.zeros(slots, np.int64)
         self._tenancies: Int64 = np.zeros(slots, np.int64)  # counts all sequences: which one the slot is at
         self._stopped: Int64 = np.zeros(slots, np.int64)  # the last tenancy that a stop id ended
-        self._added = 0
+        self._begun = 0
         self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
         self._known: Int64 = np.zeros(slots, np.int64)
         self._computed: Int64 = np.zeros(slots, np.int64)
@@ -57,7 +72,8 @@ class SlotTable:
         self._occupied[:] = self._running[:] = False
 
     def apply(self, plan: Plan) -> None:
-        """Takes in a delta: removed, added, blocks, limits and order, in this order.
+        """Takes in a delta: removed, added, forks, blocks, limits and order, in this order. Forks are of slots as they
+        were before all of this.
 
         Slots that the plan's order does not name keep their place behind those that it names.
 
@@ -65,9 +81,11 @@ class SlotTable:
             PlanViolation: the plan cannot be meant for this table. Parts of it may have been applied.
         """
         try:
+            self._check_copies(*pairs(plan.copies))
+            forked = [self._forked(fork) for fork in plan.forks]
             self._remove(column(plan.removed))
-            for added in plan.added:
-                self._add(added, column(added.tokens), column(added.blocks))
+            for start in [*map(self._added, plan.added), *forked]:
+                self._begin(start)
             self._extend(*pairs(plan.blocks))
             self._limit(*pairs(plan.limits))
             self._reorder(column(plan.order))
@@ -121,34 +139,56 @@ class SlotTable:
         self._occupied[slots] = self._running[slots] = False
         self._order = self._order[self._occupied[self._order]]
 
-    def _add(self, added: AddSlot, tokens: Int64, blocks: Int64) -> None:
-        slot, capacity = added.slot, self._capacity
-        end = added.prompt_tokens + added.sampling.max_tokens
+    def _added(self, added: AddSlot) -> "_Start":
+        tokens = column(added.tokens)
+        if not 1 <= added.prompt_tokens <= len(tokens):
+            raise PlanViolation(
+                f"sequence {added.sequence} comes with {len(tokens)} tokens, {added.prompt_tokens} of them its prompt"
+            )
+        end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
+        return _Start(
+            added.slot, added.sequence, tokens, added.computed, column(added.blocks), added.limit, end, stop_ids
+        )
+
+    def _forked(self, fork: Fork) -> "_Start":
+        source = fork.source
+        self._check_occupied(np.array([source]))
+        if not 0 <= fork.computed <= self._computed[source]:
+            raise PlanViolation(
+                f"sequence {fork.sequence} is forked at {fork.computed} from a slot that has {self._computed[source]}"
+            )
+        tokens = np.concatenate((self._tokens[source, : fork.computed], column(fork.tokens)))
+        blocks, end, stop_ids = column(fork.blocks), int(self._ends[source]), self._stop_ids[source].copy()
+        return _Start(fork.slot, fork.sequence, tokens, fork.computed, blocks, fork.limit, end, stop_ids)
+
+    def _begin(self, start: "_Start") -> None:
+        slot, sequence, tokens, computed, blocks, limit, end, stop_ids = start
+        capacity = self._capacity
         if not 0 <= slot < capacity.max_num_seqs:
             raise PlanViolation(f"slot {slot} is not one of the {capacity.max_num_seqs} slots")
         if self._occupied[slot]:
-            raise PlanViolation(f"slot {slot} is given to sequence {added.sequence} while it is in use")
-        if not 1 <= added.prompt_tokens <= len(tokens) <= capacity.max_model_len or len(tokens) >= end:
+            raise PlanViolation(f"slot {slot} is given to sequence {sequence} while it is in use")
+        if not 1 <= len(tokens) <= capacity.max_model_len or len(tokens) >= end:
             raise PlanViolation(
-                f"sequence {added.sequence} comes with {len(tokens)} tokens, {added.prompt_tokens} of them its prompt, "
-                f"and ends at {end}; the context is {capacity.max_model_len}"
+                f"sequence {sequence} comes with {len(tokens)} tokens and ends at {end}; "
+                f"the context is {capacity.max_model_len}"
             )
-        if not 0 <= added.computed < len(tokens):
-            raise PlanViolation(f"sequence {added.sequence}: {added.computed} of {len(tokens)} positions are computed")
+        if not 0 <= computed < len(tokens):
+            raise PlanViolation(f"sequence {sequence}: {computed} of {len(tokens)} positions are computed")
         if (tokens >= capacity.vocab_size).any():
-            raise PlanViolation(f"sequence {added.sequence} has token ids beyond the vocabulary")
+            raise PlanViolation(f"sequence {sequence} has token ids beyond the vocabulary")
         self._occupied[slot] = self._running[slot] = True
         self._order = np.append(self._order, slot)
-        self._added += 1
-        self._sequences[slot], self._tenancies[slot] = added.sequence, self._added
+        self._begun += 1
+        self._sequences[slot], self._tenancies[slot] = sequence, self._begun
         self._tokens[slot, : len(tokens)] = tokens
         self._known[slot] = len(tokens)
-        self._computed[slot] = added.computed
+        self._computed[slot] = computed
         self._ends[slot] = end
-        self._set_stop_ids(slot, column(added.sampling.stop_ids))
+        self._set_stop_ids(slot, stop_ids)
         self._blocks[slot] = 0
         self._extend(np.full(len(blocks), slot), blocks)
-        self._limit(np.array([slot]), np.array([added.limit]))
+        self._limit(np.array([slot]), np.array([limit]))
 
     def _set_stop_ids(self, slot: int, ids: Int64) -> None:
         missing = max(len(ids) - self._stop_ids.shape[1], 0)
@@ -158,9 +198,8 @@ class SlotTable:
 
     def _extend(self, slots: Int64, blocks: Int64) -> None:
         self._check_occupied(slots)
+        self._check_blocks(blocks)
         capacity = self._capacity
-        if (blocks >= capacity.num_blocks).any():
-            raise PlanViolation(f"block {blocks.max()} is not one of the {capacity.num_blocks} blocks")
         np.add.at(self._blocks, slots, 1)
         if (self._blocks[slots] > -(-capacity.max_model_len // capacity.block_size)).any():
             raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
@@ -179,5 +218,16 @@ class SlotTable:
         self._order = np.concatenate((named, self._order[~np.isin(self._order, named)]))
 
     def _check_occupied(self, slots: Int64) -> None:
-        if len(slots) and (slots.max() >= len(self._occupied) or not self._occupied[slots].all()):
+        known = (slots >= 0) & (slots < len(self._occupied))
+        if not known.all() or not self._occupied[slots].all():
             raise PlanViolation(f"the plan names slots without a sequence: {slots[:8].tolist()}")
+
+    def _check_copies(self, sources: Int64, targets: Int64) -> None:
+        self._check_blocks(sources)
+        self._check_blocks(targets)
+        if np.isin(targets, sources).any() or len(np.unique(targets)) < len(targets):
+            raise PlanViolation("the plan copies to a block that it copies from, or twice to the same")
+
+    def _check_blocks(self, blocks: Int64) -> None:
+        if (blocks >= self._capacity.num_blocks).any():
+            raise PlanViolation(f"block {blocks.max()} is not one of the {self._capacity.num_blocks} blocks")

@@ -9,7 +9,7 @@ import msgspec
 
 from shared.errors import WireVersionError
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised whenever a peer built from the previous version could misread a message."""
 
 _PREFIX = bytes([WIRE_VERSION])

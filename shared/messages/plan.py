@@ -31,8 +31,28 @@ class AddSlot(Wire, frozen=True):
     """`traceparent` that the executor's spans continue; empty: none."""
 
 
+class Fork(Wire, frozen=True):
+    """A sequence takes a slot and begins where another one stands. It is sampled and ends as its source would."""
+
+    slot: int
+    """Row in the executor's tables. Like that of an `AddSlot`, it may be one that the plan removes."""
+    sequence: int
+    """Id within the term, as step outputs name it."""
+    source: int
+    """Slot that it is forked from, as it was before the plan."""
+    computed: int
+    """Leading positions that it has in common with its source. Their KV is in its blocks already."""
+    tokens: bytes
+    """Packed ids that follow these positions, at least one."""
+    blocks: bytes
+    """Packed block ids: those that it shares with its source, then its own."""
+    limit: int
+    """Positions that may be written."""
+
+
 class Plan(Wire, frozen=True):
-    """A delta to the executor's tables. Order of effect: removed, added, blocks, limits, order."""
+    """A delta to the executor's tables. Order of effect: copies, removed, added, forks, blocks, limits, order. Forks
+    read their sources before anything is removed."""
 
     term: int
     """Fences: a plan of an older term than the executor's is ignored."""
@@ -53,6 +73,10 @@ class Plan(Wire, frozen=True):
     lease_until: int
     """The executor runs on its own while it has run fewer steps than this in the term. Answers without rows do not
     count: else a plan that meets a used-up lease would be answered by what uses up the next one, for ever."""
+    forks: tuple[Fork, ...] = ()
+    """Slots that begin now as a copy of another one; they may reuse what `removed` freed."""
+    copies: bytes = b""
+    """Packed pairs (source block, target block): content that is copied first. No target is a source."""
 
 
 class Claim(Wire, frozen=True):
@@ -81,6 +105,8 @@ class Claimed(Wire, frozen=True):
     """Slots."""
     max_model_len: int
     """Context, in tokens."""
+    max_candidates: int = 0
+    """Candidates that a row can report; 0: the device has none, so that there is no beam search."""
 
 
 class Replay(Wire, frozen=True):

@@ -43,3 +43,9 @@ class StepOutput(Wire, frozen=True):
     """One byte per row, a `Finish`."""
     elapsed_us: int
     """Time that the device took, in microseconds."""
+    told: bytes = b""
+    """Packed pairs (sequence, number of candidates), of those rows whose sampling asks for candidates."""
+    candidates: bytes = b""
+    """Packed ids of their likeliest tokens, likeliest first, row after row."""
+    logprobs: bytes = b""
+    """Natural log-probabilities of these tokens before any filter, packed little-endian float32."""

@@ -22,6 +22,12 @@ class Sampling(Wire, frozen=True):
     """Generated tokens before which `stop_ids` cannot be picked."""
     max_tokens: int
     """Generated tokens at most."""
+    beam_width: int = 0
+    """Beams of a beam search; 0: tokens are picked one by one."""
+    length_penalty: float = 1.0
+    """Exponent of the length in the score of a beam that has ended."""
+    candidates: int = 0
+    """Likeliest tokens that every row reports, so that the scheduler picks among them; 0: none."""
 
 
 class WorkItem(Wire, frozen=True):

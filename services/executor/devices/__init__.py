@@ -27,6 +27,8 @@ __all__ = ["open_device"]
 
 COMPUTE_NICE = 19
 """Niceness of the threads that compute on the CPU."""
+MAX_CANDIDATES = 128
+"""Of a row on the devices that report candidates: bounds a step's message, and is more than a beam search needs."""
 CPU_SHARE = 0.5
 """Of the free memory for the KV pool: the rest is for activations and for the other programs of the machine."""
 
@@ -78,7 +80,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         block_bytes = CompiledBackend.bytes_per_block(operators, spec, settings.block_size, dtype)
         model = CompiledLM(model, operators, length, native_bf16=native)
     blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE / settings.data_parallel_size))
-    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size)
+    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size, MAX_CANDIDATES)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
     if operators is None:
         return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype))
@@ -115,6 +117,6 @@ def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
     roofline = Roofline(shape, gpu or GPUS["h100"], settings.tensor_parallel_size)
     room = roofline.kv_room(settings.gpu_memory_utilization)
     blocks = pool_blocks(settings, length, roofline.kv_bytes * settings.block_size, room)
-    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, shape.vocab)
+    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, shape.vocab, MAX_CANDIDATES)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, simulated=True)
     return SimDevice(capacity, roofline if gpu else None, eos_ids(folder))

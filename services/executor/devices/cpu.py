@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.candidates import likeliest
+from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.slots import DeviceSlots
 from services.executor.models.model import Attend, CausalLM
 
@@ -19,7 +21,7 @@ class Backend(Protocol):
     """What a step needs beside the model."""
 
     layers: list[tuple[Tensor, Tensor]]
-    """The KV pool: keys and values of each layer, in the backend's own form."""
+    """The KV pool: keys and values of each layer, blocks first, the rest in the backend's own form."""
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
         """The attention of one step; `positions` [T] are those of the batch's tokens."""
@@ -46,6 +48,7 @@ class Done:
     """A `Pending` of a step that has ended."""
 
     tokens: Int64
+    candidates: Candidates | None
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""
@@ -76,6 +79,12 @@ class CpuDevice:
         """Nothing to do: what the slot held is overwritten when it is taken again."""
 
     @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Device.copy`."""
+        for pool in chain.from_iterable(self._backend.layers):
+            pool[list(targets)] = pool[list(sources)]
+
+    @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Done:
         """See `Device.launch`: the step has ended when this returns."""
         began = time.perf_counter()
@@ -86,11 +95,15 @@ class CpuDevice:
         hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         tokens = np.full(len(batch.slots), -1, np.int64)
         rows = np.flatnonzero(batch.samples)
+        candidates = None
         if rows.size:
             logits = self._model.logits(hidden[torch.from_numpy(behind[rows] - 1)])
+            wanted = self._slots.candidates[batch.slots[rows]]
+            if wanted.any():
+                candidates = likeliest(logits, rows, wanted)
             tokens[rows] = self._backend.sample(logits, self._slots, batch.slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
-        return Done(tokens)
+        return Done(tokens, candidates)
 
     def close(self) -> None:
         """Drops the model and the KV pool."""

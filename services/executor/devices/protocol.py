@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
+Float32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Capacity:
     """Context, in tokens."""
     vocab_size: int
     """Token ids are in [0, vocab_size)."""
+    max_candidates: int = 0
+    """Candidates that a row can report; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class SlotSampling:
     """Ids that end the sequence."""
     floor: int
     """Sequence length, prompt included, below which no id of `stop_ids` is picked: prompt_tokens + min_tokens."""
+    candidates: int = 0
+    """Likeliest tokens that are reported with each token that is picked; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,26 @@ class StepBatch:
     """[R] whether the row samples the token at position start + width."""
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The likeliest tokens of some rows of a step, by the model alone: no filter and no temperature."""
+
+    rows: Int64
+    """[M] which rows of the batch."""
+    counts: Int64
+    """[M] candidates of each; their sum is N."""
+    ids: Int64
+    """[N] tokens, row after row, the likeliest first."""
+    logprobs: Float32
+    """[N] their natural log-probabilities, finite."""
+
+
 class Pending(Protocol):
     """A step that was launched."""
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """Once it was waited for: of the rows that sampled in slots that ask for candidates; None if there are none."""
 
     def wait(self) -> Int64:
         """Sleeps until the step has ended: [R] the token of each row, or -1 where it sampled none.
@@ -93,6 +116,12 @@ class Device(Protocol):
 
     def remove(self, slot: int) -> None:
         """The slot is free again. Its blocks keep their content."""
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies the KV of block `sources[i]` into block `targets[i]`, for each i; no target is a source.
+
+        Steps that are pending read and write as if it happened behind them, later ones as if before.
+        """
 
     def launch(self, batch: StepBatch) -> Pending:
         """Begins a step behind those that are pending: it writes the KV of the batch's positions and samples.

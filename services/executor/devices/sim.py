@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.roofline import Roofline
 
 UInt64 = npt.NDArray[np.uint64]
@@ -54,6 +54,7 @@ class Booked:
     """How long it takes."""
     end: float
     """On the device's clock."""
+    candidates: Candidates | None = None
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""
@@ -87,6 +88,7 @@ class SimDevice:
         self._keys = np.zeros(capacity.max_num_seqs, np.uint64)
         self._floors = np.zeros(capacity.max_num_seqs, np.int64)
         self._stop_ids: list[frozenset[int]] = [frozenset()] * capacity.max_num_seqs
+        self._candidates = np.zeros(capacity.max_num_seqs, np.int64)
 
     @property
     def busy(self) -> float:
@@ -97,12 +99,16 @@ class SimDevice:
         """See `Device.add`."""
         self._keys[slot], self._floors[slot] = sampling.key, sampling.floor
         self._stop_ids[slot] = frozenset(sampling.stop_ids)
+        self._candidates[slot] = sampling.candidates
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Nothing to do: there is no KV cache."""
 
     def remove(self, slot: int) -> None:
         """Nothing to do: what the slot held is overwritten when it is taken again."""
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Nothing to do: there is no KV cache."""
 
     def launch(self, batch: StepBatch) -> Booked:
         """See `Device.launch`."""
@@ -113,11 +119,21 @@ class SimDevice:
         for row in np.flatnonzero(positions < self._floors[slots]).tolist():
             picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
         tokens[rows] = self._tokens[picked]
+        wanted = self._candidates[slots]
+        candidates = self._simulated(rows, wanted, picked) if wanted.any() else None
         seconds = self._roofline.seconds(batch.starts, batch.widths, batch.samples) if self._roofline else 0.0
-        return Booked(tokens, self._clock, seconds, self._clock.launch(seconds))
+        return Booked(tokens, self._clock, seconds, self._clock.launch(seconds), candidates)
 
     def close(self) -> None:
         """Nothing to do."""
+
+    def _simulated(self, rows: Int64, wanted: Int64, picked: Int64) -> Candidates:
+        """Simulated candidates: the token that is picked and those behind it, each half as likely as the one before."""
+        asking = np.flatnonzero(wanted)
+        counts = np.minimum(wanted[asking], len(self._tokens))
+        ranks = np.concatenate([np.arange(count) for count in counts])
+        ids = self._tokens[(np.repeat(picked[asking], counts) + ranks) % len(self._tokens)]
+        return Candidates(rows[asking], counts, ids, (-np.log(2.0) * (ranks + 1)).astype(np.float32))
 
     def _allowed(self, index: int, banned: frozenset[int]) -> int:
         """The first choice from `index` on that is not banned; `index` itself if all are."""

@@ -24,6 +24,7 @@ class DeviceSlots:
         self.floors = np.zeros(slots, np.int64)
         self.stop_ids = np.empty((slots, 0), np.int64)
         """[slots, longest list], filled up with -1. These columns are those of `SlotSampling`."""
+        self.candidates = np.zeros(slots, np.int64)
 
     def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
         """See `Device.add`."""
@@ -35,6 +36,7 @@ class DeviceSlots:
         self.min_p[slot] = sampling.min_p
         self.keys[slot] = sampling.key
         self.floors[slot] = sampling.floor
+        self.candidates[slot] = sampling.candidates
         if (missing := len(sampling.stop_ids) - self.stop_ids.shape[1]) > 0:
             self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=-1)
         self.stop_ids[slot] = -1

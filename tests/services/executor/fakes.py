@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
 from shared.messages import pack
 from shared.messages.plan import AddSlot, Plan
 from shared.messages.work import Sampling
@@ -99,6 +99,7 @@ class FakeDevice:
         self.tables: dict[int, list[int]] = {}
         self.samplings: dict[int, SlotSampling] = {}
         self.batches: list[StepBatch] = []
+        self.copies: list[tuple[int, int]] = []
         self.pending: deque[FakePending] = deque()
         self.failing = False
         self.closed = False
@@ -120,6 +121,9 @@ class FakeDevice:
 
     def remove(self, slot: int) -> None:
         del self.tables[slot], self.samplings[slot]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.copies += zip(sources, targets, strict=True)
 
     def launch(self, batch: StepBatch) -> "FakePending":
         assert len(self.pending) < self.depth
@@ -147,6 +151,7 @@ class FakePending:
     def __init__(self, device: FakeDevice, tokens: Int64) -> None:
         self._device = device
         self._tokens = tokens
+        self.candidates: Candidates | None = None
 
     def wait(self) -> Int64:
         device = self._device

@@ -51,6 +51,12 @@ class KVPool:
             for layer in {layer.window: layer for layer in self.layers}.values()
         }
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Block `targets[i]` of every layer becomes as block `sources[i]`; no target is a source."""
+        for layer in self.caches:
+            for cache in layer:
+                cache[list(targets)] = cache[list(sources)]
+
     def attended(self, tokens: int) -> Tensor:
         """Where attention of a step goes, [tokens, Hq, d]. It is one memory for all layers and steps, written in turn.
 

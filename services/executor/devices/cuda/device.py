@@ -101,6 +101,10 @@ class CudaDevice:
     def remove(self, slot: int) -> None:
         """Nothing to do: what the slot held is overwritten when it is taken again."""
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Device.copy`."""
+        self._pool.copy(sources, targets)
+
     def launch(self, batch: StepBatch) -> Pending:
         """See `Device.launch`. The batch's token ids may be anything wherever an earlier step sampled the token."""
         self._bring_tokens(batch)

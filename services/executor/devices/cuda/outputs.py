@@ -13,6 +13,9 @@ from services.executor.devices.protocol import Int64
 class Pending:
     """A step that was launched: see `Device.launch`."""
 
+    candidates = None
+    """This device reports none."""
+
     def __init__(self, ring: "OutputRing", tokens: Tensor, began: Moment, ended: Moment, arrived: Moment) -> None:
         self._ring = ring
         self._tokens = tokens
