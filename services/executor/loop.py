@@ -18,6 +18,7 @@ from shared.messages.plan import AddSlot, Plan
 from shared.messages.step import NO_TOKEN, StepOutput
 
 _log = structlog.get_logger()
+_NOTHING_TOLD = Told()
 
 
 class StepLoop:
@@ -113,7 +114,7 @@ class StepLoop:
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
         if columns.sequences or plans:
-            told = Told() if candidates is None else flight.told(candidates)
+            told = _NOTHING_TOLD if candidates is None else flight.told(candidates)
             self._answer(columns, plan, plans, elapsed, told)
 
     def _take(self, *, wait: bool) -> Arrived | None:
@@ -167,7 +168,9 @@ class StepLoop:
         self._device.add(slot, blocks, sampling)
         self._held[slot] = sampling
 
-    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, told: Told = Told()) -> None:
+    def _answer(
+        self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, told: Told = _NOTHING_TOLD
+    ) -> None:
         output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *told)
         self._step += 1
         ended = time.time()

@@ -11,18 +11,21 @@ was done. It keeps four promises:
 """
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from services.scheduler.blocks import BlockPool, IntegrityError
 from services.scheduler.budget import Budget
 from services.scheduler.departures import Departures
+from services.scheduler.forks import inherit
 from services.scheduler.ordering import Line, rank
 from services.scheduler.prefixes import Prefixes
 from services.scheduler.prompts import STEPS_AHEAD, Prompts
+from services.scheduler.searches import Searches
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
-from shared.messages.plan import AddSlot, Plan
+from shared.messages.plan import AddSlot, Fork, Plan
 from shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
 
 NEVER = 1 << 62
@@ -57,6 +60,8 @@ class Limits:
     """Inter-token latency that the budget is shrunk for; None: it stays as it is."""
     max_plan_bytes: int = 512 * 1024
     """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
+    max_candidates: int = 0
+    """Likeliest tokens that a row can report; 0: there is no beam search."""
 
     @property
     def max_running(self) -> int:
@@ -98,6 +103,7 @@ class Policy:
         self._prefixes = Prefixes(self.pool, limits.block_size) if limits.prefix_cache else None
         self.prompts = Prompts()
         self.departures = Departures()
+        self.searches = Searches()
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._short: dict[int, Sequence] = {}
         """Running sequences whose blocks do not last for the steps ahead, by id."""
@@ -124,13 +130,28 @@ class Policy:
         self._sequences[sequence.id] = sequence
         self.waiting.add(sequence)
 
+    def search(self, choices: list[Sequence]) -> None:
+        """A beam search for these completions of one prompt. The first one's id is its own; `drop` takes that."""
+        beam = self.searches.begin(choices)
+        self._sequences[beam.id] = beam
+        self.waiting.add(beam)
+
+    def asked(self, sequence_id: int) -> int:
+        """The id by which the caller knows what is in a slot: of a beam, that of its search."""
+        sequence = self._sequences.get(sequence_id)
+        return sequence_id if sequence is None or sequence.search is None else sequence.search.choices[0].id
+
     def drop(self, sequence_id: int) -> bool:
-        """Ends a sequence from outside: a stop string, a cancel. False if it was over already."""
+        """Ends a sequence or a search from outside: a stop string, a cancel. False if it was over already."""
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is None:
-            return False
+            search = self.searches.pop(sequence_id)
+            for beam in search.members if search is not None else ():
+                self.drop(beam.id)
+            return search is not None
         if sequence.state is State.WAITING:
-            self.waiting.remove(sequence)
+            if not self.searches.unstall(sequence):
+                self.waiting.remove(sequence)
             sequence.state = State.FINISHED
         elif sequence.state is State.RUNNING:
             self._vacate(sequence, State.DROPPED)
@@ -162,17 +183,20 @@ class Policy:
                     self._short[i] = sequence
             if finish:
                 self._finish(sequence, Finish(finish))
+        if output.told:
+            self.searches.hear(output, self._sequences)
         for sequence in self.departures.answered(output.plan):
             self._left(sequence)
 
     def schedule(self) -> Plan | None:
         """The next plan, or None when nothing has changed. Called until it returns None."""
         grown = self._grow()
+        forks, copies = self._fork()
         added = self._admit()
         order = self.prompts.order(self.runs)
         lease = self.runs + self._window()
         credit = self.lease_until - self.runs
-        changed = bool(grown or added or self.departures.slots or order != self._order)
+        changed = bool(grown or forks or added or self.departures.slots or order != self._order)
         changed = changed or (bool(self.running) and self._sent != self.budget.tokens)
         if not changed and not (self.running and credit <= self.limits.window // 2 and lease > self.lease_until):
             return None
@@ -188,6 +212,8 @@ class Policy:
             order=pack(order) if order != self._order else b"",
             budget=self.budget.tokens,
             lease_until=self.lease_until,
+            forks=tuple(forks),
+            copies=pack(copies),
         )
         self._sent = plan.budget
         self._order = order
@@ -205,9 +231,10 @@ class Policy:
         slots = [s.slot for s in (*self.running, *leaving)] + self._free_slots
         if sorted(slots) != list(range(self.limits.max_num_seqs)):
             raise IntegrityError("a slot is lost or has two owners")
-        waiting = list(self.waiting)
-        if self.running != sorted(self.running, key=rank) or waiting != sorted(waiting, key=rank):
+        waiting, stalled = list(self.waiting), self.searches.stalled
+        if any(line != sorted(line, key=rank) for line in (self.running, waiting, stalled)):
             raise IntegrityError("the order is lost")
+        waiting += stalled
         if any(s.state is not State.RUNNING for s in self.running) or any(w.blocks for w in waiting):
             raise IntegrityError("a sequence is where it should not be")
         if {id(s) for s in self._sequences.values()} - {id(s) for s in (*self.running, *leaving, *waiting)}:
@@ -268,14 +295,17 @@ class Policy:
     def _admit(self) -> list[AddSlot]:
         """Gives slots and blocks to those that wait, in turn, while there is room."""
         added: list[AddSlot] = []
-        if not self.waiting or not self._has_slot() or self.departures.makes_room:
+        if not (self.waiting or self.searches.stalled) or self.departures.makes_room:
+            return added
+        if not self._has_slot() and not self.searches:
             return added
         size = 0
         reach = self.prompts.reach(STEPS_AHEAD * self.budget.tokens)
-        for sequence in islice(self.waiting.turns(), CANDIDATES):
+        for sequence in chain(list(self.searches.stalled), islice(self.waiting.turns(), CANDIDATES)):
+            if sequence.state is not State.WAITING:
+                continue  # a beam whose search has just expired
             if sequence.deadline <= self.now:
-                self.drop(sequence.id)
-                self.expired.append(sequence.id)
+                self._expire(sequence)
                 continue
             if (sequence.priority, len(sequence.tokens)) >= reach:
                 if self._held_long(sequence):
@@ -288,14 +318,27 @@ class Policy:
             if added and size > self.limits.max_plan_bytes:
                 break
             needed = self._missing(sequence, self._ahead) - len(shared)
-            available = self.pool.available - self.pool.idle(shared)
-            if needed > available - (self.limits.watermark if self.running else 0):
+            while not (room := self._has_slot() and self._has_blocks(needed, shared)) and self._evict(sequence):
+                pass
+            if not room:
                 break
             added.append(self._start(sequence, shared, needed))
             reach = self.prompts.reach(STEPS_AHEAD * self.budget.tokens)
-            if not self._has_slot():
+            if not self._has_slot() and not self.searches:
                 break
         return added
+
+    def _has_blocks(self, needed: int, shared: list[int]) -> bool:
+        """Whether there are so many blocks beside those that are shared."""
+        available = self.pool.available - self.pool.idle(shared)
+        return needed <= available - (self.limits.watermark if self.running else 0)
+
+    def _expire(self, sequence: Sequence) -> None:
+        """Nobody waits for it any more."""
+        search = sequence.search
+        ids = [sequence.id] if search is None else [choice.id for choice in search.choices]
+        self.drop(ids[0])
+        self.expired += ids
 
     def _has_slot(self) -> bool:
         return bool(self._free_slots) and len(self.running) < self.limits.max_running
@@ -310,18 +353,13 @@ class Policy:
         self.pool.share(shared)
         sequence.blocks = shared + self.pool.allocate(needed)
         sequence.computed = len(shared) * self.limits.block_size
-        self.waiting.begin(sequence)
+        if not self.searches.unstall(sequence):
+            self.waiting.begin(sequence)
         if sequence.cached is None:
             sequence.cached = sequence.computed
             self.waiting.charge(sequence.user, len(sequence.tokens) - sequence.computed)
-        sequence.slot = self._free_slots.pop()
-        sequence.state = State.RUNNING
-        sequence.served = self.runs
-        self._set_mark(sequence)
-        insort(self.running, sequence, key=rank)
+        self._occupy(sequence, shared)
         self.prompts[sequence.id] = sequence
-        if self._prefixes is not None:
-            self._prefixes.begin(sequence, shared)
         return AddSlot(
             slot=sequence.slot,
             sequence=sequence.id,
@@ -329,12 +367,22 @@ class Policy:
             prompt_tokens=sequence.prompt_tokens,
             computed=sequence.computed,
             blocks=pack(sequence.blocks),
-            limit=len(sequence.blocks) * self.limits.block_size,
+            limit=sequence.halt or len(sequence.blocks) * self.limits.block_size,
             sampling=sequence.sampling,
             prompt_index=sequence.prompt_index,
             choice_index=sequence.choice_index,
             trace=sequence.trace,
         )
+
+    def _occupy(self, sequence: Sequence, shared: list[int]) -> None:
+        """It has its blocks, of which it shares the first ones, and gets a slot."""
+        sequence.slot = self._free_slots.pop()
+        sequence.state = State.RUNNING
+        sequence.served = self.runs
+        self._set_mark(sequence)
+        insort(self.running, sequence, key=rank)
+        if self._prefixes is not None:
+            self._prefixes.begin(sequence, shared)
 
     def _advance_prompt(self, sequence: Sequence, *, sampled: bool) -> None:
         """A step has computed more of a prompt, to its end if it sampled."""
@@ -356,14 +404,18 @@ class Policy:
         sequence.state = state
         self.departures.add(sequence)
 
+    def _retire(self, sequence: Sequence) -> None:
+        """The next plan empties the slot of a sequence that no step touches any more: all of it is free at once."""
+        self._leave(sequence)
+        self.departures.slots.append(sequence.slot)
+        self._release(sequence)
+
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
         """The executor has ended the sequence: the next plan empties its slot, which may be given away by then."""
         sequence.finish = finish
         del self._sequences[sequence.id]
         if sequence.state is State.RUNNING:
-            self._leave(sequence)
-            self.departures.slots.append(sequence.slot)
-            self._release(sequence)
+            self._retire(sequence)
         else:
             sequence.state = State.DROPPED  # it ended in the steps before its removal
 
@@ -371,10 +423,64 @@ class Policy:
         """The executor has answered the plan that removed a live sequence."""
         preempted = sequence.state is State.PREEMPTED
         self._release(sequence)
-        if preempted:
+        if preempted and sequence.reported:
+            del self._sequences[sequence.id]  # its search has what it wanted
+        elif preempted:
             sequence.state = State.WAITING
             sequence.blocks, sequence.computed = [], 0
-            self.waiting.add(sequence)
+            if sequence.search is not None:
+                self.searches.stall(sequence)
+            else:
+                self.waiting.add(sequence)
+
+    def _fork(self) -> tuple[list[Fork], list[int]]:
+        """The next beams of the searches that have had a round, and pairs of blocks that are copied for them.
+
+        Those for whom there is no slot or block, or nothing left of their parent, wait and are computed anew.
+        """
+        forks: list[Fork] = []
+        copies: list[int] = []
+        for search in self.searches.complete():
+            parents, born = search.members, self.searches.advance(search)
+            kept = {parent.id for _, parent in born}
+            self._part(parent for parent in parents if parent.id not in kept)
+            self._sequences |= {child.id: child for child, _ in born}
+            alive = [(child, parent) for child, parent in born if parent.state is State.RUNNING]
+            seats = min(len(self._free_slots), self.limits.max_running - len(self.running))
+            seats += sum(parent.state is State.RUNNING for parent in parents)
+            forked, pairs = inherit(self.pool, self.limits.block_size, alive, seats)
+            copies += pairs
+            self._part(parent for parent in parents if parent.id in kept)
+            for child, source, shared in forked:
+                self._occupy(child, child.blocks[:shared])
+                position, blocks = child.halt - 1, pack(child.blocks)
+                tokens = pack(child.tokens[position:])
+                forks.append(Fork(child.slot, child.id, source, position, tokens, blocks, child.halt))
+            for child, _ in born:
+                if child.state is State.WAITING:
+                    self.searches.stall(child)
+        return forks, copies
+
+    def _part(self, beams: Iterable[Sequence]) -> None:
+        """Beams that have reported are needed no more."""
+        for beam in beams:
+            if beam.state is State.RUNNING:
+                del self._sequences[beam.id]
+                self._retire(beam)
+            else:
+                self.drop(beam.id)
+
+    def _evict(self, sequence: Sequence) -> bool:
+        """Makes room at once: the youngest beam at rest goes, unless it is older than `sequence`. False: there is none.
+
+        So whatever waits for others holds nothing that an older one needs, and every search comes to its end.
+        """
+        at_rest = (beam for beam in reversed(self.running) if beam.reported) if self.searches else iter(())
+        beam = next(at_rest, None)
+        if beam is None or rank(beam) < rank(sequence):
+            return False
+        self._part([beam])
+        return True
 
     def _release(self, sequence: Sequence) -> None:
         if self._prefixes is not None:

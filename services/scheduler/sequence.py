@@ -3,9 +3,13 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from shared.messages.step import Finish
 from shared.messages.work import Sampling
+
+if TYPE_CHECKING:
+    from services.scheduler.searches import Search
 
 
 class State(Enum):
@@ -63,8 +67,16 @@ class Sequence:
     """Number of tokens from which on its blocks do not last for the steps ahead."""
     cached: int | None = None
     """Positions that the first admission found computed; None before it."""
+    search: "Search | None" = None
+    """Whose beam it is, if it is one."""
+    beam: int = 0
+    """Which of them."""
+    halt: int = 0
+    """Of a beam: positions that it computes in this round."""
+    reported: bool = False
+    """It is a beam, has computed these, and waits for the others: its blocks and its slot are at rest."""
 
     @property
     def last_position(self) -> int:
         """Positions that can ever be written: the last token is sampled, and never fed."""
-        return self.prompt_tokens + self.sampling.max_tokens - 1
+        return self.halt or self.prompt_tokens + self.sampling.max_tokens - 1
