@@ -5,10 +5,12 @@ early, reused too early or never written shows as a wrong fingerprint when it is
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.executor.devices.protocol import Float32
 from shared.messages import pack, unpack
 from shared.messages.plan import Plan
 from shared.messages.step import NO_TOKEN, Finish, StepOutput
@@ -20,6 +22,12 @@ VOCABULARY = 50
 def next_token(tokens: list[int]) -> int:
     """What follows `tokens`: a function of all of them."""
     return hash(tuple(tokens)) % VOCABULARY
+
+
+def next_logprobs(tokens: list[int]) -> Float32:
+    """[VOCABULARY] log-probabilities of what follows `tokens`: a function of all of them."""
+    drawn = np.random.default_rng(hash(tuple(tokens)) & 0xFFFF_FFFF).normal(size=VOCABULARY)
+    return (drawn - np.log(np.exp(drawn).sum())).astype(np.float32)
 
 
 def generate(prompt: list[int], max_tokens: int, stop_ids: list[int]) -> list[int]:
@@ -41,6 +49,7 @@ class Slot:
     blocks: list[int]
     computed: int
     limit: int
+    candidates: int = 0
     dead: bool = False
 
 
@@ -93,6 +102,12 @@ class ModelExecutor:
     def _apply(self, plan: Plan) -> None:
         assert plan.number == self.plan + 1
         self.term, self.plan, self.budget, self.lease_until = plan.term, plan.number, plan.budget, plan.lease_until
+        pairs = unpack(plan.copies)
+        for source, target in zip(pairs[::2], pairs[1::2], strict=True):
+            assert target not in pairs[::2]
+            for offset in range(self.block_size):
+                self.kv[target, offset] = self.kv.get((source, offset), 0)
+        sources = {fork.source: self.slots[fork.source] for fork in plan.forks}
         for slot in unpack(plan.removed):
             del self.slots[slot]
         for added in plan.added:
@@ -107,6 +122,23 @@ class ModelExecutor:
                 unpack(added.blocks),
                 added.computed,
                 added.limit,
+                added.sampling.candidates,
+            )
+        for fork in plan.forks:
+            assert fork.slot not in self.slots
+            source = sources[fork.source]
+            assert fork.computed <= source.computed
+            tokens = source.tokens[: fork.computed] + unpack(fork.tokens)
+            assert fork.computed < len(tokens)
+            self.slots[fork.slot] = Slot(
+                fork.sequence,
+                tokens,
+                source.end,
+                source.stop_ids,
+                unpack(fork.blocks),
+                fork.computed,
+                fork.limit,
+                source.candidates,
             )
         pairs = unpack(plan.blocks)
         for slot, block in zip(pairs[::2], pairs[1::2], strict=True):
@@ -135,6 +167,7 @@ class ModelExecutor:
             done.append((slot, start, width))
         # All writes of a step come before its reads, as in a layer of a model.
         columns = []
+        told: list[tuple[int, list[int], list[float]]] = []
         for slot, start, width in done:
             for position in range(slot.computed):
                 place = slot.blocks[position // self.block_size], position % self.block_size
@@ -142,6 +175,10 @@ class ModelExecutor:
             token, finish = NO_TOKEN, Finish.NONE
             if slot.computed == len(slot.tokens):
                 token = next_token(slot.tokens)
+                if slot.candidates:
+                    row = next_logprobs(slot.tokens)
+                    best = np.argsort(-row, kind="stable")[: slot.candidates]
+                    told.append((slot.sequence, best.tolist(), row[best].tolist()))
                 slot.tokens.append(token)
                 if token in slot.stop_ids:
                     finish = Finish.STOP
@@ -149,9 +186,13 @@ class ModelExecutor:
                     finish = Finish.LENGTH
                 slot.dead = finish != Finish.NONE
             columns.append((slot.sequence, start, width, token, finish))
-        self._emit(columns)
+        self._emit(columns, told)
 
-    def _emit(self, columns: list[tuple[int, int, int, int, Finish]]) -> None:
+    def _emit(
+        self,
+        columns: list[tuple[int, int, int, int, Finish]],
+        told: Sequence[tuple[int, list[int], list[float]]] = (),
+    ) -> None:
         self.outputs.append(
             StepOutput(
                 term=self.term,
@@ -163,6 +204,9 @@ class ModelExecutor:
                 tokens=pack(c[3] for c in columns),
                 finishes=bytes(c[4] for c in columns),
                 elapsed_us=0,
+                told=pack(number for sequence, ids, _ in told for number in (sequence, len(ids))),
+                candidates=pack(token for _, ids, _ in told for token in ids),
+                logprobs=np.array([value for _, _, values in told for value in values], "<f4").tobytes(),
             )
         )
         self.step += 1

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from services.scheduler.beams import BeamSearch
 from services.scheduler.blocks import BlockPool, IntegrityError
 from services.scheduler.departures import Departures
 from services.scheduler.ordering import Line
@@ -20,7 +21,8 @@ from shared.messages import pack, unpack
 from shared.messages.plan import Plan
 from shared.messages.work import Sampling
 from tests.services.scheduler.lagging import LaggingExecutor
-from tests.support.executor import generate
+from tests.support.beam import run_search
+from tests.support.executor import generate, next_logprobs
 
 STEPS = 80
 
@@ -33,6 +35,10 @@ class Wanted:
     tokens: list[int]
     """All that it must generate unless it is dropped."""
     dropped: bool = False
+    others: list["Wanted"] = field(default_factory=list)
+    """The other completions of its beam search, if it is the first of one."""
+    rank: int = 0
+    """Which result of a beam search it is."""
 
 
 class Scheduling(RuleBasedStateMachine):
@@ -104,11 +110,71 @@ class Scheduling(RuleBasedStateMachine):
             self.wanted.append(wanted)
             self.submit(wanted, prompt)
 
+    @rule(
+        length=st.integers(1, 30),
+        text=st.integers(0, 2),
+        max_tokens=st.integers(1, 8),
+        width=st.integers(1, 4),
+        n=st.integers(1, 2),
+        penalty=st.sampled_from([1.0, 0.0, 3.0]),
+        stops=st.booleans(),
+        priority=st.sampled_from([0, 0, 1, -1]),
+        user=st.sampled_from(["a", "b"]),
+        patience=st.sampled_from([math.inf, math.inf, 5.0]),
+    )
+    def search(
+        self,
+        length: int,
+        text: int,
+        max_tokens: int,
+        width: int,
+        n: int,
+        penalty: float,
+        stops: bool,
+        priority: int,
+        user: str,
+        patience: float,
+    ) -> None:
+        prompt = [(j // 7 + text) % 3 for j in range(length)]
+        stop_ids = tuple(range(10)) if stops else ()
+        candidates = width + len(stop_ids)
+        choice = Sequence(
+            id=0,
+            tokens=prompt,
+            prompt_tokens=length,
+            sampling=Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens, width, penalty, candidates),
+            priority=priority,
+            arrival=len(self.wanted),
+            arrived=self.now,
+            deadline=self.now + patience,
+            user=user,
+        )
+        if not self.policy.fits(choice):
+            return
+        finished = run_search(BeamSearch(width, max_tokens, penalty, stop_ids), prompt, candidates, next_logprobs)
+        group = [
+            Wanted(replace(choice), found.tokens, rank=number) for number, found in enumerate(finished[: min(n, width)])
+        ]
+        group[0].others = group[1:]
+        self.wanted += group
+        self.submit_search(group)
+
+    def submit_search(self, group: list[Wanted]) -> None:
+        for wanted in group:
+            self.ids += 1
+            wanted.sequence = self.anew(wanted.sequence, wanted.sequence.tokens)
+            self.live[self.ids] = wanted
+        self.policy.search([wanted.sequence for wanted in group])
+
     def submit(self, wanted: Wanted, tokens: list[int]) -> None:
         """To the policy in force, with the tokens that are known."""
         self.ids += 1
-        old = wanted.sequence
-        wanted.sequence = Sequence(
+        wanted.sequence = self.anew(wanted.sequence, tokens)
+        self.live[self.ids] = wanted
+        self.policy.add(wanted.sequence)
+
+    def anew(self, old: Sequence, tokens: list[int]) -> Sequence:
+        return Sequence(
             id=self.ids,
             tokens=list(tokens),
             prompt_tokens=old.prompt_tokens,
@@ -119,18 +185,21 @@ class Scheduling(RuleBasedStateMachine):
             deadline=old.deadline,
             user=old.user,
         )
-        self.live[self.ids] = wanted
-        self.policy.add(wanted.sequence)
 
     @rule(choice=st.integers(0, 50), steps=st.integers(0, 8))
     def drop(self, choice: int, steps: int) -> None:
         """While the executor is ahead, by steps that are not read yet."""
         self.run_ahead(steps)
         if self.live:
-            wanted = list(self.live.values())[choice % len(self.live)]
+            wanted = [wanted for wanted in self.live.values() if not wanted.rank][choice % self.requests]
             assert self.policy.drop(wanted.sequence.id)
-            self.ended(wanted, dropped=True)
+            for each in (wanted, *wanted.others):
+                self.ended(each, dropped=True)
             self.plan()
+
+    @property
+    def requests(self) -> int:
+        return sum(not wanted.rank for wanted in self.live.values())
 
     def ended(self, wanted: Wanted, *, dropped: bool) -> None:
         wanted.dropped = dropped
@@ -148,6 +217,11 @@ class Scheduling(RuleBasedStateMachine):
             assert self.live[sequence].sequence.deadline <= self.now
             self.ended(self.live[sequence], dropped=True)
         self.policy.expired.clear()
+        for search in self.policy.searches.found:
+            for sequence in search.choices:
+                assert sequence.finish
+                self.ended(self.live[sequence.id], dropped=False)
+        self.policy.searches.found.clear()
 
     @rule(count=st.integers(1, 4))
     def deliver_plans(self, count: int) -> None:
@@ -211,7 +285,11 @@ class Scheduling(RuleBasedStateMachine):
             self.live.clear()
             self.begin_term(self.policy.term + 1)
             for wanted, tokens in known:
-                self.submit(wanted, tokens)
+                if wanted.sequence.sampling.beam_width:
+                    if not wanted.rank:
+                        self.submit_search([wanted, *wanted.others])
+                else:
+                    self.submit(wanted, tokens)
 
     @invariant()
     def books_balance(self) -> None:
@@ -240,7 +318,8 @@ class Scheduling(RuleBasedStateMachine):
         """Reserved blocks: a prompt joins those in progress only where it will soon be reached."""
         left = [(s.priority, len(s.tokens) - s.computed) for s in prompts]
         for added in plan.added:
-            joined = self.live[added.sequence].sequence
+            joined = self.policy.get(added.sequence)
+            assert joined is not None
             own = joined.priority, len(joined.tokens)
             before = sum(tokens for priority, tokens in left if (priority, tokens) <= own)
             assert before < STEPS_AHEAD * self.limits.budget
