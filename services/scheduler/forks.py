@@ -44,6 +44,6 @@ def inherit(
         own = pool.allocate(missing)
         if kept < len(parent.blocks):
             copies += parent.blocks[full], own[0]
-        child.blocks = parent.blocks[:kept] + own
+        child.blocks, child.computed = parent.blocks[:kept] + own, parent.halt
         forked.append(Forked(child, parent.slot, full))
     return forked, copies

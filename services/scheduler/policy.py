@@ -11,9 +11,9 @@ was done. It keeps four promises:
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 
 from services.scheduler.blocks import BlockPool, IntegrityError
 from services.scheduler.budget import Budget
@@ -190,6 +190,9 @@ class Policy:
 
     def schedule(self) -> Plan | None:
         """The next plan, or None when nothing has changed. Called until it returns None."""
+        for beam in list(self.searches.stalled):
+            if beam.state is State.WAITING and beam.deadline <= self.now:
+                self._expire(beam)
         grown = self._grow()
         forks, copies = self._fork()
         added = self._admit()
@@ -301,12 +304,7 @@ class Policy:
             return added
         size = 0
         reach = self.prompts.reach(STEPS_AHEAD * self.budget.tokens)
-        for sequence in chain(list(self.searches.stalled), islice(self.waiting.turns(), CANDIDATES)):
-            if sequence.state is not State.WAITING:
-                continue  # a beam whose search has just expired
-            if sequence.deadline <= self.now:
-                self._expire(sequence)
-                continue
+        for sequence in self._turns():
             if (sequence.priority, len(sequence.tokens)) >= reach:
                 if self._held_long(sequence):
                     break
@@ -327,6 +325,15 @@ class Policy:
             if not self._has_slot() and not self.searches:
                 break
         return added
+
+    def _turns(self) -> Iterator[Sequence]:
+        """Those that may get a slot, in turn: beams of what has begun, then what waits and has not expired."""
+        yield from list(self.searches.stalled)
+        for sequence in islice(self.waiting.turns(), CANDIDATES):
+            if sequence.deadline <= self.now:
+                self._expire(sequence)
+            else:
+                yield sequence
 
     def _has_blocks(self, needed: int, shared: list[int]) -> bool:
         """Whether there are so many blocks beside those that are shared."""
