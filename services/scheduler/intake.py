@@ -1,22 +1,27 @@
 """Where requests come from: the work queues. Each is attached to its detokenizer before the policy hears of it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
+from itertools import groupby
 
 import msgspec
 import structlog
 
+from services.scheduler.drain import DrainRate
 from services.scheduler.policy import Policy
 from services.scheduler.pulls import Pulls
 from services.scheduler.recent_prefixes import RecentPrefixes
 from services.scheduler.request import Request, accept, sequences_of
+from services.scheduler.searches import Search
 from services.scheduler.sequence import State
 from shared import subjects
 from shared.bus import Item
 from shared.context import Context
-from shared.errors import BusError, WireVersionError
+from shared.errors import BusError, InvalidRequest, WireVersionError
 from shared.messages import Decoder, encode
 from shared.messages.attach import Attach, Attached, AttachState
+from shared.messages.open import Abandon
 from shared.messages.prefixes import CachedPrefixes
 from shared.messages.work import WorkItem
 from shared.peers import Peers
@@ -43,6 +48,7 @@ class Intake:
         self.requests: dict[str, Request] = {}
         self.by_sequence: dict[int, Request] = {}
         self.policy: Policy | None = None
+        self.drain = DrainRate(time.monotonic())
         self._context = context
         self._bus = context.bus
         self._store = context.bus.store
@@ -81,9 +87,16 @@ class Intake:
             if request is not None:
                 self._cached.use(request.find(sequence).tokens)
                 request.live.discard(sequence)
-                if not request.live:
-                    self.requests.pop(request.work.request_id, None)
+                if not request.live and self.requests.pop(request.work.request_id, None) is not None:
+                    self.drain.ended(1, time.monotonic())
         self._pulls.retry()
+
+    def conclude(self, searches: Iterable[Search]) -> None:
+        """Beam searches have ended: the detokenizers take over what they found."""
+        for search in searches:
+            request = self.by_sequence.get(search.choices[0].id)
+            if request is not None:
+                self._spawn(self._tell(request, [choice.id for choice in search.choices]))
 
     def cached(self) -> CachedPrefixes | None:
         """What the tokenizers are told; None while nothing can run here."""
@@ -171,6 +184,11 @@ class Intake:
         policy = self.policy
         if policy is None:
             return  # the next term attaches it
+        if request.work.sampling.beam_width:
+            longest = max(map(len, request.work.prompts)) // 4
+            if obstacle := policy.obstacle(longest, request.work.sampling):
+                await self._refuse(request, InvalidRequest(obstacle))
+                return
         first = self._sequences + 1
         self._sequences += request.choices
         answer = await self._bind(request, first)
@@ -197,8 +215,36 @@ class Intake:
         for sequence in live:
             self.by_sequence[sequence.id] = request
             self._cached.use(sequence.tokens)
-            policy.add(sequence)
+        if request.work.sampling.beam_width:
+            for _, choices in groupby(live, key=lambda sequence: sequence.prompt_index):
+                policy.search(list(choices))
+        else:
+            for sequence in live:
+                policy.add(sequence)
         self._changed()
+
+    async def _tell(self, request: Request, choices: list[int]) -> None:
+        """Hands the result of a beam search over. If nobody takes it, the item is delivered and searched again."""
+        policy = self.policy
+        answer = await self._bind(request, request.sequences[0].id)
+        if self.policy is not policy or self.by_sequence.get(choices[0]) is not request:
+            return  # the term ended meanwhile, or the request
+        if answer is None or answer.state == AttachState.UNKNOWN:
+            self._give_up(request)
+        else:
+            self.ended(choices)
+
+    async def _refuse(self, request: Request, error: InvalidRequest) -> None:
+        """Ends a request that cannot run here. If its detokenizer does not hear of it, the item is delivered again."""
+        abandon = Abandon(request.work.request_id, error.kind, error.message)
+        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.abandon"
+        self._forget(request)
+        try:
+            await self._bus.request(subject, encode(abandon), timeout=ATTACH_TIMEOUT)
+        except BusError as unheard:
+            _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(unheard))
+        else:
+            await self._end(request.ack)
 
     async def _bind(self, request: Request, first_sequence: int) -> Attached | None:
         """Tells the detokenizer which sequences the request is; its answer, or None when it is not there."""
@@ -232,6 +278,14 @@ class Intake:
             await self._store.end_work(ack)
         except BusError as error:
             _log.warning("item_not_ended", reason=str(error))  # it is delivered again
+
+    def _give_up(self, request: Request) -> None:
+        """Nothing of it runs any more, and it is forgotten."""
+        for sequence in request.live:
+            if self.policy is not None:
+                self.policy.drop(sequence)
+        self._forget(request)
+        self._changed()
 
     def _forget(self, request: Request) -> None:
         """No longer renewed: unless the detokenizer ends the item, it is delivered again."""

@@ -27,6 +27,7 @@ from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Fork, Plan
 from shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
+from shared.messages.work import Sampling
 
 NEVER = 1 << 62
 """A number of tokens that no sequence reaches."""
@@ -124,6 +125,22 @@ class Policy:
     def fits(self, sequence: Sequence) -> bool:
         """Whether the pool could hold it alone, to its last token."""
         return self._blocks_for(sequence.last_position) <= self.limits.num_blocks
+
+    def obstacle(self, prompt_tokens: int, sampling: Sampling) -> str:
+        """What stands in the way of a beam search here; empty: nothing. All its beams must find room together."""
+        limits, width = self.limits, sampling.beam_width
+        if sampling.candidates > limits.max_candidates:
+            most = limits.max_candidates
+            return f"beam_width and stop tokens need {sampling.candidates} candidates, the device reports {most}"
+        if width > limits.max_running:
+            return f"beam_width must be at most {limits.max_running} here, not {width}: so many sequences run at a time"
+        shared = prompt_tokens // limits.block_size
+        needed = shared + width * (self._blocks_for(prompt_tokens + sampling.max_tokens - 1) - shared)
+        if needed > limits.num_blocks:
+            return (
+                f"{width} beams need {needed} KV blocks, there are {limits.num_blocks}: ask for fewer beams or tokens"
+            )
+        return ""
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits for a slot. The caller has checked `fits`."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -11,7 +10,6 @@ from opentelemetry.util.types import AttributeValue
 
 from services.scheduler import bulletin
 from services.scheduler.blocks import IntegrityError
-from services.scheduler.drain import DrainRate
 from services.scheduler.intake import Intake
 from services.scheduler.link import Link, claim
 from services.scheduler.policy import Limits, Policy
@@ -52,7 +50,6 @@ class Scheduler:
         self._intake = Intake(context, self._peers, self._token, self._pump)
         self._link: Link | None = None
         self._readers = Readers(context.bus, self._pump)
-        self._drain = DrainRate(time.monotonic())
         self._violations = 0
 
     async def run(self) -> None:
@@ -81,13 +78,13 @@ class Scheduler:
         load: dict[str, float] = {
             "requests": len(requests),
             "queued": sum(request.queued for request in requests.values()),
-            "drain_rate": self._drain.at(time.monotonic()),
+            "drain_rate": self._intake.drain.at(time.monotonic()),
             "integrity_violations": self._violations,
         }
         if policy is not None:
             load |= {
                 "running": len(policy.running),
-                "waiting": len(policy.waiting),
+                "waiting": len(policy.waiting) + len(policy.searches.stalled),
                 "blocks_held": policy.pool.held,
                 "blocks": policy.pool.num_blocks,
                 "preemptions": policy.preemptions,
@@ -128,6 +125,7 @@ class Scheduler:
             prefix_cache=settings.prefix_cache,
             itl_target_ms=settings.itl_target_ms,
             max_plan_bytes=int(self._bus.max_payload * PLAN_SHARE),
+            max_candidates=claimed.max_candidates,
         )
         link = self._link = Link(self._bus, claimed.executor, term, self._on_step)
         async with asyncio.TaskGroup() as tasks:
@@ -161,19 +159,22 @@ class Scheduler:
         policy.now = time.time()
         try:
             while (plan := policy.schedule()) is not None:
-                self._trace_queue(plan)
+                self._trace_queue(policy, plan)
                 link.send(plan)
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
             link.lose("the connection takes no more")
         if policy.expired:
             expired, policy.expired = policy.expired, []
-            self._ended(expired)  # the detokenizer tells their clients
+            self._intake.ended(expired)  # the detokenizer tells their clients
+        if policy.searches.found:
+            found, policy.searches.found = policy.searches.found, []
+            self._intake.conclude(found)
 
-    def _trace_queue(self, plan: Plan) -> None:
+    def _trace_queue(self, policy: Policy, plan: Plan) -> None:
         """The span between the queue's acknowledgement and the first slot of a request."""
         for added in plan.added:
-            request = self._intake.by_sequence.get(added.sequence)
+            request = self._intake.by_sequence.get(policy.asked(added.sequence))
             if request is not None and request.queued:
                 request.queued = False
                 attributes: dict[str, AttributeValue] = {
@@ -189,13 +190,8 @@ class Scheduler:
         policy.on_step(output)
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
-            self._ended(sequence for sequence, finish in rows if finish)
+            self._intake.ended(sequence for sequence, finish in rows if finish)
         self._pump()
-
-    def _ended(self, sequences: Iterable[int]) -> None:
-        held = len(self._intake.requests)
-        self._intake.ended(sequences)
-        self._drain.ended(held - len(self._intake.requests), time.monotonic())
 
     def _on_finish(self, message: Message) -> None:
         try:
@@ -208,7 +204,7 @@ class Scheduler:
         known = 0
         if policy is not None and wanted.term == policy.term:
             known = sum([policy.drop(sequence) for sequence in sequences])
-            self._ended(sequences)
+            self._intake.ended(sequences)
         if message.reply:
             self._bus.publish(message.reply, encode(FinishedSequences(known)))
         self._pump()

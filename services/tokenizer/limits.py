@@ -7,7 +7,7 @@ from shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
 from shared.messages.client import SamplingParams
 
 MAX_SEQUENCES = 256
-"""Completions of all prompts of a request together."""
+"""Completions of all prompts of a request together, or their beams."""
 HEADROOM = 16 * 1024
 """Bytes left in every message for headers and for the fields that do not grow with the tokens."""
 SLOT_BYTES = 5
@@ -37,8 +37,11 @@ def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, li
         PayloadTooLarge: the work or the result could not fit into a message.
     """
     sequences = len(prompt_lengths) * params.n
-    if sequences > MAX_SEQUENCES:
-        raise InvalidRequest(f"the request asks for {sequences} completions, at most {MAX_SEQUENCES} are allowed")
+    running = len(prompt_lengths) * max(params.n, params.beam_width or 0)
+    if running > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"the request asks for {running} completions or beams, at most {MAX_SEQUENCES} are allowed"
+        )
     longest = max(prompt_lengths)
     room = limits.max_model_len - longest
     if room < 1:

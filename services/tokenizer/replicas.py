@@ -44,7 +44,7 @@ class Replicas:
         hashes = prefix_hashes(work.prompts[0]) if len(replicas) > 1 else []
         target = route(work.request_id, hashes, replicas)
         if target != subjects.ANY:
-            self._sent[target] += len(work.prompts) * work.n
+            self._sent[target] += len(work.prompts) * max(work.n, work.sampling.beam_width)
         return target
 
     def retry_after_ms(self) -> int:

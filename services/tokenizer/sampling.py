@@ -19,6 +19,20 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy."""
 COLDEST = 0.01
 """Temperatures between greedy and this are raised to it: colder ones overflow."""
+MAX_BEAMS = 16
+"""Beams of one search."""
+MAX_BEAM_STOPS = 64
+"""Tokens that end the text of a beam, the model's own included: every step reports as many candidates more."""
+NOT_IN_BEAM_SEARCH = {
+    "temperature": (0.0, 1.0),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "seed": (None, -1),
+    "min_tokens": (0,),
+    "stop": ([], ""),
+}
+"""Fields that a beam search refuses, but for these values, which change nothing."""
 NOT_BUILT = (
     "presence_penalty",
     "frequency_penalty",
@@ -29,8 +43,6 @@ NOT_BUILT = (
     "logprobs",
     "prompt_logprobs",
     "structured_outputs",
-    "beam_width",
-    "length_penalty",
 )
 """Fields that are refused unless they have their default."""
 
@@ -53,9 +65,13 @@ def check(params: SamplingParams, vocab_size: int) -> None:
     )
     _require(params.top_k >= -1, f"top_k must be at least 1, or 0 or -1 for all, not {params.top_k}")
     _require(_within(params.min_p, 0.0, 1.0), f"min_p must be in [0, 1], not {params.min_p}")
-    _require(
-        params.n == 1 or not _greedy(params), "n must be 1 when temperature is 0: greedy completions are all equal"
-    )
+    if params.beam_width is None:
+        _require(
+            params.n == 1 or not _greedy(params), "n must be 1 when temperature is 0: greedy completions are all equal"
+        )
+        _require(params.length_penalty == 1.0, "length_penalty is that of a beam search: set beam_width too")
+    else:
+        _check_beams(params, params.beam_width)
     _require(params.seed is None or -(2**63) <= params.seed < 2**64, "seed must be an integer of 64 bits")
     _check_length(params)
     _check_stops(params, vocab_size)
@@ -82,9 +98,16 @@ def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> in
 
 
 def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozenset[int], vocab_size: int) -> Sampling:
-    """What the device is told: checked parameters with nothing left to default."""
+    """What the device is told: checked parameters with nothing left to default.
+
+    Raises:
+        InvalidRequest: a beam search with too many tokens that end it.
+    """
     stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
-    greedy = _greedy(params)
+    beams = params.beam_width or 0
+    greedy = _greedy(params) or beams > 0
+    if beams:
+        _check_candidates(beams, len(stop_ids), vocab_size)
     return Sampling(
         temperature=0.0 if greedy else max(params.temperature, COLDEST),
         top_p=1.0 if greedy else params.top_p,
@@ -94,6 +117,29 @@ def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozense
         stop_ids=pack(sorted(stop_ids)),
         min_tokens=params.min_tokens,
         max_tokens=max_tokens,
+        beam_width=beams,
+        length_penalty=params.length_penalty,
+        candidates=beams + len(stop_ids) if beams else 0,
+    )
+
+
+def _check_beams(params: SamplingParams, width: int) -> None:
+    _require(1 <= width <= MAX_BEAMS, f"beam_width must be between 1 and {MAX_BEAMS}, not {width}")
+    _require(params.n <= width, f"n must be at most beam_width, which is {width}, not {params.n}")
+    _require(math.isfinite(params.length_penalty), f"length_penalty must be finite, not {params.length_penalty}")
+    for name, neutral in NOT_IN_BEAM_SEARCH.items():
+        value = getattr(params, name)
+        _require(value in neutral, f"{name} has no meaning in a beam search: leave it out, or leave out beam_width")
+
+
+def _check_candidates(width: int, stops: int, vocab_size: int) -> None:
+    """So that there are always enough tokens that end no text."""
+    _require(
+        stops <= MAX_BEAM_STOPS, f"there are {stops} stop tokens, at most {MAX_BEAM_STOPS} are allowed with beam_width"
+    )
+    _require(
+        width + stops <= vocab_size,
+        f"beam_width {width} and {stops} stop tokens exceed the {vocab_size} tokens there are",
     )
 
 

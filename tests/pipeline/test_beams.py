@@ -1,0 +1,135 @@
+"""Beam search through the whole pipeline: what `transformers` finds, whatever else runs, and nothing is left behind."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagewire import SamplingParams
+from shared.config import Settings
+from shared.errors import InvalidRequest
+from shared.messages.client import Result
+from tests.support.beam import BeamCase, beam_cases
+from tests.support.checkpoints import checkpoint
+from tests.support.greedy import cases
+from tests.support.pipeline import Pipeline, running
+
+CONTEXT = 96
+
+
+def settings_for(name: str = "llama", **changes: Any) -> Settings:
+    values: dict[str, Any] = {
+        "model": str(checkpoint(name)),
+        "dtype": "float32",
+        "max_model_len": CONTEXT,
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+        "num_kv_blocks": 512,
+        "log_level": "error",
+    }
+    return Settings(**values | changes)
+
+
+def params(case: BeamCase) -> SamplingParams:
+    return SamplingParams(
+        beam_width=case.width,
+        n=case.n,
+        length_penalty=case.length_penalty,
+        max_tokens=case.max_tokens,
+        stop_token_ids=[token for token in case.stop_ids if token],
+    )
+
+
+async def search(pipeline: Pipeline, case: BeamCase, *, stream: bool = False) -> None:
+    result: Result
+    if stream:
+        result = await pipeline.client.stream(case.prompt, params(case)).result()
+    else:
+        result = await pipeline.client.generate(case.prompt, params(case))
+    assert [choice.token_ids for choice in result.choices] == case.tokens
+    for choice, tokens in zip(result.choices, case.tokens, strict=True):
+        assert choice.finish_reason == ("stop" if tokens[-1] in case.stop_ids else "length")
+    assert result.usage.completion_tokens == sum(map(len, case.tokens))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("window", [1, 8])
+def test_one_after_the_other(name: str, window: int) -> None:
+    async def test() -> None:
+        async with running(settings_for(name, lease_window=window)) as pipeline:
+            for i, case in enumerate(beam_cases(name)):
+                await search(pipeline, case, stream=i % 2 == 0)
+            await pipeline.until_idle()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "pool", [{}, {"num_kv_blocks": 28}, {"max_num_seqs": 5}], ids=["ample", "few-blocks", "few-slots"]
+)
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_among_others(pool: dict[str, int], prefix_cache: bool) -> None:
+    async def greedy(pipeline: Pipeline) -> None:
+        for case in cases("llama")[:12]:
+            result = await pipeline.client.generate(
+                case.prompt, SamplingParams(max_tokens=case.max_tokens, temperature=0.0)
+            )
+            assert result.choices[0].token_ids == case.tokens
+
+    async def test() -> None:
+        async with running(settings_for(prefix_cache=prefix_cache, **pool)) as pipeline:
+            searches = [search(pipeline, case, stream=i % 3 == 0) for i, case in enumerate(beam_cases("llama"))]
+            await asyncio.gather(greedy(pipeline), *searches)
+            await pipeline.until_idle()
+            assert pipeline.load("scheduler")["integrity_violations"] == 0
+
+    asyncio.run(test())
+
+
+def test_several_prompts_of_one_request() -> None:
+    alike = [case for case in beam_cases("llama") if case.n == 1]
+    first = alike[0]
+
+    async def test() -> None:
+        async with running(settings_for()) as pipeline:
+            prompts = [first.prompt, first.prompt[::-1], first.prompt]
+            results = await pipeline.client.generate(prompts, params(first))
+            alone = await pipeline.client.generate(prompts[1], params(first))
+            assert [choice.token_ids for choice in results.choices] == [
+                first.tokens[0],
+                alone.choices[0].token_ids,
+                first.tokens[0],
+            ]
+            await pipeline.until_idle()
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_search_leaves_nothing_behind() -> None:
+    async def test() -> None:
+        async with running(settings_for()) as pipeline:
+            sampling = SamplingParams(beam_width=8, max_tokens=80, ignore_eos=True)
+            stream = pipeline.client.stream([5, 6, 7], sampling)
+            async with asyncio.timeout(20):
+                while pipeline.load("scheduler").get("running", 0) < 8:
+                    await pipeline._next_heartbeat("scheduler")
+            await stream.cancel()
+            assert [delta async for delta in stream] == []
+            assert stream.final is not None
+            assert [choice.finish_reason for choice in stream.final.choices] == ["cancelled"]
+            await pipeline.until_idle()
+
+    asyncio.run(test())
+
+
+def test_beams_that_can_never_run_together_are_refused() -> None:
+    async def test() -> None:
+        async with running(settings_for(num_kv_blocks=14, max_num_seqs=5)) as pipeline:
+            with pytest.raises(InvalidRequest, match="KV blocks"):
+                await pipeline.client.generate([1] * 8, SamplingParams(beam_width=4, max_tokens=80))
+            with pytest.raises(InvalidRequest, match="beam_width must be at most 5"):
+                await pipeline.client.generate([1] * 8, SamplingParams(beam_width=6, max_tokens=1))
+            await pipeline.until_idle()
+
+    asyncio.run(test())
