@@ -30,7 +30,7 @@ NOT_IN_BEAM_SEARCH = {
     "min_p": (0.0,),
     "seed": (None, -1),
     "min_tokens": (0,),
-    "stop": ([], ""),
+    "stop": ([],),
 }
 """Fields that a beam search refuses, but for these values, which change nothing."""
 NOT_BUILT = (

@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from pagewire import SamplingParams
+from shared import subjects
+from shared.bus import Message
 from shared.config import Settings
-from shared.errors import InvalidRequest
+from shared.errors import DeadlineExceeded, InvalidRequest
+from shared.messages import Decoder, unpack
 from shared.messages.client import Result
+from shared.messages.step import StepOutput
 from tests.support.beam import BeamCase, beam_cases
 from tests.support.checkpoints import checkpoint
 from tests.support.greedy import cases
@@ -106,18 +110,49 @@ def test_several_prompts_of_one_request() -> None:
     asyncio.run(test())
 
 
+async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
+    """Returns once so many steps have reported candidates of all eight beams."""
+    deep = asyncio.Event()
+    seen = 0
+
+    def hear(message: Message) -> None:
+        nonlocal seen
+        told = unpack(Decoder(StepOutput).decode(message.data).told)
+        seen += len(told) == 2 * 8
+        if seen >= rounds:
+            deep.set()
+
+    subscription = await pipeline.bus.subscribe(f"{subjects.STEPS}.*", hear)
+    async with asyncio.timeout(20):
+        await deep.wait()
+    await subscription.unsubscribe()
+
+
+ENDLESS = SamplingParams(beam_width=8, n=2, max_tokens=230, ignore_eos=True)
+
+
 def test_a_cancelled_search_leaves_nothing_behind() -> None:
     async def test() -> None:
-        async with running(settings_for()) as pipeline:
-            sampling = SamplingParams(beam_width=8, max_tokens=80, ignore_eos=True)
-            stream = pipeline.client.stream([5, 6, 7], sampling)
-            async with asyncio.timeout(20):
-                while pipeline.load("scheduler").get("running", 0) < 8:
-                    await pipeline._next_heartbeat("scheduler")
+        async with running(settings_for(max_model_len=240)) as pipeline:
+            stream = pipeline.client.stream([5, 6, 7], ENDLESS)
+            result = asyncio.create_task(stream.result())
+            await until_deep(pipeline)
+            assert pipeline.load("scheduler")["requests"] <= 1
             await stream.cancel()
-            assert [delta async for delta in stream] == []
-            assert stream.final is not None
-            assert [choice.finish_reason for choice in stream.final.choices] == ["cancelled"]
+            ended = await result
+            assert [(choice.finish_reason, choice.token_ids) for choice in ended.choices] == [("cancelled", [])] * 2
+            await pipeline.until_idle()
+            await search(pipeline, beam_cases("llama")[0])
+
+    asyncio.run(test())
+
+
+def test_a_deadline_ends_a_search() -> None:
+    async def test() -> None:
+        async with running(settings_for(max_model_len=240, max_num_batched_tokens=32)) as pipeline:
+            searching = asyncio.create_task(pipeline.client.generate([5, 6, 7], ENDLESS, timeout=0.2))
+            with pytest.raises(DeadlineExceeded):
+                await searching
             await pipeline.until_idle()
 
     asyncio.run(test())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.scheduler.beams import BeamSearch, Candidates, Continuation
 from shared.messages.step import Finish
 from tests.support.beam import EOS_ID, beam_cases, reference_logprobs, run_search, transformers_beams
-from tests.support.checkpoints import VOCABULARY, checkpoint
+from tests.support.checkpoints import checkpoint
 
 FAMILIES = ["llama", "qwen3", "opt"]
 

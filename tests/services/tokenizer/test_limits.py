@@ -52,6 +52,14 @@ def test_the_number_of_completions_is_bounded() -> None:
         tokens_to_generate([1] * 4, SamplingParams(n=MAX_SEQUENCES // 4 + 1), LIMITS)
 
 
+def test_beams_count_like_completions_but_are_no_part_of_the_result() -> None:
+    limits = Limits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + RESULT_BYTES * 1000)
+    assert tokens_to_generate([10], SamplingParams(max_tokens=500, n=2, beam_width=16), limits) == 500
+    assert tokens_to_generate([1] * 16, SamplingParams(beam_width=MAX_SEQUENCES // 16), LIMITS) == 16
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_SEQUENCES}"):
+        tokens_to_generate([1] * 17, SamplingParams(beam_width=MAX_SEQUENCES // 16), LIMITS)
+
+
 def test_a_result_that_could_not_fit_is_refused_with_what_does() -> None:
     limits = Limits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + RESULT_BYTES * 1000)
     assert tokens_to_generate([10], SamplingParams(max_tokens=1000), limits) == 1000

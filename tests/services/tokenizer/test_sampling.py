@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from services.tokenizer.sampling import (
     COLDEST,
+    MAX_BEAM_STOPS,
+    MAX_BEAMS,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKENS,
     MAX_STOPS,
@@ -38,6 +40,8 @@ BUILT = {
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "beam_width",
+    "length_penalty",
 }
 ASKED: dict[str, list[object]] = {
     "presence_penalty": [0.5, -2.0, math.nan],
@@ -49,8 +53,6 @@ ASKED: dict[str, list[object]] = {
     "logprobs": [0, 5, -1],
     "prompt_logprobs": [0, 1],
     "structured_outputs": [{"regex": "a*"}, {}],
-    "beam_width": [1, 4],
-    "length_penalty": [0.9, math.nan],
 }
 
 
@@ -241,3 +243,75 @@ def test_what_passes_is_what_a_device_can_do(params: SamplingParams) -> None:
     assert 0 <= told.seed < 2**64
     assert 0 <= told.min_tokens <= told.max_tokens
     assert all(0 <= token < VOCABULARY for token in unpack(told.stop_ids))
+
+
+def test_a_beam_search_is_resolved_to_its_candidates() -> None:
+    chosen = resolved(beam_width=4, n=2, length_penalty=0.5, stop_token_ids=[7, 3])
+    assert (chosen.beam_width, chosen.length_penalty, chosen.candidates) == (4, 0.5, 4 + 3)
+    assert unpack(chosen.stop_ids) == [3, 4, 7]
+    assert chosen.temperature == 0.0
+    assert resolved(beam_width=1, ignore_eos=True).candidates == 1
+
+
+def test_without_a_beam_search_nothing_reports_candidates() -> None:
+    chosen = resolved()
+    assert (chosen.beam_width, chosen.length_penalty, chosen.candidates) == (0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.0, "n": 3},
+        {"temperature": 1.0},
+        {"top_k": -1},
+        {"top_k": 0},
+        {"top_p": 1.0},
+        {"min_p": 0.0},
+        {"seed": -1},
+        {"stop": []},
+        {"min_tokens": 0},
+        {"n": 4},
+        {"length_penalty": -2.0},
+    ],
+)
+def test_what_changes_nothing_may_stand_beside_a_beam_width(fields: dict[str, Any]) -> None:
+    assert resolved(beam_width=4, **fields).beam_width == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_k", 5),
+        ("top_p", 0.9),
+        ("min_p", 0.1),
+        ("seed", 3),
+        ("stop", "end"),
+        ("stop", ["end"]),
+        ("min_tokens", 2),
+        ("n", 5),
+        ("length_penalty", math.nan),
+        ("length_penalty", -math.inf),
+    ],
+)
+def test_what_a_beam_search_cannot_mean_is_refused_by_name(name: str, value: object) -> None:
+    assert name in refused(beam_width=4, **{name: value})
+
+
+@pytest.mark.parametrize("width", [0, -1, MAX_BEAMS + 1])
+def test_the_width_is_bounded(width: int) -> None:
+    assert "beam_width" in refused(beam_width=width)
+
+
+def test_a_length_penalty_needs_a_beam_search() -> None:
+    assert "beam_width" in refused(length_penalty=2.0)
+
+
+def test_stop_tokens_of_a_beam_search_are_bounded() -> None:
+    params = SamplingParams(beam_width=2, stop_token_ids=list(range(MAX_BEAM_STOPS + 1)))
+    check(params, VOCABULARY)
+    with pytest.raises(InvalidRequest, match="stop tokens"):
+        resolve(params, seed=7, max_tokens=16, eos=frozenset(), vocab_size=VOCABULARY)
+    tiny = SamplingParams(beam_width=8)
+    with pytest.raises(InvalidRequest, match="exceed the 8 tokens"):
+        resolve(tiny, seed=7, max_tokens=16, eos=frozenset({3}), vocab_size=8)
