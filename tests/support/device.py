@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.cpu import build
 from kernels.cpu.operators import Operators
 from services.executor.devices.compiled import CompiledBackend
-from services.executor.devices.cpu import Backend, CpuDevice
+from services.executor.devices.cpu import Backend, CpuDevice, Done
 from services.executor.devices.protocol import Capacity, SlotSampling, StepBatch
 from services.executor.devices.pytorch import PyTorchBackend
 from services.executor.models.compiled import CompiledLM
@@ -95,6 +95,11 @@ class Driver:
 
     def step(self, *rows: Row) -> list[int]:
         """The sampled tokens of one step."""
+        tokens: list[int] = self.launch(*rows).wait().tolist()
+        return tokens
+
+    def launch(self, *rows: Row) -> Done:
+        """One step."""
         batch = StepBatch(
             slots=np.array([row.slot for row in rows], np.int64),
             starts=np.array([row.start for row in rows], np.int64),
@@ -102,8 +107,7 @@ class Driver:
             token_ids=np.array([token for row in rows for token in row.ids], np.int64),
             samples=np.array([row.samples for row in rows], np.bool_),
         )
-        tokens: list[int] = self.device.launch(batch).wait().tolist()
-        return tokens
+        return self.device.launch(batch)
 
     @property
     def logits(self) -> Tensor:

@@ -137,6 +137,18 @@ class FakeDevice:
         ]
         self.batches.append(batch)
         self.pending.append(FakePending(self, np.where(batch.samples, picked, -1).astype(np.int64)))
+        asking = [
+            (row, picked[row], count)
+            for row, slot in enumerate(batch.slots.tolist())
+            if (count := self.samplings[slot].candidates) and batch.samples[row]
+        ]
+        if asking:
+            self.pending[-1].candidates = Candidates(
+                rows=np.array([row for row, _, _ in asking]),
+                counts=np.array([count for _, _, count in asking]),
+                ids=np.array([token + rank for _, token, count in asking for rank in range(count)]),
+                logprobs=np.array([-rank for _, _, count in asking for rank in range(count)], np.float32),
+            )
         self.entered.release()
         return self.pending[-1]
 

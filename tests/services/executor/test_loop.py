@@ -4,13 +4,16 @@ import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+import numpy as np
 import pytest
 
 from services.executor.inbox import PlanInbox
 from services.executor.loop import StepLoop, slot_sampling
 from services.executor.results import Ran, Refused
 from services.executor.sampling import sequence_key
-from shared.messages import unpack
+from shared.messages import pack, unpack
+from shared.messages.plan import Fork
 from shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling, token_at
 
@@ -374,3 +377,51 @@ def test_the_device_is_told_how_to_sample() -> None:
     assert told.stop_ids == (2, 9)
     assert told.floor == 3
     assert (told.temperature, told.top_p, told.top_k, told.min_p) == (1.0, 1.0, 0, 0.0)
+
+
+def test_candidates_are_told_of_the_sequences_that_ask_for_them(run: Run) -> None:
+    asking = msgspec.structs.replace(sampling(7), candidates=2)
+    run.inbox.put(plan(1, add(1, 9, [4], [1], picks=asking), add(0, 8, [1, 2], [0]), lease_until=1))
+    output = run.output()
+    assert set(unpack(output.sequences)) == {8, 9}
+    assert unpack(output.told) == [9, 2]
+    first = token_at(key(7), 1)
+    assert unpack(output.candidates) == [first, first + 1]
+    assert np.frombuffer(output.logprobs, "<f4").tolist() == [0.0, -1.0]
+
+
+def test_nothing_is_told_where_nobody_asks(run: Run) -> None:
+    run.inbox.put(plan(1, add(0, 7, [1], [0]), lease_until=1))
+    output = run.output()
+    assert (output.told, output.candidates, output.logprobs) == (b"", b"", b"")
+
+
+def test_forks_take_over_the_sampling_of_their_source_and_blocks_are_copied_first(run: Run) -> None:
+    picks = sampling(7, max_tokens=30)
+    run.inbox.put(plan(1, add(0, 7, [1, 2, 3, 4, 5], [0, 1], limit=5, picks=picks), lease_until=9))
+    run.output()
+    forks = (
+        Fork(1, 8, 0, 5, pack([6]), pack([0, 1]), 6),
+        Fork(0, 9, 0, 5, pack([7]), pack([0, 2]), 6),
+    )
+    delta = msgspec.structs.replace(plan(2, removed=[0], lease_until=9), forks=forks, copies=pack([1, 2]))
+    run.inbox.put(delta)
+    output = run.output()
+    assert unpack(output.sequences) == [8, 9]
+    assert unpack(output.starts) == [5, 5]
+    assert unpack(output.tokens) == [token_at(key(7), 6)] * 2
+    run.finish()
+    assert run.device.copies == [(1, 2)]
+    assert run.device.tables == {1: [0, 1], 0: [0, 2]}
+    assert run.device.samplings[0] == run.device.samplings[1]
+    assert run.loop.counters.num_slots == 2
+
+
+def test_a_fork_of_nothing_ends_the_term_before_the_device_hears_of_it(run: Run) -> None:
+    broken = msgspec.structs.replace(
+        plan(1), forks=(Fork(1, 8, 0, 5, pack([6]), pack([0, 1]), 6),), copies=pack([1, 2])
+    )
+    run.inbox.put(broken)
+    assert isinstance(run.results.get(timeout=PATIENCE), Refused)
+    assert run.device.copies == []
+    assert run.device.tables == {}

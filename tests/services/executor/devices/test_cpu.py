@@ -191,3 +191,48 @@ def test_half_precision_is_looked_up_among_the_flags_of_the_cpu(tmp_path: Path, 
     (tmp_path / "cpuinfo").write_text(flags)
     assert has_half_precision(tmp_path / "cpuinfo") is native
     assert not has_half_precision(tmp_path / "nothing")
+
+
+def test_a_copied_block_is_read_like_the_one_it_was_copied_from(drive: Drive) -> None:
+    """Copy-on-write: two texts share a full block, and what they have in common of the next one is copied."""
+    driver = drive(checkpoint("llama"))
+    prefix, one, two = text(1, BLOCK_SIZE + 3), text(2, 4), text(3, 4)
+    blocks = driver.add(0, 2 * BLOCK_SIZE)
+    driver.step(Row(0, 0, prefix, samples=False))
+    driver.device.copy([blocks[1], blocks[0]], [200, 201])
+    driver.device.add(1, [blocks[0], 200], GREEDY)
+    driver.device.add(2, [201, blocks[1]], GREEDY)  # goes on in the block itself
+    driver.device.remove(0)
+    driver.step(Row(1, len(prefix), one), Row(2, len(prefix), two))
+    for row, tail in enumerate((one, two)):
+        expected = reference_logits(checkpoint("llama"), prefix + tail)[-1]
+        torch.testing.assert_close(driver.logits[row], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_candidates_are_reported_of_the_rows_that_ask_for_them(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
+    texts = [text(seed, 5) for seed in range(4)]
+    asking = replace(GREEDY, candidates=6)
+    drawing = replace(GREEDY, temperature=1.0, key=sequence_key(1, 0, 0))
+    for slot, sampling in enumerate((drawing, asking, asking, replace(asking, candidates=2))):
+        driver.add(slot, 16, sampling)
+    pending = driver.launch(*(Row(slot, 0, ids, samples=slot != 2) for slot, ids in enumerate(texts)))
+    tokens, found = pending.wait(), pending.candidates
+    assert found is not None
+    assert found.rows.tolist() == [1, 3]
+    assert found.counts.tolist() == [6, 2]
+    assert found.ids[[0, 6]].tolist() == tokens[[1, 3]].tolist()
+    for ids, begin, end in ((texts[1], 0, 6), (texts[3], 6, 8)):
+        best = torch.log_softmax(reference_logits(checkpoint("llama"), ids)[-1], dim=0).topk(end - begin)
+        assert found.ids[begin:end].tolist() == best.indices.tolist()
+        torch.testing.assert_close(torch.from_numpy(found.logprobs[begin:end]), best.values, rtol=1e-4, atol=1e-4)
+
+
+def test_no_candidates_are_reported_where_nobody_asks(drive: Drive) -> None:
+    driver = drive(checkpoint("llama"))
+    driver.add(0, 8, replace(GREEDY, candidates=4))
+    driver.add(1, 8)
+    assert driver.launch(Row(0, 0, [1, 2], samples=False), Row(1, 0, [3])).candidates is None
+    driver.device.remove(0)
+    driver.device.add(0, [9], GREEDY)
+    assert driver.launch(Row(0, 0, [1, 2])).candidates is None

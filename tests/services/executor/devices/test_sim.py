@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +216,23 @@ def test_simulated_devices_compute_in_half_precision(folder: Path) -> None:
 def test_unknown_gpus_are_told_the_known_ones(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"sim:h200.*sim:zero"):
         opened(folder, device="sim:b300")
+
+
+def test_simulated_candidates_begin_with_the_token_and_halve_in_likelihood() -> None:
+    device = SimDevice(CAPACITY, None)
+    device.add(0, [0], replace(sampling(key=3), candidates=4))
+    device.add(1, [1], sampling(key=3))
+    step = batch((0, 0, 1, True), (1, 0, 1, True))
+    first, again = device.launch(step), device.launch(step)
+    tokens, found = first.wait(), first.candidates
+    assert found is not None
+    assert again.candidates is not None
+    assert found.rows.tolist() == [0]
+    assert found.counts.tolist() == [4]
+    assert found.ids[0] == tokens[0]
+    assert len(set(found.ids.tolist())) == 4
+    np.testing.assert_allclose(np.exp(found.logprobs), [0.5, 0.25, 0.125, 0.0625], rtol=1e-6)
+    assert again.candidates.ids.tolist() == found.ids.tolist()
+    device.copy([0], [1])
+    device.add(0, [0], sampling(key=3))
+    assert device.launch(step).candidates is None

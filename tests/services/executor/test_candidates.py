@@ -1,0 +1,49 @@
+"""The likeliest tokens of some rows."""
+
+import numpy as np
+import pytest
+import torch
+
+from services.executor.candidates import likeliest
+
+
+def rows(*wanted: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    return np.arange(len(wanted)) + 10, np.array(wanted, np.int64)
+
+
+def test_they_are_the_likeliest_by_the_whole_vocabulary() -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
+    found = likeliest(logits, *rows(3, 0, 5, 1))
+    assert found.rows.tolist() == [10, 12, 13]
+    assert found.counts.tolist() == [3, 5, 1]
+    assert found.logprobs.dtype == np.float32
+    begin = 0
+    for row, count in ((0, 3), (2, 5), (3, 1)):
+        best = torch.log_softmax(logits[row], dim=0).topk(count)
+        end = begin + count
+        assert found.ids[begin:end].tolist() == best.indices.tolist()
+        assert found.logprobs[begin:end].tolist() == best.values.tolist()
+        begin = end
+    assert begin == len(found.ids) == len(found.logprobs)
+
+
+def test_the_logits_stay_as_they_are() -> None:
+    logits = torch.randn(2, 20)
+    before = logits.clone()
+    likeliest(logits, *rows(2, 2))
+    assert torch.equal(logits, before)
+
+
+def test_a_small_vocabulary_has_no_more() -> None:
+    found = likeliest(torch.tensor([[1.0, 3.0, 2.0]]), *rows(9))
+    assert found.counts.tolist() == [3]
+    assert found.ids.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_stays_finite(broken: float) -> None:
+    logits = torch.zeros(1, 8)
+    logits[0, 3] = broken
+    found = likeliest(logits, *rows(8))
+    assert np.isfinite(found.logprobs).all()
+    assert sorted(found.ids.tolist()) == list(range(8))
