@@ -129,6 +129,8 @@ class Policy:
     def obstacle(self, prompt_tokens: int, sampling: Sampling) -> str:
         """What stands in the way of a beam search here; empty: nothing. All its beams must find room together."""
         limits, width = self.limits, sampling.beam_width
+        if not limits.max_candidates:
+            return "beam_width: beam search is not built for this device yet: leave it out"
         if sampling.candidates > limits.max_candidates:
             most = limits.max_candidates
             return f"beam_width and stop tokens need {sampling.candidates} candidates, the device reports {most}"

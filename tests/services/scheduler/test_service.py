@@ -5,6 +5,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
+from services.scheduler.beams import BeamSearch
 from services.scheduler.intake import LOOKAHEAD
 from services.scheduler.service import Scheduler
 from shared import subjects
@@ -12,17 +15,20 @@ from shared.bus import Item, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.config import Settings
 from shared.context import Context
+from shared.errors import InvalidRequest
 from shared.messages import Decoder, encode, pack, unpack
 from shared.messages.attach import Attach, Attached, AttachState
 from shared.messages.done import Done
 from shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
 from shared.messages.heartbeat import Heartbeat
+from shared.messages.open import Abandon
 from shared.messages.plan import Claim, Claimed, Plan, Replay
 from shared.messages.prefixes import CachedPrefixes
-from shared.messages.step import StepOutput
+from shared.messages.step import Finish, StepOutput
 from shared.messages.work import Sampling, WorkItem
 from shared.prefix_hashes import SPAN, prefix_hashes
-from tests.support.executor import ModelExecutor, generate
+from tests.support.beam import run_search
+from tests.support.executor import ModelExecutor, generate, next_logprobs
 from tests.support.waiting import until
 
 MODEL = "tiny"
@@ -37,6 +43,7 @@ class Executor:
     bus: MemoryBus
     instance: str = "exec"
     free_running: bool = True
+    max_candidates: int = 32
     lose_plans: int = 0
     """Plans that do not arrive."""
     lose_steps: int = 0
@@ -72,7 +79,7 @@ class Executor:
         self.model = ModelExecutor(64, 4)
         self.sent.clear()
         self.aside.clear()
-        self.bus.publish(message.reply, encode(Claimed(self.instance, True, 64, 4, SLOTS, 200)))
+        self.bus.publish(message.reply, encode(Claimed(self.instance, True, 64, 4, SLOTS, 200, self.max_candidates)))
 
     def on_plan(self, message: Message) -> None:
         assert message.reply
@@ -168,8 +175,9 @@ class Scene:
         n: int = 1,
         priority: int = 0,
         target: str = subjects.ANY,
+        beams: int = 0,
     ) -> None:
-        sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, max_tokens)
+        sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, max_tokens, beams, 1.0, beams)
         item = WorkItem(name, self.detokenizer.instance, (pack(prompt),), n, sampling, priority, 2e9)
         await self.bus.store.put_work(subjects.work_queue(MODEL, item.priority, target), encode(item))
 
@@ -187,11 +195,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(*, ack_wait: float = 30.0, **changes: object) -> AsyncIterator[Scene]:
+async def scene(*, ack_wait: float = 30.0, max_candidates: int = 32, **changes: object) -> AsyncIterator[Scene]:
     broker = MemoryBroker(ack_wait=ack_wait)
     bus = MemoryBus(broker)
     settings = Settings(served_model_name=MODEL, max_num_batched_tokens=16, lease_window=2, **changes)  # type: ignore[arg-type]
-    executor, detokenizer = Executor(MemoryBus(broker)), Detokenizer(MemoryBus(broker))
+    executor = Executor(MemoryBus(broker), max_candidates=max_candidates)
+    detokenizer = Detokenizer(MemoryBus(broker))
     await detokenizer.start()
     scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
     running = asyncio.create_task(scheduler.run())
@@ -473,5 +482,109 @@ def test_a_request_past_its_deadline_gets_no_slot_and_is_forgotten() -> None:
             await s.until_idle()
             assert not s.executor.plans
             assert s.load("drain_rate") > 0
+
+    asyncio.run(main())
+
+
+def searched(prompt: list[int], beams: int, max_tokens: int) -> list[list[int]]:
+    """What a beam search must find, best first."""
+    found = run_search(BeamSearch(beams, max_tokens, 1.0, ()), prompt, beams, next_logprobs)
+    return [hypothesis.tokens for hypothesis in found]
+
+
+def test_a_beam_search_is_handed_over_whole_and_its_beams_are_never_bound() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            await s.work("r", [5, 6], max_tokens=7, n=2, beams=3)
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
+            first, last = s.detokenizer.attached
+            assert first.tokens == (b"", b"")
+            assert first.first_sequence == last.first_sequence
+            assert [unpack(tokens) for tokens in last.tokens] == searched([5, 6], 3, 7)[:2]
+            assert list(last.finishes) == [Finish.LENGTH] * 2
+            await s.until_idle()
+            bound = range(last.first_sequence, last.first_sequence + 2)
+            ran = {sequence for output in s.executor.sent for sequence in unpack(output.sequences)}
+            assert ran
+            assert not ran & set(bound)
+            assert any(plan.forks for plan in s.executor.plans)
+            assert any(plan.copies for plan in s.executor.plans)
+
+    asyncio.run(main())
+
+
+def test_a_search_that_its_client_gives_up_is_freed() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            await s.work("r", [5, 6], max_tokens=80, n=2, beams=2)
+            await s.detokenizer.until(lambda: any(plan.forks for plan in s.executor.plans))
+            attach = s.detokenizer.attached[0]
+            assert await s.finish([attach.first_sequence, attach.first_sequence + 1], attach.term) == 1
+            await s.until_idle()
+            await s.detokenizer.until(lambda: not s.executor.model.slots)
+
+    asyncio.run(main())
+
+
+def test_a_search_begins_again_with_another_executor() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            await s.work("r", [5, 6], max_tokens=30, n=1, beams=4)
+            await s.detokenizer.until(lambda: len(s.executor.plans) > 8)
+            s.executor.term += 1  # its successor wakes up with another scheduler's term
+            s.executor.beat()
+            await s.detokenizer.until(lambda: any(any(attach.finishes) for attach in s.detokenizer.attached))
+            last = s.detokenizer.attached[-1]
+            assert last.term > s.detokenizer.attached[0].term
+            assert unpack(last.tokens[0]) == searched([5, 6], 4, 30)[0]
+            await s.until_idle()
+
+    asyncio.run(main())
+
+
+def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
+    async def main() -> None:
+        async with scene(ack_wait=0.5) as s:
+            await s.work("r", [5, 6], max_tokens=5, n=1, beams=2)
+            await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
+            s.detokenizer.state = AttachState.UNKNOWN
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) > 2)
+            s.detokenizer.state = AttachState.OPEN
+            seen = len(s.detokenizer.attached)
+            await s.detokenizer.until(lambda: any(any(a.finishes) for a in s.detokenizer.attached[seen:]))
+            last = s.detokenizer.attached[-1]
+            assert last.generation > 1
+            assert unpack(last.tokens[0]) == searched([5, 6], 2, 5)[0]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("beams", "max_tokens", "candidates", "reason"),
+    [
+        (2, 5, 0, "is not built for this device"),
+        (8, 5, 7, "the device reports 7"),
+        (9, 5, 32, "beam_width must be at most 8"),
+        (8, 190, 32, "KV blocks"),
+    ],
+)
+def test_a_search_that_cannot_run_here_is_refused(beams: int, max_tokens: int, candidates: int, reason: str) -> None:
+    async def main() -> None:
+        async with scene(max_candidates=candidates) as s:
+            refused: list[Abandon] = []
+
+            def on_abandon(message: Message) -> None:
+                refused.append(Decoder(Abandon).decode(message.data))
+                s.bus.publish(message.reply, b"")
+                s.detokenizer.changed.set()
+
+            await s.bus.subscribe(f"{subjects.DETOKENIZER}.detok.abandon", on_abandon)
+            await s.work("r", [5, 6], max_tokens=max_tokens, beams=beams)
+            await s.detokenizer.until(lambda: bool(refused))
+            assert (refused[0].request_id, refused[0].error) == ("r", InvalidRequest.kind)
+            assert reason in refused[0].message
+            await s.until_idle()
+            assert not s.detokenizer.attached
+            assert not s.executor.plans
 
     asyncio.run(main())
