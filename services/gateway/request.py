@@ -52,11 +52,12 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, object] | None = None
     length_penalty: float | None = None
+    use_beam_search: bool | None = None
+    """A beam search with `n` beams, all of which are returned."""
 
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    use_beam_search: bool | None = None
     response_format: dict[str, object] | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
@@ -70,7 +71,6 @@ NOT_BUILT: dict[str, object] = {
     "best_of": 1,
     "echo": False,
     "suffix": "",
-    "use_beam_search": False,
     "response_format": {"type": "text"},
     "truncate_prompt_tokens": None,
     "add_special_tokens": True,
@@ -100,4 +100,6 @@ def decode(body: bytes) -> CompletionRequest:
 def sampling(request: CompletionRequest) -> SamplingParams:
     """How tokens are chosen."""
     given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
+    if request.use_beam_search:
+        given["beam_width"] = 1 if request.n is None else request.n
     return SamplingParams(**given)

@@ -202,8 +202,6 @@ def test_what_is_not_built_is_refused_by_name() -> None:
         "logprobs": 1,
         "prompt_logprobs": 1,
         "structured_outputs": {"regex": "a"},
-        "beam_width": 2,
-        "length_penalty": 2.0,
     }
 
     async def test(client: Client, _: Pipeline) -> None:

@@ -77,13 +77,19 @@ def test_a_logit_bias_has_token_ids_as_strings() -> None:
     assert sampling(read(logit_bias={"50256": -100})).logit_bias == {50256: -100.0}
 
 
+def test_a_beam_search_has_as_many_beams_as_completions() -> None:
+    assert sampling(read(use_beam_search=True)) == SamplingParams(beam_width=1)
+    searched = sampling(read(use_beam_search=True, n=4, length_penalty=0.5))
+    assert searched == SamplingParams(n=4, beam_width=4, length_penalty=0.5)
+    assert sampling(read(use_beam_search=False, n=4)) == SamplingParams(n=4)
+
+
 @pytest.mark.parametrize(
     "neutral",
     [
         {"best_of": 1},
         {"echo": False},
         {"suffix": None},
-        {"use_beam_search": False},
         {"response_format": {"type": "text"}},
         {"add_special_tokens": True},
         {"user": "me"},
@@ -99,7 +105,6 @@ def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict
         ("best_of", 2),
         ("echo", True),
         ("suffix", "end"),
-        ("use_beam_search", True),
         ("response_format", {"type": "json_object"}),
         ("truncate_prompt_tokens", 5),
         ("add_special_tokens", False),
