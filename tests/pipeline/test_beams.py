@@ -73,7 +73,7 @@ def test_one_after_the_other(name: str, window: int) -> None:
     "pool", [{}, {"num_kv_blocks": 28}, {"max_num_seqs": 5}], ids=["ample", "few-blocks", "few-slots"]
 )
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_among_others(pool: dict[str, int], prefix_cache: bool) -> None:
+def test_among_others(pool: dict[str, Any], prefix_cache: bool) -> None:
     async def greedy(pipeline: Pipeline) -> None:
         for case in cases("llama")[:12]:
             result = await pipeline.client.generate(

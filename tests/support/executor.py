@@ -103,10 +103,10 @@ class ModelExecutor:
         assert plan.number == self.plan + 1
         self.term, self.plan, self.budget, self.lease_until = plan.term, plan.number, plan.budget, plan.lease_until
         pairs = unpack(plan.copies)
-        for source, target in zip(pairs[::2], pairs[1::2], strict=True):
+        for copied, target in zip(pairs[::2], pairs[1::2], strict=True):
             assert target not in pairs[::2]
             for offset in range(self.block_size):
-                self.kv[target, offset] = self.kv.get((source, offset), 0)
+                self.kv[target, offset] = self.kv.get((copied, offset), 0)
         sources = {fork.source: self.slots[fork.source] for fork in plan.forks}
         for slot in unpack(plan.removed):
             del self.slots[slot]

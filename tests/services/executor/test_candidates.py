@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from services.executor.candidates import likeliest
+from services.executor.devices.protocol import Int64
 
 
-def rows(*wanted: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def rows(*wanted: int) -> tuple[Int64, Int64]:
     return np.arange(len(wanted)) + 10, np.array(wanted, np.int64)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.beams import BeamSearch, Candidates, Continuation
+from services.scheduler.beams import BeamSearch, Candidates, Continuation, Float32
 from shared.messages.step import Finish
 from tests.support.beam import EOS_ID, beam_cases, reference_logprobs, run_search, transformers_beams
 from tests.support.checkpoints import checkpoint
@@ -129,9 +129,9 @@ def test_more_candidates_than_width_and_stops_change_nothing(
 ) -> None:
     """So many are enough: the best that go on are among them, however many end."""
 
-    def logprobs(tokens: list[int]) -> np.ndarray:  # type: ignore[type-arg]
+    def logprobs(tokens: list[int]) -> Float32:
         row = np.random.default_rng([seed, *tokens]).normal(size=40).astype(np.float32)
-        return row - np.log(np.exp(row).sum())
+        return np.subtract(row, np.log(np.exp(row).sum()), dtype=np.float32)
 
     few, all_ = (
         run_search(BeamSearch(width, max_tokens, penalty, range(stops)), [1], count, logprobs)

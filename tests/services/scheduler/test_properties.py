@@ -218,9 +218,9 @@ class Scheduling(RuleBasedStateMachine):
             self.ended(self.live[sequence], dropped=True)
         self.policy.expired.clear()
         for search in self.policy.searches.found:
-            for sequence in search.choices:
-                assert sequence.finish
-                self.ended(self.live[sequence.id], dropped=False)
+            for choice in search.choices:
+                assert choice.finish
+                self.ended(self.live[choice.id], dropped=False)
         self.policy.searches.found.clear()
 
     @rule(count=st.integers(1, 4))
