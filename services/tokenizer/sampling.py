@@ -23,7 +23,7 @@ MAX_BEAMS = 16
 """Beams of one search."""
 MAX_BEAM_STOPS = 64
 """Tokens that end the text of a beam, the model's own included: every step reports as many candidates more."""
-NOT_IN_BEAM_SEARCH = {
+NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
     "temperature": (0.0, 1.0),
     "top_p": (1.0,),
     "top_k": (0, -1),

@@ -27,7 +27,8 @@ def next_token(tokens: list[int]) -> int:
 def next_logprobs(tokens: list[int]) -> Float32:
     """[VOCABULARY] log-probabilities of what follows `tokens`: a function of all of them."""
     drawn = np.random.default_rng(hash(tuple(tokens)) & 0xFFFF_FFFF).normal(size=VOCABULARY)
-    return (drawn - np.log(np.exp(drawn).sum())).astype(np.float32)
+    logprobs: Float32 = (drawn - np.log(np.exp(drawn).sum())).astype(np.float32)
+    return logprobs
 
 
 def generate(prompt: list[int], max_tokens: int, stop_ids: list[int]) -> list[int]:

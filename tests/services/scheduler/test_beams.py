@@ -131,7 +131,8 @@ def test_more_candidates_than_width_and_stops_change_nothing(
 
     def logprobs(tokens: list[int]) -> Float32:
         row = np.random.default_rng([seed, *tokens]).normal(size=40).astype(np.float32)
-        return np.subtract(row, np.log(np.exp(row).sum()), dtype=np.float32)
+        logprobs: Float32 = (row - np.log(np.exp(row).sum())).astype(np.float32)
+        return logprobs
 
     few, all_ = (
         run_search(BeamSearch(width, max_tokens, penalty, range(stops)), [1], count, logprobs)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from services.scheduler import forks, policy
 from services.scheduler.beams import BeamSearch
 from services.scheduler.blocks import BlockPool, IntegrityError
 from services.scheduler.departures import Departures
@@ -426,8 +427,30 @@ def starve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Line, "turns", lambda self: (s for s in turns(self) if s.id % 5))
 
 
+def copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked sequence goes on in a block that nothing was copied to."""
+    monkeypatch.setattr(policy, "inherit", lambda *arguments: (forks.inherit(*arguments)[0], []))
+
+
+def share_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every child goes on in the last block of its parent."""
+
+    def faulty(pool: BlockPool, size: int, born: list[tuple[Sequence, Sequence]], seats: int) -> object:
+        apart = [forks.inherit(pool, size, [pair], 1) for pair in born[:seats]]
+        return [forked for found, _ in apart for forked in found], []
+
+    monkeypatch.setattr(policy, "inherit", faulty)
+
+
+def keep_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beam that waits for the others keeps what these need."""
+    monkeypatch.setattr(Policy, "_evict", lambda self, sequence: False)
+
+
 @pytest.mark.parametrize(
-    "plant", [free_twice, free_early, lose_block, keep_slot, starve], ids=lambda plant: plant.__name__
+    "plant",
+    [free_twice, free_early, lose_block, keep_slot, starve, copy_nothing, share_too_much, keep_at_rest],
+    ids=lambda plant: plant.__name__,
 )
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
