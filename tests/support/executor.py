@@ -172,7 +172,9 @@ class ModelExecutor:
         for slot, start, width in done:
             for position in range(slot.computed):
                 place = slot.blocks[position // self.block_size], position % self.block_size
-                assert self.kv[place] == hash(tuple(slot.tokens[: position + 1])), "a row read another sequence's KV"
+                assert self.kv.get(place) == hash(tuple(slot.tokens[: position + 1])), (
+                    "a row read another sequence's KV"
+                )
             token, finish = NO_TOKEN, Finish.NONE
             if slot.computed == len(slot.tokens):
                 token = next_token(slot.tokens)

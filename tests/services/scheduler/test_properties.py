@@ -114,8 +114,8 @@ class Scheduling(RuleBasedStateMachine):
     @rule(
         length=st.integers(1, 30),
         text=st.integers(0, 2),
-        max_tokens=st.integers(1, 8),
-        width=st.integers(1, 4),
+        max_tokens=st.integers(1, 5),
+        width=st.integers(1, 3),
         n=st.integers(1, 2),
         penalty=st.sampled_from([1.0, 0.0, 3.0]),
         stops=st.booleans(),
@@ -136,6 +136,8 @@ class Scheduling(RuleBasedStateMachine):
         user: str,
         patience: float,
     ) -> None:
+        if sum(wanted.sequence.sampling.beam_width > 0 for wanted in self.live.values()) > 3:
+            return  # in a tiny pool the beams of many are computed anew in every round
         prompt = [(j // 7 + text) % 3 for j in range(length)]
         stop_ids = tuple(range(10)) if stops else ()
         candidates = width + len(stop_ids)
@@ -378,6 +380,7 @@ def check(examples: int, *, shrink: bool = True) -> None:
     )
 
 
+@pytest.mark.timeout(300)
 def test_nothing_breaks_an_invariant() -> None:
     check(100)
 
