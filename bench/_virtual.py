@@ -20,7 +20,7 @@ from services.executor.flight import Columns
 from services.executor.slots import SlotTable
 from services.scheduler.policy import Limits, Policy
 from services.scheduler.sequence import Sequence
-from shared.messages import unpack
+from shared.messages import pack, unpack
 from shared.messages.plan import Plan
 from shared.messages.step import NO_TOKEN, StepOutput
 from shared.messages.work import Sampling
@@ -170,7 +170,8 @@ class VirtualPipeline:
         number = len(self._requests) + 1
         self._requests[number] = request
         sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, request.output)
-        sequence = Sequence(number, list(request.prompt), len(request.prompt), sampling, arrival=number)
+        prompt = unpack(pack(request.prompt))  # read at this moment, as from a work item
+        sequence = Sequence(number, prompt, len(prompt), sampling, arrival=number)
         self._sequences[number] = sequence
         self.policy.add(sequence)
         self._schedule(0)
