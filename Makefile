@@ -28,11 +28,15 @@ kernels: install
 checks: install
 	$(MAKE) --jobs 2 --output-sync lint kernels
 
+BESIDE := -n logical --maxprocesses 4 --dist worksteal
+
 test: checks
-	$(BIN)/pytest -m 'not full and not cuda'
+	$(BIN)/pytest $(BESIDE) -m 'not full and not cuda and not alone'
+	$(BIN)/pytest -m 'alone and not full and not cuda'
 
 test-all: checks
-	$(BIN)/pytest -m 'not cuda'
+	$(BIN)/pytest $(BESIDE) -m 'not cuda and not alone'
+	$(BIN)/pytest -m 'alone and not cuda'
 
 clean:
 	rm -rf $(VENV) build *.egg-info

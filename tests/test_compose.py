@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 import yaml
 
 from pagewire.broker import find_server
 from pagewire.stack import REPLICATED
 from shared.config import FIELDS, variable
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parent.parent
 SECRETS = {"PAGEWIRE_NATS_PASSWORD": "pSecret1", "PAGEWIRE_API_KEY": "kSecret2"}

@@ -6,6 +6,8 @@ import pytest
 from bench import busy
 from bench.busy import Run, table
 
+pytestmark = pytest.mark.alone
+
 
 def test_shares_are_of_the_counted_time() -> None:
     lines = table([Run(8, 64, 10.0, busy_s=9.8, waiting_s=0.1, steps=980, rows=49000, sampled=48000)])

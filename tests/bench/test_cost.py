@@ -11,6 +11,8 @@ from bench._costs.tap import Wrap
 from bench.cost import ATTEMPTS, COSTS, TOLERANCE, complaint
 from shared.bus import Handler, Message
 
+pytestmark = pytest.mark.alone
+
 read = cache(cost.read)
 
 

@@ -6,6 +6,8 @@ import pytest
 from bench import replicas
 from bench.replicas import Run, table
 
+pytestmark = pytest.mark.alone
+
 
 def test_factors_are_against_the_first_run() -> None:
     lines = table([Run(1, 16, 2.0, [200.0]), Run(4, 64, 2.0, [150.0, 200.0, 250.0, 200.0])])

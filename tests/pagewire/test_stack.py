@@ -21,6 +21,8 @@ from tests.pagewire.serving import Served, run, serving
 from tests.pagewire.test_supervisor import alive
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.alone
+
 SMALL = ("--max-model-len", "256", "--num-kv-blocks", "64")
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 

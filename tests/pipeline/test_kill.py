@@ -5,10 +5,14 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from pagewire import AsyncClient, SamplingParams
 from pagewire.stack import PIPELINE, Stack
 from shared.config import Settings
 from tests.support.checkpoints import checkpoint
+
+pytestmark = pytest.mark.alone
 
 TOKENS = 200
 SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)

@@ -12,6 +12,8 @@ from shared.config import Settings
 from tests.pipeline.test_kill import PROMPTS, stream
 from tests.support.checkpoints import checkpoint
 
+pytestmark = pytest.mark.alone
+
 
 async def executors(url: str) -> list[Stats]:
     bus = await nats.connect(url, name="test", inbox_prefix="_INBOX")

@@ -113,6 +113,7 @@ def test_with_a_compiler_weights_and_kv_keep_their_dtype() -> None:
     assert pool["bytes"] == 40 * 16 * layers * kv_heads * (dim + dim) * torch.bfloat16.itemsize
 
 
+@pytest.mark.alone
 def test_threads_of_the_executor_do_not_spin() -> None:
     code = "import services.executor.service, os; print(os.environ['OMP_WAIT_POLICY'])"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
