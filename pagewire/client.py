@@ -89,6 +89,7 @@ class AsyncClient:
         request_id: str = "",
         priority: int = 0,
         user: str = "",
+        cache_salt: str = "",
         timeout: float = 60.0,
         traceparent: str = "",
         **fields: Any,
@@ -103,6 +104,7 @@ class AsyncClient:
             request_id: [A-Za-z0-9_-]{1,64}; drawn when empty. The same id with the same body is the same request.
             priority: lower runs earlier.
             user: on whose behalf; users of one priority get fair shares.
+            cache_salt: only requests with the same one share cached prefixes.
             timeout: deadline in seconds.
             traceparent: W3C trace context that the request continues.
 
@@ -118,6 +120,7 @@ class AsyncClient:
             "request_id": request_id or secrets.token_hex(12),
             "priority": priority,
             "user": user,
+            "cache_salt": cache_salt,
             "timeout_ms": int(timeout * 1000),
         }
         try:

@@ -13,10 +13,13 @@ _TOKEN_BYTES = 4
 _HASH_BYTES = 4
 
 
-def prefix_hashes(packed: bytes) -> list[int]:
-    """32-bit hashes of the prefixes of `SPAN`, 2 * `SPAN`, ... packed tokens, the shortest first, at most `DEPTH`."""
+def prefix_hashes(packed: bytes, salt: str = "") -> list[int]:
+    """32-bit hashes of the prefixes of `SPAN`, 2 * `SPAN`, ... packed tokens, the shortest first, at most `DEPTH`.
+
+    Requests with different salts share nothing, so theirs differ.
+    """
     step = SPAN * _TOKEN_BYTES
-    running = blake2b(digest_size=_HASH_BYTES)
+    running = blake2b(salt.encode(), digest_size=_HASH_BYTES)
     hashes = []
     for end in range(step, min(len(packed), step * DEPTH) + 1, step):
         running.update(packed[end - step : end])

@@ -59,6 +59,7 @@ class Completions:
             request_id=request.request_id or "",
             priority=request.priority or 0,
             user=request.user or "",
+            cache_salt=request.cache_salt or "",
             timeout=TIMEOUT,
             traceparent=_traceparent(scope),
         )

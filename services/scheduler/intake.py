@@ -85,7 +85,7 @@ class Intake:
         for sequence in sequences:
             request = self.by_sequence.pop(sequence, None)
             if request is not None:
-                self._cached.use(request.find(sequence).tokens)
+                self._cached.use(request.find(sequence).tokens, request.work.cache_salt)
                 request.live.discard(sequence)
                 if not request.live and self.requests.pop(request.work.request_id, None) is not None:
                     self.drain.ended(1, time.monotonic())
@@ -214,7 +214,7 @@ class Intake:
             return
         for sequence in live:
             self.by_sequence[sequence.id] = request
-            self._cached.use(sequence.tokens)
+            self._cached.use(sequence.tokens, sequence.cache_salt)
         if request.work.sampling.beam_width:
             for _, choices in groupby(live, key=lambda sequence: sequence.prompt_index):
                 policy.search(list(choices))

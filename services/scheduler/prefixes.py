@@ -11,9 +11,13 @@ from dataclasses import dataclass
 from services.scheduler.blocks import BlockPool
 from services.scheduler.sequence import Sequence
 
-_Key = tuple[int, int, tuple[int, ...]]
-"""Where a run begins: the block before it, when that was allocated, and the tokens of its own first block."""
-_ROOT = -1, 0
+_Key = tuple[int, int | str, tuple[int, ...]]
+"""Where a run begins: the block before it, when that was allocated, and the tokens of its own first block.
+
+A run without a block before it has the salt of its request in the place of the time. Those that follow it inherit that,
+for they name a block that only its sharers know.
+"""
+_ROOT = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +46,7 @@ class Prefixes:
         self._size = block_size
         self._runs: dict[_Key, _Run] = {}
         self._open: dict[int, _Run] = {}  # by sequence, until it gives its blocks back
-        self._sought: tuple[int, int, _Key] = (-1, 0, (*_ROOT, ()))  # sequence, blocks before it, and the last key
+        self._sought: tuple[int, int, _Key] = (-1, 0, (_ROOT, "", ()))  # sequence, blocks before it, and the last key
 
     def known(self, sequence: Sequence) -> list[int] | None:
         """Confirmed blocks of the sequence's prefix; None while a running prompt is about to confirm more of it.
@@ -111,12 +115,13 @@ class Prefixes:
         return self._pool.allocated_at(run.blocks[i]) <= run.clock
 
     def _key(self, sequence: Sequence, before: list[int]) -> _Key:
+        i = len(before) * self._size
+        tokens = tuple(sequence.tokens[i : i + self._size])
+        key: _Key
         if before:
-            i = len(before) * self._size
-            tokens = tuple(sequence.tokens[i : i + self._size])
             key = before[-1], self._pool.allocated_at(before[-1]), tokens
         else:
-            key = *_ROOT, tuple(sequence.tokens[: self._size])
+            key = _ROOT, sequence.cache_salt, tokens
         self._sought = sequence.id, len(before), key
         return key
 

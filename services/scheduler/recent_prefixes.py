@@ -18,10 +18,10 @@ class RecentPrefixes:
         self._most = min(tokens // SPAN, MOST)
         self._hashes: OrderedDict[int, None] = OrderedDict()
 
-    def use(self, tokens: Sequence[int]) -> None:
+    def use(self, tokens: Sequence[int], salt: str = "") -> None:
         """A sequence of these tokens is computed here."""
         packed = pack(tokens[: SPAN * DEPTH])
-        for number in reversed(prefix_hashes(packed)):  # of one sequence, the longest prefix is evicted first
+        for number in reversed(prefix_hashes(packed, salt)):  # of one sequence, the longest prefix is evicted first
             self._hashes[number] = None
             self._hashes.move_to_end(number)
         while len(self._hashes) > self._most:

@@ -84,6 +84,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival: int
             arrived=request.stored_at,
             deadline=work.deadline,
             user=work.user,
+            cache_salt=work.cache_salt,
             trace=request.trace,
             finish=finishes[index],
         )

@@ -49,6 +49,8 @@ class Sequence:
     """Unix time in seconds after which nobody waits for it."""
     user: str = ""
     """Whose it is; empty: of those who do not say."""
+    cache_salt: str = ""
+    """It shares the blocks of sequences with the same one only."""
     trace: str = ""
     """`traceparent` that spans continue."""
     state: State = State.WAITING

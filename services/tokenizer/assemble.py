@@ -74,4 +74,5 @@ def work_item(
         priority=request.priority,
         deadline=caller.deadline,
         user=request.user,
+        cache_salt=request.cache_salt,
     )

@@ -41,7 +41,7 @@ class Replicas:
     def choose(self, work: WorkItem) -> str:
         """The target of a request, which counts as sent there."""
         replicas = self._alive()
-        hashes = prefix_hashes(work.prompts[0]) if len(replicas) > 1 else []
+        hashes = prefix_hashes(work.prompts[0], work.cache_salt) if len(replicas) > 1 else []
         target = route(work.request_id, hashes, replicas)
         if target != subjects.ANY:
             self._sent[target] += len(work.prompts) * max(work.n, work.sampling.beam_width)

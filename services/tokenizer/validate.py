@@ -12,6 +12,8 @@ PRIORITIES = range(-(2**31), 2**31)
 """32 bits."""
 MAX_USER = 256
 """Characters."""
+MAX_SALT = 256
+"""Characters."""
 
 
 def validate(request: GenerateRequest, vocab_size: int) -> Texts | Ids | Chat:
@@ -28,5 +30,7 @@ def validate(request: GenerateRequest, vocab_size: int) -> Texts | Ids | Chat:
         raise InvalidRequest(f"priority must be an integer of 32 bits, not {request.priority}")
     if len(request.user) > MAX_USER:
         raise InvalidRequest(f"user must have at most {MAX_USER} characters, not {len(request.user)}")
+    if len(request.cache_salt) > MAX_SALT:
+        raise InvalidRequest(f"cache_salt must have at most {MAX_SALT} characters, not {len(request.cache_salt)}")
     sampling.check(request.sampling, vocab_size)
     return prompts_of(request)

@@ -85,6 +85,8 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """Lower runs earlier."""
     user: str = ""
     """Who asks: users of one priority get fair shares."""
+    cache_salt: str = ""
+    """Only requests with the same one share cached prefixes, so nobody else can learn from timing what was asked."""
     timeout_ms: int = 60_000
     """Deadline, counted from arrival."""
 

@@ -49,3 +49,5 @@ class WorkItem(Wire, frozen=True):
     """Unix time in seconds after which nobody waits for the result."""
     user: str = ""
     """Who asks, as the client says: users of one priority get fair shares."""
+    cache_salt: str = ""
+    """Only requests with the same one share cached prefixes."""

@@ -213,6 +213,17 @@ def test_what_is_not_built_is_refused_by_name() -> None:
     with_client(test)
 
 
+def test_a_prompt_is_found_again_by_those_of_the_same_salt_alone() -> None:
+    async def test(client: Client, _: Pipeline) -> None:
+        async def cached(salt: str) -> int:
+            body = {"prompt": list(range(50, 90)), "cache_salt": salt, "sampling": {"max_tokens": 2}}
+            return int((await ask(client, body))["usage"]["cached_tokens"])
+
+        assert [await cached(salt) for salt in ("", "a", "b", "a", "b", "")] == [0, 0, 0, 32, 32, 32]
+
+    with_client(test)
+
+
 def test_the_same_request_id_is_the_same_request() -> None:
     async def test(client: Client, _: Pipeline) -> None:
         body = {"prompt": "One", "request_id": "mine", "sampling": {"max_tokens": 6}}

@@ -20,5 +20,12 @@ def test_another_first_token_changes_all_of_them() -> None:
     assert not set(one) & set(other)
 
 
+def test_so_does_another_salt() -> None:
+    text = pack(range(4 * SPAN))
+    plain, one, other = (prefix_hashes(text, salt) for salt in ("", "a", "b"))
+    assert plain == prefix_hashes(text)
+    assert len({*plain, *one, *other}) == 12
+
+
 def test_a_very_long_prompt_is_hashed_in_part() -> None:
     assert len(prefix_hashes(pack(range(2 * SPAN * DEPTH)))) == DEPTH

@@ -93,6 +93,7 @@ def test_a_beam_search_has_as_many_beams_as_completions() -> None:
         {"response_format": {"type": "text"}},
         {"add_special_tokens": True},
         {"user": "me"},
+        {"cache_salt": "mine"},
     ],
 )
 def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict[str, Any]) -> None:

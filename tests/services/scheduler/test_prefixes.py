@@ -15,8 +15,8 @@ class Cache:
         self.pool = BlockPool(blocks)
         self.prefixes = Prefixes(self.pool, SIZE)
 
-    def begin(self, tokens: list[int]) -> Sequence:
-        one = sequence(list(tokens))
+    def begin(self, tokens: list[int], salt: str = "") -> Sequence:
+        one = sequence(list(tokens), cache_salt=salt)
         shared = self.prefixes.known(one)
         assert shared is not None
         self.pool.share(shared)
@@ -34,14 +34,14 @@ class Cache:
         self.prefixes.end(one)
         self.pool.release(one.blocks)
 
-    def run(self, tokens: list[int]) -> Sequence:
-        one = self.begin(tokens)
+    def run(self, tokens: list[int], salt: str = "") -> Sequence:
+        one = self.begin(tokens, salt)
         self.compute(one, len(tokens))
         self.end(one)
         return one
 
-    def known(self, tokens: list[int]) -> list[int] | None:
-        return self.prefixes.known(sequence(tokens))
+    def known(self, tokens: list[int], salt: str = "") -> list[int] | None:
+        return self.prefixes.known(sequence(tokens, cache_salt=salt))
 
 
 TEXT = list(range(100, 120))
@@ -61,6 +61,21 @@ def test_a_prefix_ends_where_the_tokens_differ() -> None:
     one = cache.run(TEXT)
     assert cache.known([*TEXT[:9], 0, *TEXT[10:]]) == one.blocks[:2]
     assert cache.known([0, *TEXT]) == []
+
+
+def test_another_salt_shares_nothing_and_waits_for_nothing() -> None:
+    cache = Cache()
+    ours = cache.run(TEXT, "ours")
+    theirs = cache.begin(TEXT, "theirs")
+    assert theirs.cached == 0
+    assert cache.known(TEXT) == []
+    assert cache.known(TEXT, "theirs") is None
+    assert cache.known(TEXT, "ours") == ours.blocks[:4]
+    cache.compute(theirs, 20)
+    assert cache.known(TEXT, "theirs") == theirs.blocks[:4]
+    branch = [*TEXT[:8], *range(12)]
+    cache.run(branch, "ours")
+    assert cache.known([*branch, 1], "theirs") == theirs.blocks[:2]
 
 
 def test_branches_are_followed() -> None:

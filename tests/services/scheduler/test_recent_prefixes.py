@@ -39,3 +39,9 @@ def test_a_message_stays_small_and_a_pool_without_a_cache_has_nothing() -> None:
         none.use(tokens(1000 * first, 100))
     assert len(large.packed()) == 4 * MOST
     assert none.packed() == b""
+
+
+def test_another_salt_is_another_prefix() -> None:
+    recent = RecentPrefixes(9 * SPAN)
+    recent.use(tokens(1, 2), "ours")
+    assert set(unpack(recent.packed())) == set(prefix_hashes(pack(tokens(1, 2)), "ours"))

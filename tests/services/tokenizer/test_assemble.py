@@ -45,14 +45,14 @@ def test_the_stream_is_told_what_the_client_asked_for() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=100), min_size=1, max_size=4))
 def test_the_stream_gets_tails_and_the_queue_everything(prompts: list[list[int]]) -> None:
-    request = GenerateRequest(prompt=prompts, priority=-3, user="ann")
+    request = GenerateRequest(prompt=prompts, priority=-3, user="ann", cache_salt="s")
     opening = open_stream(request, CALLER, prompts, b"", timeout_ms=1)
     work = work_item(request, CALLER, prompts, CHOSEN)
     assert [unpack(tail) for tail in opening.prompts] == [ids[-TAIL:] for ids in prompts]
     assert unpack(opening.prompt_lengths) == list(map(len, prompts))
     assert [unpack(ids) for ids in work.prompts] == prompts
     assert (work.request_id, work.n, work.priority, work.deadline) == ("r1", 1, -3, 123.5)
-    assert work.user == "ann"
+    assert (work.user, work.cache_salt) == ("ann", "s")
     assert work.sampling == CHOSEN
     assert Decoder(WorkItem).decode(encode(work)) == work
 

@@ -17,8 +17,9 @@ from shared.prefix_hashes import SPAN, prefix_hashes
 PROMPT = pack(range(3 * SPAN))
 
 
-def work(name: str = "r", prompt: bytes = PROMPT, n: int = 1) -> WorkItem:
-    return WorkItem(name, "", (prompt,), n, Sampling(1.0, 1.0, 0, 0.0, 7, b"", 0, 16), 0, 1e12)
+def work(name: str = "r", prompt: bytes = PROMPT, n: int = 1, salt: str = "") -> WorkItem:
+    sampling = Sampling(1.0, 1.0, 0, 0.0, 7, b"", 0, 16)
+    return WorkItem(name, "", (prompt,), n, sampling, 0, 1e12, cache_salt=salt)
 
 
 class Scene:
@@ -63,6 +64,16 @@ def test_the_one_that_has_the_prefix_gets_it() -> None:
     async def test(scene: Scene) -> None:
         await scene.tell("b", prefix_hashes(PROMPT)[:2])
         assert all(scene.replicas.choose(work(f"r{i}")) == "b" for i in range(5))
+
+    play(test)
+
+
+def test_a_prefix_of_another_salt_is_no_reason_to_go_there() -> None:
+    async def test(scene: Scene) -> None:
+        await scene.tell("a", prefix_hashes(PROMPT))
+        await scene.tell("b", prefix_hashes(PROMPT, "ours"))
+        assert all(scene.replicas.choose(work(f"r{i}", salt="ours")) == "b" for i in range(5))
+        assert all(scene.replicas.choose(work(f"s{i}")) == "a" for i in range(5))
 
     play(test)
 

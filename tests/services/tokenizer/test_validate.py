@@ -34,6 +34,11 @@ def test_a_deadline_out_of_range_is_refused(timeout: int) -> None:
     assert "timeout_ms" in refused(timeout_ms=timeout)
 
 
+def test_a_salt_of_any_length_is_refused_with_the_limit() -> None:
+    assert "cache_salt must have at most 256" in refused(cache_salt="s" * 257)
+    validate(GenerateRequest(prompt="x", cache_salt="s" * 256), 100)
+
+
 def test_a_user_of_any_length_is_refused_with_the_limit() -> None:
     assert "256" in refused(user="u" * 257)
     validate(GenerateRequest(prompt="x", user="u" * 256), 100)
