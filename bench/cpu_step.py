@@ -85,6 +85,8 @@ class Timed:
         for module in [model.head] if isinstance(model, CompiledLM) and self._decoder else model.modules():
             if type(module).__name__ in products:
                 module.forward = self._timed("linears", module.forward)
+        if isinstance(model, CompiledLM):
+            model.argmax = self._timed("linears", model.argmax)  # type: ignore[method-assign]
         if not isinstance(model, CompiledLM):
             model.logits = self._timed("linears", model.logits)  # type: ignore[method-assign]
 

@@ -81,7 +81,9 @@ class Operators:
         )
         self._rotate = self.function("rotate", [c_void_p, c_int64, c_void_p, c_void_p, *[c_int64] * 3, c_int])
         self._silu_mul = self.function("silu_mul", [c_void_p, c_void_p, c_int64, c_int64, c_int])
-        self._linear = self.function("linear", [c_void_p, c_void_p, c_int, c_void_p, c_void_p, *[c_int64] * 3, c_int])
+        product = [c_void_p, c_void_p, c_int, c_void_p, c_void_p, *[c_int64] * 3, c_int]
+        self._linear = self.function("linear", product)
+        self._linear_argmax = self.function("linear_argmax", product)
         self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
         self._sample = self.function(
             "sample", [c_void_p, c_int64, POINTER(Sampling), c_void_p, c_void_p, c_int64, c_void_p, c_int]
@@ -129,22 +131,28 @@ class Operators:
 
     def linear(self, x: Tensor, weights: Packed) -> Tensor:
         """[T, inputs] -> [T, outputs]; a row's result does not depend on the rows beside it."""
-        x = x.contiguous()
-        panels, bias = weights.panels, weights.bias
-        rows, inputs = x.shape
-        out = torch.empty(rows, weights.outputs)
-        self._linear(
+        out = torch.empty(len(x), weights.outputs)
+        self._multiply(self._linear, x, weights, out)
+        return out
+
+    def linear_argmax(self, x: Tensor, weights: Packed) -> Tensor:
+        """[T, inputs] -> [T] which output of `linear` is the largest, the first of equals; NaN is the lowest number."""
+        out = torch.empty(len(x), dtype=torch.int64)
+        self._multiply(self._linear_argmax, x, weights, out)
+        return out
+
+    def _multiply(self, product: Callable[..., None], x: Tensor, weights: Packed, out: Tensor) -> None:
+        x, panels, bias = x.contiguous(), weights.panels, weights.bias
+        product(
             x.data_ptr(),
             panels.data_ptr(),
             DTYPES[panels.dtype],
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
-            rows,
-            inputs,
+            *x.shape,
             weights.outputs,
             self.threads,
         )
-        return out
 
     def attend(self, batch: Batch, window: int, pool: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes k and v [T, Hkv, D] into the pool, then attends from q [T, Hq, D] -> [T, Hq, D].

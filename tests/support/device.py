@@ -55,6 +55,10 @@ class Recorder(CausalLM):
         self.last = self.model.logits(hidden)
         return self.last.clone()
 
+    def argmax(self, hidden: Tensor) -> Tensor | None:
+        self.last = self.model.logits(hidden)
+        return self.model.argmax(hidden)
+
 
 class Driver:
     """A CPU device over a checkpoint, with `max_num_seqs` sequences of up to `CONTEXT` tokens."""

@@ -97,13 +97,21 @@ class CpuDevice:
         rows = np.flatnonzero(batch.samples)
         candidates = None
         if rows.size:
-            logits = self._model.logits(hidden[torch.from_numpy(behind[rows] - 1)])
-            wanted = self._slots.candidates[batch.slots[rows]]
-            if wanted.any():
-                candidates = likeliest(logits, rows, wanted)
-            tokens[rows] = self._backend.sample(logits, self._slots, batch.slots[rows], ends[rows])
+            hidden = hidden[torch.from_numpy(behind[rows] - 1)]
+            tokens[rows], candidates = self._pick(hidden, rows, batch.slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
         return Done(tokens, candidates)
+
+    def _pick(
+        self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64
+    ) -> tuple[Int64 | Tensor, Candidates | None]:
+        """The tokens at `positions` [R] of the `slots` [R] in `rows` [R] of the step, by hidden states [R, D]."""
+        if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
+            return tokens, None
+        logits = self._model.logits(hidden)
+        wanted = self._slots.candidates[slots]
+        candidates = likeliest(logits, rows, wanted) if wanted.any() else None
+        return self._backend.sample(logits, self._slots, slots, positions), candidates
 
     def close(self) -> None:
         """Drops the model and the KV pool."""

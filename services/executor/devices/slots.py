@@ -48,6 +48,11 @@ class DeviceSlots:
             self.tables[slot, self._counts[slot]] = block
             self._counts[slot] += 1
 
+    def greedy(self, slots: Int64, positions: Int64) -> bool:
+        """Whether of all tokens at `positions` [R] of `slots` [R] the likeliest one is wanted, and nothing else."""
+        bound = self.temperature[slots].any() or self.candidates[slots].any() or (positions < self.floors[slots]).any()
+        return not bound
+
     def sampling(self, slots: Int64, positions: Int64) -> SamplingRows:
         """How the tokens at `positions` [R] of `slots` [R] are picked."""
         early = np.flatnonzero(positions < self.floors[slots]).tolist()

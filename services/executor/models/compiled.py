@@ -73,6 +73,10 @@ class CompiledLM(CausalLM):
         out: Tensor = self.head(hidden)
         return out
 
+    def argmax(self, hidden: Tensor) -> Tensor | None:
+        """See `CausalLM.argmax`."""
+        return self.head.argmax(hidden) if isinstance(self.head, Linear) else None
+
 
 class Embedding(nn.Module):
     """Rows of a table, as float32."""
@@ -145,6 +149,10 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
         return self._operators.linear(x, self.weights)
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """[T, inputs] -> [T]: which output is the largest."""
+        return self._operators.linear_argmax(x, self.weights)
 
 
 class OneDnnLinear(nn.Module):

@@ -42,6 +42,54 @@ def test_a_row_does_not_depend_on_its_neighbours(
     assert torch.equal(many_threads.linear(x, packed), together)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.one_of(st.integers(1, 14), st.integers(15, 70)),
+    inputs=st.integers(1, 80),
+    outputs=st.one_of(st.integers(1, 70), st.integers(71, 5000)),
+    dtype=st.sampled_from(list(DTYPES)),
+    biased=st.booleans(),
+    equal=st.booleans(),
+)
+def test_argmax_is_the_first_of_the_largest_outputs(
+    operators: Operators,
+    many_threads: Operators,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    dtype: torch.dtype,
+    biased: bool,
+    equal: bool,
+) -> None:
+    x, weight = random(rows, inputs), random(outputs, inputs, seed=1).to(dtype)
+    if equal:
+        x, weight = x.sign(), weight.sign()  # so that many outputs are the same
+    packed = operators.pack(weight, random(outputs, seed=2).to(dtype) if biased else None)
+    expected = operators.linear(x, packed).numpy().argmax(axis=1).tolist()
+    assert operators.linear_argmax(x, packed).tolist() == expected
+    assert many_threads.linear_argmax(x, packed).tolist() == expected
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, NAN, 2.0], 2),
+        ([NAN, NAN, NAN], 0),
+        ([-INF, NAN, -INF], 1),
+        ([-INF, -INF], 0),
+        ([1.0, INF, INF], 1),
+        ([torch.finfo(torch.float32).max, INF], 0),
+        ([*[0.0] * 3000, 1.0, *[0.0] * 3000], 3000),
+    ],
+)
+def test_argmax_of_what_is_no_number(operators: Operators, values: list[float], expected: int) -> None:
+    packed = operators.pack(torch.zeros(len(values), 4), torch.tensor(values))
+    assert operators.linear_argmax(random(13, 4), packed).tolist() == [expected] * 13
+
+
 def test_weights_in_half_precision_lose_nothing_on_the_way(operators: Operators) -> None:
     weight = random(100, 64).bfloat16()
     x = random(20, 64, seed=1)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from services.executor.models.compiled import OneDnnLinear
 from services.executor.models.config import DtypeSetting
 from shared.config import load
 from tests.support.checkpoints import checkpoint, reference_logits
-from tests.support.device import Driver, Row
+from tests.support.device import GREEDY, Driver, Row
 
 NAMES = ["llama", "llama-biased", "mistral", "qwen2-sliding", "qwen3", "opt"]
 
@@ -43,6 +44,25 @@ def test_chunks_and_neighbours_change_no_bit(name: str, dtype: DtypeSetting) -> 
     expected = logits(Driver(checkpoint(name), dtype, compiled=True), ids, chunk=90)
     for chunk, beside in ((1, 0), (1, 3), (7, 5), (64, 1)):
         assert torch.equal(logits(Driver(checkpoint(name), dtype, compiled=True), ids, chunk, beside=beside), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_rows_get_the_likeliest_token_whoever_is_beside(dtype: DtypeSetting) -> None:
+    draws = replace(GREEDY, temperature=5.0, key=3)
+    banned = tuple(range(500))
+    for other in (None, GREEDY, draws, replace(GREEDY, stop_ids=banned, floor=90), replace(GREEDY, candidates=4)):
+        driver = Driver(checkpoint("llama"), dtype, compiled=True)
+        driver.add(0, 30)
+        rows = [Row(0, 0, text(1, 30))]
+        if other is not None:
+            driver.add(1, 30, other)
+            rows.append(Row(1, 0, text(2, 30)))
+        tokens = driver.step(*rows)
+        assert tokens[0] == int(driver.logits[0].argmax())
+        if other == GREEDY:
+            assert tokens[1] == int(driver.logits[1].argmax())
+        if other is not None and other.floor:
+            assert tokens[1] >= 500
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
