@@ -123,6 +123,7 @@ class Executor:
             max_num_seqs=capacity.max_num_seqs,
             max_model_len=capacity.max_model_len,
             max_candidates=capacity.max_candidates,
+            max_step_tokens=capacity.max_step_tokens,
         )
         self._publish(message.reply, encode(answer))
 

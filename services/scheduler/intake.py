@@ -80,6 +80,10 @@ class Intake:
         """The executor is lost: nothing is pulled until the next term begins."""
         self.policy = None
 
+    def begun(self) -> None:
+        """Some that waited here have a slot: others may come and wait."""
+        self._pulls.retry()
+
     def ended(self, sequences: Iterable[int]) -> None:
         """Forgets the requests whose last sequence is over. The detokenizer ends their items."""
         for sequence in sequences:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.scheduler.blocks import BlockPool, IntegrityError
-from services.scheduler.budget import Budget
+from services.scheduler.budget import EASY_MS, Budget
 from services.scheduler.departures import Departures
 from services.scheduler.forks import inherit
 from services.scheduler.ordering import Line, rank
@@ -53,12 +53,14 @@ class Limits:
     max_num_seqs: int
     """Slots."""
     budget: int
-    """Tokens per step."""
+    """Tokens per step, at first."""
     window: int
     """Steps that the executor may run beyond the last one reported."""
     prefix_cache: bool = True
     itl_target_ms: float | None = None
-    """Inter-token latency that the budget is shrunk for; None: it stays as it is."""
+    """Inter-token latency that the budget is shrunk for; None: it never shrinks below what it is at first."""
+    max_budget: int = 0
+    """Tokens per step up to which the budget grows while steps stay short; less than `budget`: it does not grow."""
     max_plan_bytes: int = 512 * 1024
     """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
     max_candidates: int = 0
@@ -83,7 +85,7 @@ class Policy:
         self.term = term
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks)
-        self.budget = Budget(limits.budget, limits.max_running + limits.block_size, limits.itl_target_ms)
+        self.budget = _budget(limits)
         self.plan_number = 0
         self.step = -1
         """Last step output read."""
@@ -515,3 +517,11 @@ class Policy:
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.state = State.FINISHED
+
+
+def _budget(limits: Limits) -> Budget:
+    """With a target of the user's it may shrink down to where every step can decode all, and has a block to spare."""
+    ceiling = max(limits.budget, limits.max_budget)
+    if limits.itl_target_ms is None:
+        return Budget(limits.budget, limits.budget, ceiling, EASY_MS)
+    return Budget(limits.budget, limits.max_running + limits.block_size, ceiling, limits.itl_target_ms)

@@ -16,6 +16,7 @@ from services.scheduler.policy import Limits, Policy
 from services.scheduler.readers import Readers
 from shared import subjects, telemetry
 from shared.bus import Message
+from shared.config import STEP_TOKENS
 from shared.context import Context
 from shared.errors import BusUnavailable, WireVersionError
 from shared.messages import Decoder, encode, unpack
@@ -120,11 +121,12 @@ class Scheduler:
             num_blocks=claimed.num_blocks,
             block_size=claimed.block_size,
             max_num_seqs=claimed.max_num_seqs,
-            budget=settings.max_num_batched_tokens,
+            budget=settings.max_num_batched_tokens or STEP_TOKENS,
             window=settings.lease_window,
             prefix_cache=settings.prefix_cache,
             itl_target_ms=settings.itl_target_ms,
             max_plan_bytes=int(self._bus.max_payload * PLAN_SHARE),
+            max_budget=0 if settings.max_num_batched_tokens else claimed.max_step_tokens,
             max_candidates=claimed.max_candidates,
         )
         link = self._link = Link(self._bus, claimed.executor, term, self._on_step)
@@ -161,6 +163,8 @@ class Scheduler:
             while (plan := policy.schedule()) is not None:
                 self._trace_queue(policy, plan)
                 link.send(plan)
+                if plan.added:
+                    self._intake.begun()
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
             link.lose("the connection takes no more")

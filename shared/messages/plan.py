@@ -107,6 +107,8 @@ class Claimed(Wire, frozen=True):
     """Context, in tokens."""
     max_candidates: int = 0
     """Candidates that a row can report; 0: the device has none, so that there is no beam search."""
+    max_step_tokens: int = 0
+    """Tokens up to which a step may grow where no budget is set; 0: it does not."""
 
 
 class Replay(Wire, frozen=True):

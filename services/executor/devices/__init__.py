@@ -29,6 +29,8 @@ COMPUTE_NICE = 19
 """Niceness of the threads that compute on the CPU."""
 MAX_CANDIDATES = 128
 """Of a row on the devices that report candidates: bounds a step's message, and is more than a beam search needs."""
+MAX_STEP_TOKENS = 4096
+"""Of a step on a CPU: beyond it, what a small model spends on a step no longer counts."""
 CPU_SHARE = 0.5
 """Of the free memory for the KV pool: the rest is for activations and for the other programs of the machine."""
 
@@ -80,7 +82,8 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         block_bytes = CompiledBackend.bytes_per_block(operators, spec, settings.block_size, dtype)
         model = CompiledLM(model, operators, length, native_bf16=native)
     blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE / settings.data_parallel_size))
-    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size, MAX_CANDIDATES)
+    slots, vocabulary = settings.max_num_seqs, spec.vocab_size
+    capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
     if operators is None:
         return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype))

@@ -28,6 +28,8 @@ class Capacity:
     """Token ids are in [0, vocab_size)."""
     max_candidates: int = 0
     """Candidates that a row can report; 0: none."""
+    max_step_tokens: int = 0
+    """Tokens up to which a step may grow where no budget is set; 0: it does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """The scheduler between a queue, a detokenizer and an executor that the test plays."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 
 import pytest
 
@@ -13,7 +15,7 @@ from services.scheduler.service import Scheduler
 from shared import subjects
 from shared.bus import Item, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
+from shared.config import STEP_TOKENS, Settings
 from shared.context import Context
 from shared.errors import InvalidRequest
 from shared.messages import Decoder, encode, pack, unpack
@@ -44,6 +46,9 @@ class Executor:
     instance: str = "exec"
     free_running: bool = True
     max_candidates: int = 32
+    slots: int = SLOTS
+    num_blocks: int = 64
+    max_step_tokens: int = 0
     lose_plans: int = 0
     """Plans that do not arrive."""
     lose_steps: int = 0
@@ -76,10 +81,11 @@ class Executor:
         claim = Decoder(Claim).decode(message.data)
         assert claim.model == MODEL
         self.term = claim.term
-        self.model = ModelExecutor(64, 4)
+        self.model = ModelExecutor(self.num_blocks, 4)
         self.sent.clear()
         self.aside.clear()
-        self.bus.publish(message.reply, encode(Claimed(self.instance, True, 64, 4, SLOTS, 200, self.max_candidates)))
+        room = self.num_blocks, 4, self.slots, 200, self.max_candidates, self.max_step_tokens
+        self.bus.publish(message.reply, encode(Claimed(self.instance, True, *room)))
 
     def on_plan(self, message: Message) -> None:
         assert message.reply
@@ -189,25 +195,34 @@ class Scene:
     def load(self, name: str) -> float:
         return self.scheduler.heartbeat().load.get(name, 0)
 
+    def holds(self, sequences: int) -> bool:
+        return self.load("running") + self.load("waiting") >= sequences
+
     async def until_idle(self) -> None:
         names = ("requests", "running", "waiting", "blocks_held")
         await self.detokenizer.until(lambda: not any(self.load(name) for name in names))
 
 
 @asynccontextmanager
-async def scene(*, ack_wait: float = 30.0, max_candidates: int = 32, **changes: object) -> AsyncIterator[Scene]:
+async def scene(
+    *,
+    ack_wait: float = 30.0,
+    budget: int | None = 16,
+    executor: Mapping[str, int] = MappingProxyType({}),
+    **changes: object,
+) -> AsyncIterator[Scene]:
     broker = MemoryBroker(ack_wait=ack_wait)
     bus = MemoryBus(broker)
-    settings = Settings(served_model_name=MODEL, max_num_batched_tokens=16, lease_window=2, **changes)  # type: ignore[arg-type]
-    executor = Executor(MemoryBus(broker), max_candidates=max_candidates)
+    settings = Settings(served_model_name=MODEL, max_num_batched_tokens=budget, lease_window=2, **changes)  # type: ignore[arg-type]
+    device = Executor(MemoryBus(broker), **executor)  # type: ignore[arg-type]
     detokenizer = Detokenizer(MemoryBus(broker))
     await detokenizer.start()
     scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
     running = asyncio.create_task(scheduler.run())
-    await asyncio.wait({asyncio.create_task(executor.start()), running}, return_when=asyncio.FIRST_COMPLETED)
-    beating = asyncio.create_task(beat(executor, detokenizer))
+    await asyncio.wait({asyncio.create_task(device.start()), running}, return_when=asyncio.FIRST_COMPLETED)
+    beating = asyncio.create_task(beat(device, detokenizer))
     try:
-        yield Scene(broker, bus, scheduler, executor, detokenizer)
+        yield Scene(broker, bus, scheduler, device, detokenizer)
     finally:
         beating.cancel()
         running.cancel()
@@ -432,6 +447,37 @@ def test_urgent_work_does_not_wait_behind_a_crowd() -> None:
     asyncio.run(main())
 
 
+def test_every_slot_is_taken_while_nothing_ends() -> None:
+    async def main() -> None:
+        async with scene(budget=40, executor={"slots": 32, "num_blocks": 2000}) as s:
+            s.executor.free_running = False
+            for i in range(40):  # all but the first of them wait for prompt tokens of the steps
+                await s.work(f"r{i}", [i] * 60, max_tokens=139)
+                await s.detokenizer.until(partial(s.holds, min(i + 1, 22)))
+            assert s.load("requests") == 22, "more would wait here than LOOKAHEAD beside the slots that are free"
+            s.executor.free_running = True
+            s.executor.run()
+            await s.detokenizer.until(lambda: s.load("running") == 32)
+            assert not any(any(output.finishes) for output in s.executor.sent)
+            await s.until_idle()
+
+    asyncio.run(main())
+
+
+def test_without_a_budget_of_the_users_steps_grow_as_far_as_the_device_allows() -> None:
+    async def main() -> None:
+        async with scene(budget=None, executor={"num_blocks": 1000, "max_step_tokens": 700}) as s:
+            for i in range(60):
+                await s.work(f"r{i}", [i] * 190, max_tokens=2)
+            await s.until_idle()
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 60)
+            await s.until_idle()
+            assert s.executor.plans[0].budget == STEP_TOKENS
+            assert max(plan.budget for plan in s.executor.plans) == 700
+
+    asyncio.run(main())
+
+
 def test_it_takes_what_is_addressed_to_it_and_tells_which_prefixes_it_has() -> None:
     async def main() -> None:
         async with scene() as s:
@@ -570,7 +616,7 @@ def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
 )
 def test_a_search_that_cannot_run_here_is_refused(beams: int, max_tokens: int, candidates: int, reason: str) -> None:
     async def main() -> None:
-        async with scene(max_candidates=candidates) as s:
+        async with scene(executor={"max_candidates": candidates}) as s:
             refused: list[Abandon] = []
 
             def on_abandon(message: Message) -> None:

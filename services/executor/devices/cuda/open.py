@@ -16,7 +16,7 @@ from services.executor.devices.cuda.step import Step
 from services.executor.devices.cuda.tables import SlotTables
 from services.executor.devices.protocol import Capacity
 from services.executor.models.registry import load_model
-from shared.config import Settings
+from shared.config import STEP_TOKENS, Settings
 from shared.errors import ConfigurationError
 from shared.model_folder import max_model_len, read_config
 
@@ -57,7 +57,8 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     spec, dtype = plain.spec, plain.embedding.dtype
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
-    slots, tokens, block_size = settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size
+    slots, block_size = settings.max_num_seqs, settings.block_size
+    tokens = settings.max_num_batched_tokens or STEP_TOKENS
 
     # One step of nothing but padding takes the memory of the largest, which the allocator keeps.
     empty = Capacity(0, block_size, slots, length, spec.vocab_size)
