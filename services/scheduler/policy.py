@@ -194,10 +194,9 @@ class Policy:
                 continue  # it was dropped; the executor had not heard of it yet
             sequence.computed = computed = start + count
             sequence.served = self.runs
-            if i in self.prompts:
-                self._advance_prompt(sequence, sampled=token != NO_TOKEN)
             tokens = sequence.tokens
             if token != NO_TOKEN and computed == len(tokens):
+                self.prompts.pop(i, None)
                 tokens.append(token)
                 self.waiting.charge(sequence.user, 1)
                 if computed + 1 >= sequence.short_at:
@@ -411,13 +410,6 @@ class Policy:
         insort(self.running, sequence, key=rank)
         if self._prefixes is not None:
             self._prefixes.begin(sequence, shared)
-
-    def _advance_prompt(self, sequence: Sequence, *, sampled: bool) -> None:
-        """A step has computed more of a prompt, to its end if it sampled."""
-        if self._prefixes is not None:
-            self._prefixes.confirm(sequence)
-        if sampled:
-            del self.prompts[sequence.id]
 
     def _leave(self, sequence: Sequence) -> None:
         """It runs no more."""

@@ -22,20 +22,22 @@ _ROOT = -1
 
 @dataclass(slots=True, eq=False)
 class _Run:
+    sequence: Sequence | None
+    """Who computes it and holds its blocks; None: nobody any more."""
     tokens: list[int]
     """Of its sequence."""
     blocks: list[int]
     """Of its sequence."""
     first: int
     """Where its own blocks begin."""
-    full: int
-    """Where those that are not confirmed full begin."""
     promised: int
     """Where those end that its prompt is about to fill."""
     entered: bool = False
     """Whether it can be found, or an equal one."""
+    full: int = 0
+    """Where those begin that were not full when its sequence ended."""
     clock: int = 0
-    """Of the pool, when its sequence was last known to hold the blocks."""
+    """Of the pool, at that time."""
 
 
 class Prefixes:
@@ -59,10 +61,11 @@ class Prefixes:
             run = self._runs.get(self._key(sequence, found))
             if run is None:
                 break
-            while i < min(run.full, end) and self._equal(run, sequence, i) and self._holds(run, i):
+            full = self._full(run)
+            while i < min(full, end) and self._equal(run, sequence, i) and self._holds(run, i):
                 found.append(run.blocks[i])
                 i += 1
-            if run.full <= i < min(run.promised, end) and self._equal(run, sequence, i):
+            if full <= i < min(run.promised, end) and self._equal(run, sequence, i):
                 return None
             if i == run.first:
                 break
@@ -71,18 +74,12 @@ class Prefixes:
     def begin(self, sequence: Sequence, shared: list[int]) -> None:
         """It runs from here on, behind the blocks that it shares."""
         first = len(shared)
-        run = _Run(sequence.tokens, sequence.blocks, first, first, (len(sequence.tokens) - 1) // self._size)
+        run = _Run(sequence, sequence.tokens, sequence.blocks, first, (len(sequence.tokens) - 1) // self._size)
         self._open[sequence.id] = run
         if run.promised > first:
             sought, before, key = self._sought
             just_sought = sought == sequence.id and before == first
             self._enter(key if just_sought else self._key(sequence, shared), run)
-
-    def confirm(self, sequence: Sequence) -> None:
-        """More of it is computed."""
-        run = self._open[sequence.id]
-        run.full = sequence.computed // self._size
-        run.clock = self._pool.clock
 
     def withdraw(self, sequence: Sequence) -> None:
         """It runs no more: whoever waits for its prompt computes that itself."""
@@ -93,6 +90,7 @@ class Prefixes:
         run = self._open.pop(sequence.id)
         run.full = sequence.computed // self._size
         run.clock = self._pool.clock
+        run.sequence = None
         if run.full > run.first and not run.entered:
             self._enter(self._key(sequence, sequence.blocks[: run.first]), run)
 
@@ -109,10 +107,13 @@ class Prefixes:
             self._runs = {key: run for key, run in self._runs.items() if self._lives(run)}
 
     def _lives(self, run: _Run) -> bool:
-        return run.promised > run.first or (run.full > run.first and self._holds(run, run.first))
+        return run.promised > run.first or (self._full(run) > run.first and self._holds(run, run.first))
+
+    def _full(self, run: _Run) -> int:
+        return run.full if run.sequence is None else run.sequence.computed // self._size
 
     def _holds(self, run: _Run, i: int) -> bool:
-        return self._pool.allocated_at(run.blocks[i]) <= run.clock
+        return run.sequence is not None or self._pool.allocated_at(run.blocks[i]) <= run.clock
 
     def _key(self, sequence: Sequence, before: list[int]) -> _Key:
         i = len(before) * self._size

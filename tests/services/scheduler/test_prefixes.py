@@ -27,7 +27,6 @@ class Cache:
 
     def compute(self, one: Sequence, positions: int) -> None:
         one.computed = positions
-        self.prefixes.confirm(one)
 
     def end(self, one: Sequence) -> None:
         self.prefixes.withdraw(one)
@@ -89,14 +88,15 @@ def test_branches_are_followed() -> None:
     assert cache.known([*twig.tokens, 1]) == [*trunk.blocks[:2], *branch.blocks[2:4], *twig.blocks[4:5]]
 
 
-def test_what_was_generated_is_known_at_the_end() -> None:
+def test_what_was_generated_is_known_too() -> None:
     cache = Cache()
     one = cache.begin(TEXT[:6])
     cache.compute(one, 6)
     one.tokens += TEXT[6:]
     one.blocks += cache.pool.allocate(3)
-    one.computed = 19
     assert cache.known([*TEXT, 1]) == one.blocks[:1]
+    cache.compute(one, 19)
+    assert cache.known([*TEXT, 1]) == one.blocks[:4]
     cache.end(one)
     assert cache.known([*TEXT, 1]) == one.blocks[:4]
 
