@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class Figures:
     frames: int
     cpu_us_per_token: dict[str, float]
     """By process name; the client's own as `client`, the broker's as `nats-server`."""
+    backlog: list[int] = field(default_factory=list)
+    """Tokens that were on their way from the executor to the client, once a second. NATS only: frames are tokens there."""
 
     @property
     def rate(self) -> float:
@@ -75,6 +77,7 @@ def table(runs: list[Figures]) -> list[str]:
         lines.append(
             f"{run.transport:<5}{run.streams:>4} streams {run.rate:>9.0f} tokens/s"
             f" {run.tokens / max(run.frames, 1):>6.2f} tokens/frame   {cpu}"
+            + (f"   backlog at most {max(run.backlog)}, at the end {run.backlog[-1]} tokens" if run.backlog else "")
         )
     return lines
 
@@ -98,15 +101,21 @@ async def _run(transport: str, streams: int, seconds: float) -> Figures:
         client.start()
         try:
             await asyncio.sleep(WARM_UP)
-            first = await _observe(ours, address.nats)
-            await asyncio.sleep(seconds)
-            last = await _observe(ours, address.nats)
+            first = last = await _observe(ours, address.nats)
+            backlog = []
+            while last.at < first.at + seconds:
+                await asyncio.sleep(min(1.0, first.at + seconds - last.at))
+                last = await _observe(ours, address.nats)
+                backlog.append(last.tokens - last.frames)
         finally:
             client.terminate()
             client.join()
     tokens = last.tokens - first.tokens
     spent = {name: (last.cpu[name] - first.cpu[name]) * 1e6 / max(tokens, 1) for name in last.cpu if name in first.cpu}
-    return Figures(transport, streams, last.at - first.at, tokens, last.frames - first.frames, spent)
+    frames = last.frames - first.frames
+    return Figures(
+        transport, streams, last.at - first.at, tokens, frames, spent, backlog if transport == "nats" else []
+    )
 
 
 @dataclass(frozen=True)

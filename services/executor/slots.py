@@ -81,14 +81,20 @@ class SlotTable:
             PlanViolation: the plan cannot be meant for this table. Parts of it may have been applied.
         """
         try:
-            self._check_copies(*pairs(plan.copies))
+            # Most plans leave most of it out, and an empty array costs as much as a short one.
+            if plan.copies:
+                self._check_copies(*pairs(plan.copies))
             forked = [self._forked(fork) for fork in plan.forks]
-            self._remove(column(plan.removed))
+            if plan.removed:
+                self._remove(column(plan.removed))
             for start in [*map(self._added, plan.added), *forked]:
                 self._begin(start)
-            self._extend(*pairs(plan.blocks))
-            self._limit(*pairs(plan.limits))
-            self._reorder(column(plan.order))
+            if plan.blocks:
+                self._extend(*pairs(plan.blocks))
+            if plan.limits:
+                self._limit(*pairs(plan.limits))
+            if plan.order:
+                self._reorder(column(plan.order))
         except ValueError as error:
             raise PlanViolation(f"a packed column is cut off: {error}") from error
         if plan.budget < 1:
