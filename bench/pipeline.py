@@ -41,7 +41,7 @@ class Figures:
     cpu_us_per_token: dict[str, float]
     """By process name; the client's own as `client`, the broker's as `nats-server`."""
     backlog: list[int] = field(default_factory=list)
-    """Tokens that were on their way from the executor to the client, once a second. NATS only: frames are tokens there."""
+    """Tokens on their way from the executor to the client, once a second; only over NATS, where frames are tokens."""
 
     @property
     def rate(self) -> float:
