@@ -56,7 +56,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("vllm", type=Path, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
     parser.add_argument("--model", choices=SHAPES, default="nano", help="shape; weights are random")
     parser.add_argument(
-        "--prompts", default="200x180", help="INxOUT random tokens, or sharegpt: lengths of conversations"
+        "--prompts",
+        type=_prompts,
+        default="200x180",
+        help="INxOUT random tokens, or sharegpt: lengths of conversations",
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32, 128], help="requests at a time")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each server; figures are medians")
@@ -165,6 +168,13 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _prompts(text: str) -> str:
+    given, _, wanted = text.partition("x")
+    if text != "sharegpt" and not (given.isdecimal() and wanted.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text} is neither sharegpt nor INxOUT, such as 200x180")
+    return text
 
 
 def _random(size: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The step budget under a target for the time of a step: it shrinks and grows with measured step times."""
 
-EASY_MS = 50.0
+STEP_TARGET_MS = 50.0
 """Target in milliseconds where none is set: steps that take longer hold up those who wait for the next token."""
 SHRINK = 0.8
 """Factor after a step that was too long: soon within the target again."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from services.scheduler.blocks import BlockPool, IntegrityError
-from services.scheduler.budget import EASY_MS, Budget
+from services.scheduler.budget import STEP_TARGET_MS, Budget
 from services.scheduler.departures import Departures
 from services.scheduler.forks import inherit
 from services.scheduler.ordering import Line, rank
@@ -512,8 +512,8 @@ class Policy:
 
 
 def _budget(limits: Limits) -> Budget:
-    """With a target of the user's it may shrink down to where every step can decode all, and has a block to spare."""
+    """With a target of the user it may shrink down to where every step can decode all, and has a block to spare."""
     ceiling = max(limits.budget, limits.max_budget)
     if limits.itl_target_ms is None:
-        return Budget(limits.budget, limits.budget, ceiling, EASY_MS)
+        return Budget(limits.budget, limits.budget, ceiling, STEP_TARGET_MS)
     return Budget(limits.budget, limits.max_running + limits.block_size, ceiling, limits.itl_target_ms)

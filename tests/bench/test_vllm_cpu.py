@@ -52,6 +52,13 @@ def test_without_vllm_it_says_how_to_get_it(tmp_path: Path, capsys: pytest.Captu
     assert "setup_vllm_cpu.sh" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrong", ["200", "x", "200x", "fewxmany", "ShareGPT"])
+def test_prompts_of_no_kind_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        vllm_cpu.main(["vllm", "--prompts", wrong])
+    assert f"{wrong} is neither sharegpt nor INxOUT" in capsys.readouterr().err
+
+
 def test_prompts_have_the_lengths_of_conversations(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_prompts(tmp_path / name, 20)

@@ -12,14 +12,17 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+PRODUCTS = {
+    "rows": st.one_of(st.integers(1, 14), st.integers(15, 70)),
+    "inputs": st.integers(1, 130),
+    "outputs": st.one_of(st.integers(1, 70), st.integers(71, 1500)),
+    "dtype": st.sampled_from(list(DTYPES)),
+    "biased": st.booleans(),
+}
+
+
 @settings(max_examples=80, deadline=None)
-@given(
-    rows=st.one_of(st.integers(1, 14), st.integers(15, 70)),
-    inputs=st.integers(1, 130),
-    outputs=st.one_of(st.integers(1, 70), st.integers(71, 1500)),
-    dtype=st.sampled_from(list(DTYPES)),
-    biased=st.booleans(),
-)
+@given(**PRODUCTS)
 def test_equals_float64(
     operators: Operators, rows: int, inputs: int, outputs: int, dtype: torch.dtype, biased: bool
 ) -> None:
@@ -43,14 +46,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    rows=st.one_of(st.integers(1, 14), st.integers(15, 70)),
-    inputs=st.integers(1, 80),
-    outputs=st.one_of(st.integers(1, 70), st.integers(71, 5000)),
-    dtype=st.sampled_from(list(DTYPES)),
-    biased=st.booleans(),
-    equal=st.booleans(),
-)
+@given(**PRODUCTS, equal=st.booleans())
 def test_argmax_is_the_first_of_the_largest_outputs(
     operators: Operators,
     many_threads: Operators,
