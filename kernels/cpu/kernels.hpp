@@ -2,14 +2,21 @@
 #pragma once
 
 #include <memory>
+#include <new>
 
 #include "vector.hpp"
 
 enum Dtype { F32, BF16, F16 };  // in which weights and KV are stored
 
-using Room = std::unique_ptr<float[]>;  // not filled, unlike a vector
+constexpr std::align_val_t LINE{64};  // a register that crosses the end of a cache line is read twice
 
-inline Room room(int64_t count) { return Room(new float[count]); }
+struct Free {
+    void operator()(float* p) const { ::operator delete[](p, LINE); }
+};
+
+using Room = std::unique_ptr<float[], Free>;  // not filled, unlike a vector
+
+inline Room room(int64_t count) { return Room(new (LINE) float[count]); }
 
 struct Batch {
     const int64_t *slots, *starts, *widths;  // of each row
@@ -40,7 +47,8 @@ void rotate(float* x, int64_t stride, const float* table, const int64_t* positio
             int64_t dim, int threads);
 void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
 
-// x [rows, inputs] -> out [rows, outputs]; `packed` is [panels, inputs, panel_width()], `bias` may be null.
+// x [rows, inputs] -> out [rows, outputs]; `packed` is [panels, inputs, panel_width()],
+// `bias` [panels, panel_width()] or null.
 void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads);
 

@@ -5,6 +5,7 @@
 // order of the inputs, however many rows there are: a row's result does not depend on its neighbours.
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "kernels.hpp"
@@ -16,24 +17,16 @@ namespace {
 constexpr int PANEL = 2 * LANES;
 constexpr int AHEAD = 4096;  // bytes
 constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
-constexpr int64_t CACHED = 1 << 16;  // floats that may take part of the second level cache
+constexpr int64_t CACHED = 1 << 15;  // floats that may take part of the second level cache
+constexpr int64_t CHUNKS = 16;  // of the outputs per thread
 
+// Some rows, and the outputs of one panel.
 struct Tile {
-    const float* x;  // the first of its rows
-    const float* bias;  // of its columns, or null
-    float* out;
-    int64_t inputs, stride;  // of a row of x, and of out
-    int64_t columns;  // outputs of this tile, at most PANEL
-};
-
-// Some rows and some neighbouring outputs, which are computed together.
-struct Block {
-    int64_t number, row, rows, first, columns;  // its number counts the outputs' part only
-};
-
-struct Place {
-    float* out;
-    int64_t stride;
+    const float* x;     // the first of its rows
+    const float* bias;  // of its outputs, or null
+    int64_t inputs, row, first;
+    int64_t columns;  // outputs that there are, at most PANEL
+    int64_t chunk;    // that it is part of
 };
 
 // Every output is wanted.
@@ -42,90 +35,102 @@ struct Whole {
     int64_t outputs;
 
     void prepare(int64_t) {}
-    Place open(const Block& block) { return {out + block.row * outputs + block.first, outputs}; }
-    void close(const Block&, Place) {}
+
+    void take(const Tile& tile, int64_t m, Vec left, Vec right) {
+        float* row = place(tile, m);
+        store(row, left);
+        store(row + LANES, right);
+    }
+
+    void take_some(const Tile& tile, int64_t m, Vec left, Vec right) {
+        Vec both[] = {left, right};
+        std::memcpy(place(tile, m), both, tile.columns * sizeof(float));
+    }
+
+    float* place(const Tile& tile, int64_t m) { return out + (tile.row + m) * outputs + tile.first; }
 };
 
-struct Peak {
-    float value = -INFINITE;
-    int64_t at = 0;
-};
-
-// The first of the largest. A NaN counts as the lowest finite number, infinity as the largest.
-Peak peak(const float* x, int64_t count, int64_t first) {
+// What is largest in each lane, and at which output. A NaN counts as the lowest finite number, infinity as the largest.
+struct Peaks {
     Vec most = splat(-INFINITE);
-    Int at = {}, here;
-    for (int l = 0; l < LANES; l++) here[l] = l;
-    for (int64_t i = 0; i < count; i += LANES, here += LANES) {
-        Vec v = splat(-INFINITE);
-        if (count - i >= LANES) v = load(x + i);
-        else std::memcpy(&v, x + i, (count - i) * sizeof(float));
+    Int at = {};
+
+    void offer(Vec v, Int here) {
         v = v != v ? splat(LOWEST) : v > -LOWEST ? splat(-LOWEST) : v;
         Int better = v > most;
         most = better ? v : most;
         at = better ? here : at;
     }
-    Peak best = {most[0], at[0]};
-    for (int l = 1; l < LANES; l++)
-        if (most[l] > best.value || (most[l] == best.value && at[l] < best.at)) best = {most[l], at[l]};
-    return {best.value, best.at + first};
-}
 
-// Only the largest output of a row is wanted: the others never leave the cache.
+    // The first of the largest.
+    int64_t first() const {
+        int best = 0;
+        for (int l = 1; l < LANES; l++)
+            if (most[l] > most[best] || (most[l] == most[best] && at[l] < at[best])) best = l;
+        return at[best];
+    }
+};
+
+// Only the largest output of a row is wanted: none is written.
 class Largest {
 public:
-    explicit Largest(int64_t rows) : rows(rows) {}
-
-    void prepare(int64_t blocks) { peaks.resize(rows * blocks); }
-
-    Place open(const Block& block) {
-        static thread_local std::vector<float> some;
-        some.resize(std::max<size_t>(some.size(), block.rows * block.columns));
-        return {some.data(), block.columns};
+    explicit Largest(int64_t rows) : rows(rows) {
+        for (int l = 0; l < LANES; l++) lanes[l] = l;
     }
 
-    void close(const Block& block, Place place) {
-        for (int64_t m = 0; m < block.rows; m++)
-            peaks[block.number * rows + block.row + m] = peak(place.out + m * place.stride, block.columns, block.first);
+    void prepare(int64_t chunks) { peaks.resize(rows * chunks); }
+
+    void take(const Tile& tile, int64_t m, Vec left, Vec right) {
+        Peaks& best = peaks[tile.chunk * rows + tile.row + m];
+        Int here = lanes + (int32_t)tile.first;
+        best.offer(left, here);
+        best.offer(right, here + LANES);
+    }
+
+    void take_some(const Tile& tile, int64_t m, Vec left, Vec right) {
+        Vec both[] = {left, right};
+        for (int64_t i = tile.columns; i < PANEL; i++) both[i / LANES][i % LANES] = -INFINITE;
+        take(tile, m, both[0], both[1]);
     }
 
     int64_t at(int64_t row) const {
-        Peak best = peaks[row];
-        for (size_t i = row; i < peaks.size(); i += rows)
-            if (peaks[i].value > best.value) best = peaks[i];
-        return best.at;
+        Peaks best = peaks[row];
+        for (size_t i = row + rows; i < peaks.size(); i += rows) best.offer(peaks[i].most, peaks[i].at);
+        return best.first();
     }
 
 private:
     int64_t rows;
-    std::vector<Peak> peaks;  // block by block
+    Int lanes;
+    std::vector<Peaks> peaks;  // chunk by chunk
 };
 
-template <int M, typename W>
-void multiply(const Tile& tile, const W* panel) {
-    Vec sums[M][2] = {};
-    for (int64_t k = 0; k < tile.inputs; k++, panel += PANEL) {
-        // With few rows memory is the limit, and its own prefetchers do not look far enough ahead.
-        if constexpr (M <= 4) __builtin_prefetch((const char*)panel + AHEAD);
-        if constexpr (M <= 4 && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
-        Vec left = load(panel), right = load(panel + LANES);
-        for (int m = 0; m < M; m++) {
-            sums[m][0] += tile.x[m * tile.inputs + k] * left;
-            sums[m][1] += tile.x[m * tile.inputs + k] * right;
-        }
+// The rows M of a tile. Their sums stay in registers: the compiler is to see each by its own constant index.
+template <typename W, typename Target, size_t... M>
+void multiply(const Tile& tile, const W* panel, Target& target, std::index_sequence<M...>) {
+    constexpr bool FEW = sizeof...(M) <= 4;  // then memory is the limit even of weights that are not to be widened
+    Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
+    const float* x = tile.x;
+    const int64_t inputs = tile.inputs;
+    for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
+        // Memory's own prefetchers do not look far enough ahead.
+        if constexpr (FEW || sizeof(W) < 4) __builtin_prefetch((const char*)panel + AHEAD);
+        if constexpr (FEW && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
+        Vec l = load(panel), r = load(panel + LANES);
+        ((left[M] += x[M * inputs] * l, right[M] += x[M * inputs] * r), ...);
     }
-    for (int m = 0; m < M; m++)
-        for (int64_t i = 0, first = 0; first < tile.columns; i++, first += LANES) {
-            int64_t count = std::min<int64_t>(LANES, tile.columns - first);
-            Vec sum = tile.bias ? sums[m][i] + load_some(tile.bias + first, count) : sums[m][i];
-            store_some(tile.out + m * tile.stride + first, sum, count);
-        }
+    if (tile.bias) {
+        Vec l = load(tile.bias), r = load(tile.bias + LANES);
+        ((left[M] += l, right[M] += r), ...);
+    }
+    if (tile.columns == PANEL) (target.take(tile, M, left[M], right[M]), ...);
+    else (target.take_some(tile, M, left[M], right[M]), ...);
 }
 
-template <typename W, int M = ROWS>
-void multiply_rows(int64_t rows, const Tile& tile, const W* panel) {
-    if (rows == M) return multiply<M>(tile, panel);
-    if constexpr (M > 1) multiply_rows<W, M - 1>(rows, tile, panel);
+template <typename W, typename Target, int M = ROWS>
+void multiply_rows(int64_t rows, const Tile& tile, const W* panel, Target& target) {
+    if (rows == M) return multiply(tile, panel, target, std::make_index_sequence<M>());
+    if constexpr (M > 1) multiply_rows<W, Target, M - 1>(rows, tile, panel, target);
 }
 
 template <typename W, typename Target>
@@ -133,31 +138,31 @@ void product(const float* x, const W* packed, const float* bias, Target& target,
              int64_t outputs, int threads) {
     int64_t panels = (outputs + PANEL - 1) / PANEL, parts = (rows + ROWS - 1) / ROWS, size = inputs * PANEL;
     // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
-    int64_t run = std::max<int64_t>(1, std::min(CACHED / size, panels / (4 * threads)));
+    int64_t run = std::max<int64_t>(1, CACHED / size), runs = (panels + run - 1) / run;
+    int64_t chunks = std::min(runs, CHUNKS * threads);
     bool widen = parts > 1 && sizeof(W) < sizeof(float);  // once, not for every tile of rows
     if (rows * panels * size < SMALL) threads = 1;
-    target.prepare((panels + run - 1) / run);
-    parallel((panels + run - 1) / run, 1, threads, [&](int64_t from, int64_t to) {
-        static thread_local std::vector<float> wide;
-        if (widen) wide.resize(std::max<size_t>(wide.size(), run * size));
-        for (int64_t begin = from * run; begin < std::min(to * run, panels); begin += run) {
-            int64_t end = std::min(begin + run, panels);
-            const W* some = packed + begin * size;
-            for (int64_t i = 0; widen && i < (end - begin) * size; i += LANES) store(&wide[i], load(some + i));
-            for (int64_t part = 0; part < parts; part++) {
-                int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row, first = begin * PANEL;
-                Block block = {begin / run, row, count, first, std::min(end * PANEL, outputs) - first};
-                Place place = target.open(block);
-                for (int64_t p = begin; p < end; p++) {
-                    int64_t offset = (p - begin) * size, column = (p - begin) * PANEL;
-                    Tile tile = {x + row * inputs, bias ? bias + first + column : nullptr, place.out + column,
-                                 inputs, place.stride, std::min<int64_t>(PANEL, block.columns - column)};
-                    if (widen) multiply_rows(count, tile, &wide[offset]);
-                    else multiply_rows(count, tile, some + offset);
-                }
-                target.close(block, place);
+    target.prepare(chunks);
+
+    auto multiply_run = [&](int64_t chunk, int64_t begin, int64_t end, float* wide) {
+        for (int64_t i = 0; widen && i < (end - begin) * size; i += LANES) store(wide + i, load(packed + begin * size + i));
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
+            for (int64_t p = begin; p < end; p++) {
+                int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
+                Tile tile = {x + row * inputs, bias ? bias + first : nullptr, inputs, row, first, columns, chunk};
+                if (widen) multiply_rows(count, tile, wide + (p - begin) * size, target);
+                else multiply_rows(count, tile, packed + p * size, target);
             }
         }
+    };
+    parallel(chunks, 1, threads, [&](int64_t from, int64_t to) {
+        static thread_local Room wide;
+        static thread_local int64_t held = 0;
+        if (widen && held < run * size) wide = room(held = run * size);
+        for (int64_t chunk = from; chunk < to; chunk++)
+            for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
+                multiply_run(chunk, i * run, std::min((i + 1) * run, panels), wide.get());
     });
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 Int64 = npt.NDArray[np.int64]
@@ -64,7 +65,7 @@ class Packed:
     panels: Tensor
     """[panels, inputs, outputs of a panel], zeros behind the last output."""
     bias: Tensor | None
-    """[outputs] in float32."""
+    """[panels, outputs of a panel] in float32, zeros behind the last output."""
     outputs: int
 
 
@@ -127,7 +128,9 @@ class Operators:
         filled = torch.zeros(panels * self._panel, inputs, dtype=weight.dtype)
         filled[:outputs] = weight
         packed = filled.view(panels, self._panel, inputs).transpose(1, 2).contiguous()
-        return Packed(packed, None if bias is None else bias.float(), outputs)
+        if bias is not None:
+            bias = F.pad(bias.float(), (0, len(filled) - outputs)).view(panels, self._panel)
+        return Packed(packed, bias, outputs)
 
     def linear(self, x: Tensor, weights: Packed) -> Tensor:
         """[T, inputs] -> [T, outputs]; a row's result does not depend on the rows beside it."""
