@@ -2,21 +2,14 @@
 #pragma once
 
 #include <memory>
-#include <new>
 
 #include "vector.hpp"
 
 enum Dtype { F32, BF16, F16 };  // in which weights and KV are stored
 
-constexpr std::align_val_t LINE{64};  // a register that crosses the end of a cache line is read twice
+using Room = std::unique_ptr<float[]>;  // not filled, unlike a vector
 
-struct Free {
-    void operator()(float* p) const { ::operator delete[](p, LINE); }
-};
-
-using Room = std::unique_ptr<float[], Free>;  // not filled, unlike a vector
-
-inline Room room(int64_t count) { return Room(new (LINE) float[count]); }
+inline Room room(int64_t count) { return Room(new float[count]); }
 
 struct Batch {
     const int64_t *slots, *starts, *widths;  // of each row

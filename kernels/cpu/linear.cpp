@@ -17,7 +17,7 @@ namespace {
 constexpr int PANEL = 2 * LANES;
 constexpr int AHEAD = 4096;  // bytes
 constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
-constexpr int64_t CACHED = 1 << 15;  // floats that may take part of the second level cache
+constexpr int64_t CACHED = 1 << 15;  // weights that may take part of the second level cache
 constexpr int64_t CHUNKS = 16;  // of the outputs per thread
 
 // Some rows, and the outputs of one panel.
@@ -108,7 +108,7 @@ private:
 // The rows M of a tile. Their sums stay in registers: the compiler is to see each by its own constant index.
 template <typename W, typename Target, size_t... M>
 void multiply(const Tile& tile, const W* panel, Target& target, std::index_sequence<M...>) {
-    constexpr bool FEW = sizeof...(M) <= 4;  // then memory is the limit even of weights that are not to be widened
+    constexpr bool FEW = sizeof...(M) <= 4;  // then memory is the limit whatever the weights are
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
     const float* x = tile.x;
     const int64_t inputs = tile.inputs;
@@ -140,29 +140,23 @@ void product(const float* x, const W* packed, const float* bias, Target& target,
     // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
     int64_t run = std::max<int64_t>(1, CACHED / size), runs = (panels + run - 1) / run;
     int64_t chunks = std::min(runs, CHUNKS * threads);
-    bool widen = parts > 1 && sizeof(W) < sizeof(float);  // once, not for every tile of rows
     if (rows * panels * size < SMALL) threads = 1;
     target.prepare(chunks);
 
-    auto multiply_run = [&](int64_t chunk, int64_t begin, int64_t end, float* wide) {
-        for (int64_t i = 0; widen && i < (end - begin) * size; i += LANES) store(wide + i, load(packed + begin * size + i));
+    auto multiply_run = [&](int64_t chunk, int64_t begin, int64_t end) {
         for (int64_t part = 0; part < parts; part++) {
             int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
             for (int64_t p = begin; p < end; p++) {
                 int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
                 Tile tile = {x + row * inputs, bias ? bias + first : nullptr, inputs, row, first, columns, chunk};
-                if (widen) multiply_rows(count, tile, wide + (p - begin) * size, target);
-                else multiply_rows(count, tile, packed + p * size, target);
+                multiply_rows(count, tile, packed + p * size, target);
             }
         }
     };
     parallel(chunks, 1, threads, [&](int64_t from, int64_t to) {
-        static thread_local Room wide;
-        static thread_local int64_t held = 0;
-        if (widen && held < run * size) wide = room(held = run * size);
         for (int64_t chunk = from; chunk < to; chunk++)
             for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
-                multiply_run(chunk, i * run, std::min((i + 1) * run, panels), wide.get());
+                multiply_run(chunk, i * run, std::min((i + 1) * run, panels));
     });
 }
 

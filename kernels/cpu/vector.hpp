@@ -5,6 +5,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 constexpr int ROWS = 12;  // rows of a register tile, two registers wide: 24 of 32 registers
@@ -36,16 +40,30 @@ inline Vec load(const float* p) {
     return v;
 }
 
+// GCC widens a vector by halves that it joins again, unless it is told the one instruction that there is for it.
 inline Vec load(const Bf16* p) {
     Short s;
     std::memcpy(&s, p, sizeof s);
-    return (Vec)(__builtin_convertvector(s, Int) << 16);
+#if defined(__AVX512F__)
+    Int wide = (Int)_mm512_cvtepu16_epi32((__m256i)s);
+#elif defined(__AVX2__)
+    Int wide = (Int)_mm256_cvtepu16_epi32((__m128i)s);
+#else
+    Int wide = __builtin_convertvector(s, Int);
+#endif
+    return (Vec)(wide << 16);
 }
 
 inline Vec load(const _Float16* p) {
     Half h;
     std::memcpy(&h, p, sizeof h);
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps((__m256i)h);
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps((__m128i)h);
+#else
     return __builtin_convertvector(h, Vec);
+#endif
 }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
