@@ -91,6 +91,7 @@ class Prefixes:
         run.full = sequence.computed // self._size
         run.clock = self._pool.clock
         run.sequence = None
+        run.promised = 0
         if run.full > run.first and not run.entered:
             self._enter(self._key(sequence, sequence.blocks[: run.first]), run)
 

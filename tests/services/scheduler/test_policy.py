@@ -255,6 +255,17 @@ def test_the_last_token_of_a_known_prompt_is_computed_again_since_somebody_must_
     assert again.cached == 12
 
 
+def test_a_prefix_that_was_evicted_is_kept_again_once_it_was_computed_again() -> None:
+    home = house(num_blocks=8, block_size=4)
+    for prompt in ([1] * 12, [2] * 28, [1] * 12):  # the second takes every block
+        home.add(prompt, max_tokens=2)
+        home.drain()
+    again = home.add([1] * 12)
+    home.drain()
+    home.assert_exact()
+    assert again.cached == 8
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_when_the_first_of_two_equal_prompts_is_dropped_the_second_takes_over(steps: int) -> None:
     """Race 14: it reads only blocks that were confirmed."""

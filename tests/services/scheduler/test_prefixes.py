@@ -29,7 +29,8 @@ class Cache:
         one.computed = positions
 
     def end(self, one: Sequence) -> None:
-        self.prefixes.withdraw(one)
+        if one.computed < len(one.tokens):
+            self.prefixes.withdraw(one)
         self.prefixes.end(one)
         self.pool.release(one.blocks)
 
@@ -143,6 +144,15 @@ def test_a_block_that_was_given_away_is_known_no_more_nor_what_lies_behind_it() 
     assert set(other) & set(one.blocks) == {one.blocks[4], one.blocks[3]}
     cache.pool.release(other)
     assert cache.known(TEXT) == one.blocks[:3]
+
+
+def test_a_prefix_that_was_given_away_and_computed_again_is_known_again() -> None:
+    cache = Cache(blocks=8)
+    cache.run(TEXT)
+    cache.run(list(range(32)))  # takes every block
+    assert cache.known(TEXT) == []
+    again = cache.run(TEXT)
+    assert cache.known(TEXT) == again.blocks[:4]
 
 
 def test_a_branch_is_lost_with_its_trunk() -> None:
