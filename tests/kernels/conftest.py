@@ -47,12 +47,13 @@ def teach_fp8_rounding() -> None:
     interpreter._convert_float = convert
 
 
-if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    os.environ["TRITON_INTERPRET"] = "1"
-    # PyTorch and transformers may have imported Triton as a compiler in a shared session: begin again.
-    for name in [name for name in sys.modules if name.split(".")[0] in {"triton", "kernels"}]:
-        if not name.startswith(("triton._C", "kernels.cpu")):
-            del sys.modules[name]
+if not torch.cuda.is_available():
+    if os.environ.get("TRITON_INTERPRET") != "1":  # else the shell has chosen it, or the process that began this one
+        os.environ["TRITON_INTERPRET"] = "1"
+        # PyTorch and transformers may have imported Triton as a compiler in a shared session: begin again.
+        for name in [name for name in sys.modules if name.split(".")[0] in {"triton", "kernels"}]:
+            if not name.startswith(("triton._C", "kernels.cpu")):
+                del sys.modules[name]
     teach_bfloat16_products()
     teach_fp8_rounding()
 
