@@ -53,7 +53,7 @@ class Stream:
         self.model = model
         self._request = request
         self._headers = frames.MSGPACK | ({"traceparent": traceparent} if traceparent else {})
-        self._inbox = bus.new_inbox()
+        self._inbox = ""
         self._sequencer = Sequencer(request.sampling.n * _count_prompts(request))
         self._mailbox = Mailbox()
         self._waiter: asyncio.Future[None] | None = None
@@ -107,28 +107,27 @@ class Stream:
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
         self._body = frames.encode(self._request)
-        subscription = await self._bus.subscribe(self._inbox, self._on_message)
-        watch = asyncio.create_task(self._watch(silence))
-        try:
-            self._publish(self._subject, self._body)
-            while not self._over or self._mailbox:
-                if not self._mailbox:
-                    self._waiter = asyncio.get_running_loop().create_future()
-                    await self._waiter
-                if batch := self._mailbox.take():
-                    yield batch
-            if isinstance(self._error, NoResponders):
-                raise await self._directory.absence(self.model) from self._error
-            if self._error is not None:
-                raise self._error
-        except MessageTooLarge as error:
-            self._over = True
-            raise PayloadTooLarge(str(error)) from error
-        finally:
-            watch.cancel()
-            if not self._over:
-                self._abandon()
-            await subscription.unsubscribe()
+        with self._bus.inbox(self._on_message) as self._inbox:
+            watch = asyncio.create_task(self._watch(silence))
+            try:
+                self._publish(self._subject, self._body)
+                while not self._over or self._mailbox:
+                    if not self._mailbox:
+                        self._waiter = asyncio.get_running_loop().create_future()
+                        await self._waiter
+                    if batch := self._mailbox.take():
+                        yield batch
+                if isinstance(self._error, NoResponders):
+                    raise await self._directory.absence(self.model) from self._error
+                if self._error is not None:
+                    raise self._error
+            except MessageTooLarge as error:
+                self._over = True
+                raise PayloadTooLarge(str(error)) from error
+            finally:
+                watch.cancel()
+                if not self._over:
+                    self._abandon()
 
     def _on_message(self, message: Message) -> None:
         if self._over:

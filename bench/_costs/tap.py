@@ -1,6 +1,7 @@
 """A connection to the in-memory bus that lets a measurement in where a socket would be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from bench._costs.progress import Progress
 from shared.bus import Handler, Headers, Message
@@ -48,6 +49,13 @@ class Tap(MemoryBus):
         self._handlers[subject] = self._wrap(handler)
         return await super().subscribe(subject, handler, queue=queue)
 
+    @contextmanager
+    def inbox(self, handler: Handler) -> Iterator[str]:
+        """See `Bus`."""
+        with super().inbox(handler) as subject:
+            self._handlers[subject] = self._wrap(handler)
+            yield subject
+
     def feed(self, pattern: str, message: Message) -> None:
-        """Delivers a message to the subscription of `pattern`."""
+        """Delivers a message to the subscription of `pattern`, or to an inbox."""
         deliver(self._handlers[pattern], message)

@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 
 from shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, check_subject, deliver, header_block
 from shared.bus.memory_store import MemoryStore
@@ -148,6 +149,10 @@ class MemoryBus:
         self._subscriptions.add(subscription)
         self._broker.add(subscription)
         return subscription
+
+    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
+        """See `Bus`."""
+        return self._requests.inbox(handler)
 
     def new_inbox(self) -> str:
         """See `Bus`."""

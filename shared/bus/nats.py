@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import structlog
 
@@ -158,6 +158,10 @@ class NatsBus:
         interest = await self._listen(subject, handler, queue)
         self._interests.add(interest)
         return NatsSubscription(self, interest)
+
+    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
+        """See `Bus`."""
+        return self._requests.inbox(handler)
 
     def new_inbox(self) -> str:
         """See `Bus`."""

@@ -1,6 +1,7 @@
 """What the services need of a message bus. `shared.bus.nats` and `shared.bus.memory` are its two implementations."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,6 +140,15 @@ class Bus(Protocol):
 
         With `queue`, each message goes to one subscriber of that group. On return the broker knows the interest: a
         message published afterwards by anyone is delivered.
+        """
+
+    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
+        """A reply subject of this connection: what comes there inside the block goes to `handler`, the rest nowhere.
+
+        It costs no message to the broker, and comes back by itself after a reconnection.
+
+        Raises:
+            ConnectionLost: there is none at its beginning.
         """
 
     def new_inbox(self) -> str:

@@ -1,4 +1,4 @@
-"""Requests over publish and subscribe: one inbox per connection, replies told apart by their subject's last token."""
+"""Inboxes, and requests over them: one subscription per connection, told apart by their subject's last token."""
 
 import asyncio
 import itertools
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from shared.bus.framing import NO_RESPONDERS, STATUS
-from shared.bus.protocol import Bus, Headers, Message
+from shared.bus.protocol import Bus, Handler, Headers, Message
 from shared.errors import BusError, BusUnavailable, ConnectionLost, NoResponders, RequestTimeout
 
 REPLY_LIMIT = 65_536
@@ -68,49 +68,60 @@ class Exchange:
 
 
 class Requests:
-    """The open requests of one connection. The bus subscribes `receive` to `pattern`."""
+    """The inboxes and the open requests of one connection. The bus subscribes `receive` to `pattern`."""
 
     def __init__(self, bus: Bus, inbox: str) -> None:
         self.pattern = f"{inbox}.*"
         self._bus = bus
         self._prefix = f"{inbox}."
-        self._open: dict[str, Exchange] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._exchanges: set[Exchange] = set()
         self._tokens = itertools.count()
 
     def receive(self, message: Message) -> None:
-        """Handler of the inbox."""
-        exchange = self._open.get(message.subject[len(self._prefix) :])
-        if exchange is not None:
-            exchange.put(message)
+        """Handler of the subscription."""
+        handler = self._handlers.get(message.subject[len(self._prefix) :])
+        if handler is not None:
+            handler(message)
 
     def fail(self, error: BusError, subject: str = "") -> None:
         """Fails the open requests to `subject` (in lower case, as servers report it), or all of them."""
-        for exchange in self._open.values():
+        for exchange in self._exchanges:
             if not subject or exchange.subject.lower() == subject:
                 exchange.fail(error)
 
     @contextmanager
-    def open(self, subject: str, token: str) -> Iterator[Exchange]:
-        """Holds an exchange open, known under a token of its own.
+    def inbox(self, handler: Handler) -> Iterator[str]:
+        """See `Bus.inbox`."""
+        self._check_connected()
+        token = str(next(self._tokens))
+        self._handlers[token] = handler
+        try:
+            yield self._prefix + token
+        finally:
+            del self._handlers[token]
+
+    @contextmanager
+    def open(self, subject: str) -> Iterator[Exchange]:
+        """Holds an exchange open.
 
         Raises:
             ConnectionLost: there is none. A request is not kept for the next one: its time would run out.
         """
-        if not self._bus.connected:
-            raise ConnectionLost("there is no connection to the broker")
-        self._open[token] = exchange = Exchange(subject)
+        self._check_connected()
+        exchange = Exchange(subject)
+        self._exchanges.add(exchange)
         try:
             yield exchange
         finally:
             exchange.closed = True
-            del self._open[token]
+            self._exchanges.remove(exchange)
 
     @contextmanager
     def exchange(self, subject: str, data: bytes, headers: Headers | None) -> Iterator[Exchange]:
-        """Publishes a request whose replies go to the inbox."""
-        token = str(next(self._tokens))
-        with self.open(subject, token) as exchange:
-            self._bus.publish(subject, data, reply=self._prefix + token, headers=headers)
+        """Publishes a request whose replies go to an inbox of its own."""
+        with self.open(subject) as exchange, self.inbox(exchange.put) as reply:
+            self._bus.publish(subject, data, reply=reply, headers=headers)
             yield exchange
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None) -> Message:
@@ -125,3 +136,7 @@ class Requests:
         with self.exchange(subject, data, headers) as exchange:
             while (message := await exchange.next(stall)).data:
                 yield message
+
+    def _check_connected(self) -> None:
+        if not self._bus.connected:
+            raise ConnectionLost("there is no connection to the broker")

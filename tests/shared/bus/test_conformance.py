@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from shared.bus import Handler, Message
-from shared.errors import BusUnavailable, MessageTooLarge, NoResponders, RequestTimeout
+from shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import Run, World
 from tests.support.waiting import until
 
@@ -310,6 +310,48 @@ class TestEnd:
                 await bus.subscribe(subject, lambda message: None)
             with pytest.raises(BusUnavailable):
                 await bus.flush()
+
+        run(scenario)
+
+
+class TestInboxes:
+    def test_each_hears_its_own_messages_until_it_is_closed(self, run: Run) -> None:
+        async def scenario(world: World) -> None:
+            bus, service = await world.connect(), await world.connect()
+            first: list[bytes] = []
+            second: list[bytes] = []
+            with bus.inbox(lambda message: second.append(message.data)) as kept:
+                with bus.inbox(lambda message: first.append(message.data)) as closed:
+                    assert closed != kept
+                    for number in range(50):
+                        service.publish(closed, b"%d" % number)
+                        service.publish(kept, b"%d" % number)
+                    await until(lambda: len(second) == 50)
+                    assert first == second == [b"%d" % number for number in range(50)]
+                service.publish(closed, b"late")
+                service.publish(kept, b"last")
+                await until(lambda: second[-1] == b"last")
+            assert len(first) == 50
+
+        run(scenario)
+
+    def test_tells_that_nobody_is_there(self, run: Run) -> None:
+        async def scenario(world: World) -> None:
+            bus = await world.connect()
+            heard: list[Message] = []
+            with bus.inbox(heard.append) as inbox:
+                bus.publish(unique("t"), b"", reply=inbox)
+                await until(lambda: heard)
+            assert heard[0].headers["Status"] == "503"
+
+        run(scenario)
+
+    def test_without_a_connection_there_is_none(self, run: Run) -> None:
+        async def scenario(world: World) -> None:
+            bus = await world.connect()
+            await bus.close()
+            with pytest.raises(ConnectionLost), bus.inbox(lambda _: None):
+                pass
 
         run(scenario)
 
