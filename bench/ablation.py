@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench._loads import LOADS, poisson
+from bench._output import folder
 from bench._report import chart, figures, markdown, mean, milliseconds
 from bench._systems import System, Variant, pipeline
 
@@ -57,7 +58,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--requests", type=int, default=250, help="requests per run")
     parser.add_argument("--qps", type=float, nargs="+", default=[2, 8, 32, math.inf], help="arrival rates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder")
+    parser.add_argument("--output", type=folder, default=Path("bench/results"), help="folder")
     given = parser.parse_args(arguments)
     if given.quick:
         given.requests, given.qps = 60, [8, math.inf]

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench._loads import sharegpt_lengths
+from bench._output import json_file
 from bench.shapes import write_folder
 from pagewire import AsyncClient, SamplingParams
 from pagewire.commands.status import ask
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 1], help="lease windows, in steps")
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="streams at once")
     parser.add_argument("--seconds", type=float, default=20.0, help="time that is counted, per run")
-    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
     runs = [

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench._output import json_file
 from kernels.cpu import build
 from kernels.cpu.operators import Operators
 from services.executor.devices.compiled import CompiledBackend
@@ -134,7 +135,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--top-p", type=float, default=1.0, help="1: off")
     parser.add_argument("--seconds", type=float, default=2.0, help="for which the steps of a line are repeated")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a step")
-    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     print(

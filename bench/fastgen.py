@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench._loads import fastgen
+from bench._output import folder
 from bench._report import QUANTILES, Points, chart, markdown, mean
 from bench._service_level import (
     FASTGEN,
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--requests", type=int, help="per run; by default 4 for each client and 32")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="closed-loop clients")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder")
+    parser.add_argument("--output", type=folder, default=Path("bench/results"), help="folder")
     given = parser.parse_args(arguments)
     cells = measure(given.clients, given.budget, given.requests, given.jobs)
     lines = [

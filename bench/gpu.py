@@ -8,7 +8,6 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from bench import _gpu_kernels, _gpu_load, _gpu_profile, _gpu_steps
 from bench._gpu_machine import Machine, description, measured
 from bench._gpu_plan import Cell, grid
+from bench._output import json_file
 from bench.shapes import SHAPES
 from services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
 from services.executor.devices.cuda.runtime import CudaRuntime
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"], help="for decode and prefill")
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
     parser.add_argument("--requests", type=int, default=1000, help="load: per run")
-    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise ConfigurationError("bench gpu needs a GPU that PyTorch can use, and there is none")

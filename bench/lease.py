@@ -12,8 +12,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
+from bench._output import json_file
 from pagewire import AsyncClient, SamplingParams
 from pagewire.commands.status import ask
 from pagewire.stack import PIPELINE, Stack
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=50, help="arrivals per window")
     parser.add_argument("--rounds", type=int, default=5, help="turns in which the samples are taken")
     parser.add_argument("--model", default="", help="folder; the bundled model by default")
-    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
     runs = asyncio.run(_measure(given))

@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from bench._output import json_file
 from pagewire.commands.status import ask
 from pagewire.stack import GATEWAY, PIPELINE, Stack
 from shared import logs, subjects
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 256], help="streams at once")
     parser.add_argument("--seconds", type=float, default=10.0, help="time that is counted, per run")
     parser.add_argument("--transport", nargs="+", choices=["nats", "http"], default=["nats", "http"])
-    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
     runs = [

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench._output import json_file
 from bench.shapes import write_folder
 from pagewire import AsyncClient, SamplingParams
 from pagewire.commands.status import ask
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8], help="replicas of each run")
     parser.add_argument("--streams", type=int, default=16, help="streams per replica")
     parser.add_argument("--seconds", type=float, default=30.0, help="time that is counted, per run")
-    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
     runs = [asyncio.run(measure(replicas, given.streams, given.seconds)) for replicas in given.replicas]

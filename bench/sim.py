@@ -18,6 +18,7 @@ import numpy as np
 from bench._clock import Clock
 from bench._conversations import Client
 from bench._fleet import Fleet
+from bench._output import folder
 from bench._report import chart, markdown
 from bench._systems import System, Variant, limits
 from bench._virtual import Host, Request, VirtualPipeline
@@ -75,7 +76,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="virtual seconds that are counted")
     parser.add_argument("--seed", type=int, default=0, help="of every draw")
     parser.add_argument("--jobs", type=int, help="processes; as many as there are cores by default")
-    parser.add_argument("--output", type=Path, default=Path("bench/results"), help="folder")
+    parser.add_argument("--output", type=folder, default=Path("bench/results"), help="folder")
     given = parser.parse_args(arguments)
     loads = [Load(clients, given.think, given.seconds, given.seed) for clients in given.clients]
     with ProcessPoolExecutor(given.jobs) as pool:

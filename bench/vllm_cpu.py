@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
+from bench._output import json_file
 from bench._report import markdown
 from bench._vllm_inputs import write_model, write_prompts
 from bench.cpu_step import SHAPES
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32, 128], help="requests at a time")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each server; figures are medians")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    parser.add_argument("--output", type=Path, help="JSON with every figure")
+    parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     if not os.access(given.vllm, os.X_OK):
         print(f"bench vllm_cpu: {given.vllm} is no executable: install vLLM with setup_vllm_cpu.sh", file=sys.stderr)
