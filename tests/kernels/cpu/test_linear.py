@@ -66,6 +66,18 @@ def test_argmax_is_the_first_of_the_largest_outputs(
     assert many_threads.linear_argmax(x, packed).tolist() == expected
 
 
+@pytest.mark.parametrize("rows", [1, 12, 30])
+def test_more_panels_than_a_thread_takes_at_a_time(operators: Operators, many_threads: Operators, rows: int) -> None:
+    """So many inputs that no two panels stay in the cache together, and more panels than there are chunks."""
+    x, weight = random(rows, 1100), random(5000, 1100, seed=1).bfloat16()
+    packed = operators.pack(weight)
+    expected = x.double() @ weight.double().T
+    for these in (operators, many_threads):
+        out = these.linear(x, packed)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(these.linear_argmax(x, packed), out.argmax(1))
+
+
 INF, NAN = float("inf"), float("nan")
 
 
