@@ -1,9 +1,14 @@
 """The step budget under a target for the time of a step: it shrinks and grows with measured step times."""
 
-STEP_TARGET_MS = 50.0
+STEP_TARGET_MS = 100.0
 """Target in milliseconds where none is set: steps that take longer hold up those who wait for the next token."""
+PROMPT_TOKENS = 128
+"""Prompt tokens that a step has room for where no target is set: with fewer, those who wait for the first token would
+pay too much for the others."""
 SHRINK = 0.8
 """Factor after a step that was too long: soon within the target again."""
+FALL = 0.5
+"""Factor after a step that took more than twice the target: that cannot lead below it."""
 GROW = 1.05
 """Factor after a full step that was short enough: slowly, so that it settles below the target."""
 LEAP = 1.25
@@ -13,31 +18,36 @@ SLACK = 0.9
 
 
 class Budget:
-    """Tokens per step, between `floor` and `ceiling`, at first `start`.
+    """Tokens per step: at first `start`, never more than `ceiling`, and all decodes with `spare` tokens beside them.
 
     It follows the time of steps: additive-increase controllers react too slowly to a prompt that has just begun, so
     both directions are multiplicative, and down is faster than up near the target.
     """
 
-    def __init__(self, start: int, floor: int, ceiling: int, target_ms: float) -> None:
+    def __init__(self, start: int, ceiling: int, spare: int, target_ms: float) -> None:
+        self._start = start
         self._ceiling = ceiling
-        self._floor = min(floor, ceiling)
+        self._spare = spare
         self._target_us = target_ms * 1000
         self._value = float(start)
 
-    @property
-    def tokens(self) -> int:
-        """The budget of the steps to come."""
-        return int(self._value)
+    def tokens(self, decodes: int) -> int:
+        """The budget of the steps to come while so many sequences decode.
+
+        While there are none, nobody waits for a next token, and steps are not smaller than they were at first.
+        """
+        floor = decodes + self._spare if decodes else self._start
+        return min(max(int(self._value), floor), self._ceiling)
 
     def observe(self, elapsed_us: int, tokens: int) -> None:
         """Takes in a step that took `elapsed_us` microseconds for `tokens` tokens."""
-        if self._floor == self._ceiling or not tokens:
+        if not tokens:
             return
         if elapsed_us > self._target_us:
             # Steps that were composed under a larger budget may still arrive: they say nothing of this one.
             if tokens <= self._value:
-                self._value = max(tokens * SHRINK, self._floor)
+                factor = FALL if elapsed_us > self._target_us * 2 else SHRINK
+                self._value = max(tokens * factor, self._spare)
         elif elapsed_us < self._target_us * SLACK and tokens >= self._value * SLACK:
             factor = LEAP if elapsed_us < self._target_us / 2 else GROW
             self._value = min(self._value * factor + 1, self._ceiling)

@@ -14,9 +14,10 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 from services.scheduler.blocks import BlockPool, IntegrityError
-from services.scheduler.budget import STEP_TARGET_MS, Budget
+from services.scheduler.budget import PROMPT_TOKENS, STEP_TARGET_MS, Budget
 from services.scheduler.departures import Departures
 from services.scheduler.forks import inherit
 from services.scheduler.ordering import Line, rank
@@ -58,9 +59,9 @@ class Limits:
     """Steps that the executor may run beyond the last one reported."""
     prefix_cache: bool = True
     itl_target_ms: float | None = None
-    """Inter-token latency that the budget is shrunk for; None: it never shrinks below what it is at first."""
+    """Time between tokens that the budget follows; None: with `max_budget`, steps are kept from being very long."""
     max_budget: int = 0
-    """Tokens per step up to which the budget grows while steps stay short; less than `budget`: it does not grow."""
+    """Tokens per step up to which the budget may grow; less than `budget`: it does not grow."""
     max_plan_bytes: int = 512 * 1024
     """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
     max_candidates: int = 0
@@ -119,6 +120,11 @@ class Policy:
     def live(self) -> int:
         """Sequences that are not over."""
         return len(self._sequences)
+
+    @property
+    def step_tokens(self) -> int:
+        """Budget of the next plan."""
+        return self.budget.tokens(len(self.running) - len(self.prompts))
 
     def get(self, sequence_id: int) -> Sequence | None:
         """A sequence that is not over."""
@@ -220,7 +226,8 @@ class Policy:
         lease = self.runs + self._window()
         credit = self.lease_until - self.runs
         changed = bool(grown or forks or added or self.departures.slots or order != self._order)
-        changed = changed or (bool(self.running) and self._sent != self.budget.tokens)
+        budget = self.step_tokens
+        changed = changed or (bool(self.running) and self._sent != budget)
         if not changed and not (self.running and credit <= self.limits.window // 2 and lease > self.lease_until):
             return None
         self.plan_number += 1
@@ -233,12 +240,12 @@ class Policy:
             blocks=pack(value for sequence, blocks in grown for block in blocks for value in (sequence.slot, block)),
             limits=pack(value for s, _ in grown for value in (s.slot, len(s.blocks) * self.limits.block_size)),
             order=pack(order) if order != self._order else b"",
-            budget=self.budget.tokens,
+            budget=budget,
             lease_until=self.lease_until,
             forks=tuple(forks),
             copies=pack(copies),
         )
-        self._sent = plan.budget
+        self._sent = budget
         self._order = order
         self.departures.send(self.plan_number)
         return plan
@@ -323,7 +330,7 @@ class Policy:
         if not self._has_slot() and not self.searches:
             return added
         size = 0
-        reach = self.prompts.reach(STEPS_AHEAD * self.budget.tokens)
+        reach = self.prompts.reach(STEPS_AHEAD * self.step_tokens)
         for sequence in self._turns():
             if (sequence.priority, len(sequence.tokens)) >= reach:
                 if self._held_long(sequence):
@@ -341,7 +348,7 @@ class Policy:
             if not room:
                 break
             added.append(self._start(sequence, shared, needed))
-            reach = self.prompts.reach(STEPS_AHEAD * self.budget.tokens)
+            reach = self.prompts.reach(STEPS_AHEAD * self.step_tokens)
             if not self._has_slot() and not self.searches:
                 break
         return added
@@ -512,8 +519,10 @@ class Policy:
 
 
 def _budget(limits: Limits) -> Budget:
-    """With a target of the user it may shrink down to where every step can decode all, and has a block to spare."""
-    ceiling = max(limits.budget, limits.max_budget)
-    if limits.itl_target_ms is None:
-        return Budget(limits.budget, limits.budget, ceiling, STEP_TARGET_MS)
-    return Budget(limits.budget, limits.max_running + limits.block_size, ceiling, limits.itl_target_ms)
+    """It follows the user's target; else, where the device says how far it may grow, one of ours; else it is fixed."""
+    start, ceiling = limits.budget, max(limits.budget, limits.max_budget)
+    if limits.itl_target_ms is not None:
+        return Budget(start, ceiling, limits.block_size, limits.itl_target_ms)
+    if ceiling > start:
+        return Budget(start, ceiling, PROMPT_TOKENS, STEP_TARGET_MS)
+    return Budget(start, ceiling, start, inf)

@@ -89,7 +89,7 @@ class Scheduler:
                 "blocks_held": policy.pool.held,
                 "blocks": policy.pool.num_blocks,
                 "preemptions": policy.preemptions,
-                "budget": policy.budget.tokens,
+                "budget": policy.step_tokens,
             }
         ready = link is not None and not link.lost.is_set()
         term, plan, step = (policy.term, policy.plan_number, policy.step) if policy else (0, 0, -1)

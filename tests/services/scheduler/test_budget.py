@@ -1,3 +1,5 @@
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,25 +7,27 @@ from hypothesis import strategies as st
 from services.scheduler.budget import Budget
 
 
-def settle(budget: Budget, base_us: float, per_token_us: float, wanted: int, steps: int = 400) -> list[int]:
+def settle(
+    budget: Budget, base_us: float, per_token_us: float, wanted: int, steps: int = 400, decodes: int = 1
+) -> list[int]:
     """Runs steps whose time is linear in their tokens; the tokens of each."""
     sizes = []
     for _ in range(steps):
-        tokens = min(wanted, budget.tokens)
+        tokens = min(wanted, budget.tokens(decodes))
         budget.observe(int(base_us + per_token_us * tokens), tokens)
         sizes.append(tokens)
     return sizes
 
 
-def test_without_room_nothing_changes_it() -> None:
-    budget = Budget(512, 512, 512, 50.0)
-    settle(budget, 1e6, 1e3, 512)
-    assert budget.tokens == 512
+def test_without_a_target_nothing_changes_it() -> None:
+    budget = Budget(512, 512, 512, inf)
+    assert set(settle(budget, 1e6, 1e3, 512)) == {512}
+    assert set(settle(budget, 10, 0, 512, decodes=400)) == {512}
 
 
 @pytest.mark.parametrize("target_ms", [5.0, 10.0, 40.0])
 def test_it_settles_where_steps_meet_the_target(target_ms: float) -> None:
-    budget = Budget(2048, 16, 2048, target_ms)
+    budget = Budget(2048, 2048, 16, target_ms)
     ideal = (target_ms * 1000 - 2000) / 50
     sizes = settle(budget, 2000, 50, 2048)[-100:]
     assert max(sizes) <= ideal * 1.1
@@ -32,46 +36,79 @@ def test_it_settles_where_steps_meet_the_target(target_ms: float) -> None:
     assert late <= len(sizes) / 5
 
 
+def test_steps_that_take_very_long_are_few() -> None:
+    sizes = settle(Budget(512, 4096, 16, 100), 13_000, 1400, 4096)
+    assert sum(13_000 + 1400 * tokens > 200_000 for tokens in sizes) <= 3
+
+
+def test_halving_does_not_lead_below_the_target() -> None:
+    sizes = settle(Budget(512, 512, 16, 100), 40_000, 500, 512)
+    assert min(sizes) * 500 + 40_000 >= 100_000 * 0.7
+
+
 def test_it_comes_back_when_steps_become_cheap() -> None:
-    budget = Budget(1024, 16, 1024, 10)
+    budget = Budget(1024, 1024, 16, 10)
     settle(budget, 2000, 200, 1024)
-    assert budget.tokens < 100
+    assert budget.tokens(1) < 100
     settle(budget, 2000, 1, 1024)
-    assert budget.tokens == 1024
+    assert budget.tokens(1) == 1024
 
 
 def test_it_grows_fast_while_steps_take_next_to_nothing() -> None:
-    budget = Budget(512, 512, 4096, 50)
+    budget = Budget(512, 4096, 128, 50)
     sizes = settle(budget, 2000, 2, 4096, steps=12)
     assert sizes[0] == 512
     assert sizes[-1] == 4096
 
 
-def test_it_stays_where_it_began_while_steps_are_too_long() -> None:
-    budget = Budget(512, 512, 4096, 50)
-    assert set(settle(budget, 10_000, 500, 4096)) == {512}
+@pytest.mark.parametrize("decodes", [1, 8, 100, 256])
+def test_however_long_steps_take_they_have_room_for_all_decodes_and_for_prompts(decodes: int) -> None:
+    sizes = settle(Budget(512, 4096, 128, 50), 10_000, 500_000, 4096, decodes=decodes)
+    assert min(sizes) == sizes[-1] == decodes + 128
+
+
+def test_room_for_prompts_ends_at_the_ceiling() -> None:
+    budget = Budget(512, 600, 128, 50)
+    settle(budget, 10_000, 500_000, 4096)
+    assert budget.tokens(500) == 600
+
+
+def test_while_nothing_decodes_steps_are_as_large_as_at_first() -> None:
+    budget = Budget(512, 4096, 128, 50)
+    settle(budget, 10_000, 5_000, 4096)
+    assert budget.tokens(1) == 129
+    assert budget.tokens(0) == 512
 
 
 def test_small_steps_that_are_fast_say_nothing_about_large_ones() -> None:
-    budget = Budget(1024, 16, 1024, 10)
+    budget = Budget(1024, 1024, 16, 10)
     settle(budget, 2000, 200, 1024)
-    small = budget.tokens
+    small = budget.tokens(1)
     settle(budget, 2000, 1, 4)
-    assert budget.tokens == small
+    assert budget.tokens(1) == small
 
 
 def test_steps_of_an_older_and_larger_budget_shrink_it_once() -> None:
-    budget = Budget(1024, 16, 1024, 10)
+    budget = Budget(1024, 1024, 16, 10)
     budget.observe(50_000, 1024)
-    once = budget.tokens
+    once = budget.tokens(1)
     for _ in range(8):
         budget.observe(50_000, 1024)
-    assert budget.tokens == once
+    assert budget.tokens(1) == once == 512
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 4096))), st.floats(0.1, 1000))
-def test_it_never_leaves_its_bounds(steps: list[tuple[int, int]], target_ms: float) -> None:
-    budget = Budget(100, 32, 512, target_ms)
-    for elapsed, tokens in steps:
+def test_a_step_without_tokens_says_nothing() -> None:
+    budget = Budget(1024, 1024, 16, 10)
+    budget.observe(10**6, 0)
+    assert budget.tokens(1) == 1024
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 4096), st.integers(0, 100))),
+    st.floats(0.1, 1000),
+)
+def test_it_never_leaves_its_bounds(steps: list[tuple[int, int, int]], target_ms: float) -> None:
+    budget = Budget(200, 512, 32, target_ms)
+    for elapsed, tokens, decodes in steps:
         budget.observe(elapsed, tokens)
-        assert 32 <= budget.tokens <= 512
+        assert (decodes + 32 if decodes else 200) <= budget.tokens(decodes) <= 512

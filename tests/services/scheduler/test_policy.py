@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from services.scheduler.blocks import IntegrityError
+from services.scheduler.budget import PROMPT_TOKENS
 from services.scheduler.policy import BLOCKS_AHEAD, HELD_STEPS, READERS_LAG, Limits, Policy
 from services.scheduler.prompts import PATIENCE, STEPS_AHEAD
 from services.scheduler.sequence import Sequence, State
@@ -441,22 +442,55 @@ def test_a_long_prompt_is_passed_for_a_bounded_number_of_steps(window: int) -> N
     assert longest <= PATIENCE + window + 1
 
 
-def test_the_budget_follows_the_time_of_steps() -> None:
-    home = house(budget=32, itl_target_ms=1.0, num_blocks=600)
-    home.add([1] * 2000, max_tokens=2)
+def widths_at(home: House, us_per_token: int, rounds: int = 30) -> list[int]:
+    """Runs steps that take so long; the tokens of each."""
     widths = []
-    for _ in range(30):
+    for _ in range(rounds):
         home.plan()
         home.executor.run()
-        slow = [msgspec.structs.replace(o, elapsed_us=100 * sum(unpack(o.counts))) for o in home.executor.outputs]
+        outputs = list(home.executor.outputs)
         home.executor.outputs.clear()
-        for output in slow:
+        for output in outputs:
             widths.append(sum(unpack(output.counts)))
-            home.policy.on_step(output)
+            home.policy.on_step(msgspec.structs.replace(output, elapsed_us=us_per_token * widths[-1]))
+    return widths
+
+
+def test_the_budget_follows_the_time_of_steps() -> None:
+    home = house(budget=32, itl_target_ms=1.0, num_blocks=600)
+    home.add([2] * 3, max_tokens=100)
+    home.add([1] * 2000, max_tokens=2)
+    widths = widths_at(home, us_per_token=100)
     assert widths[0] == 32
     assert max(widths[-10:]) <= 13
     home.drain()
     home.assert_exact()
+
+
+def test_without_a_target_long_steps_shrink_but_have_room_for_prompts() -> None:
+    home = house(budget=400, max_budget=800, num_blocks=2000)
+    home.add([2] * 3, max_tokens=100)
+    home.add([1] * 6000, max_tokens=2)
+    widths = widths_at(home, us_per_token=1500)
+    assert widths[0] == 400
+    assert set(widths[-10:]) == {1 + PROMPT_TOKENS}
+    home.drain()
+    home.assert_exact()
+
+
+def test_a_prompt_that_holds_up_nobody_is_computed_in_steps_of_the_usual_size() -> None:
+    home = house(budget=400, max_budget=800, num_blocks=2000)
+    home.add([1] * 6000, max_tokens=2)
+    assert set(widths_at(home, us_per_token=1500, rounds=4)) == {400}
+    home.drain()
+    home.assert_exact()
+
+
+def test_where_nothing_says_how_far_it_may_grow_the_budget_is_fixed() -> None:
+    home = house(budget=400, num_blocks=2000)
+    home.add([2] * 3, max_tokens=100)
+    home.add([1] * 6000, max_tokens=2)
+    assert set(widths_at(home, us_per_token=1500, rounds=5)) == {400}
 
 
 def test_plans_name_each_growing_slot_once() -> None:
