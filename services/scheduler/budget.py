@@ -2,7 +2,7 @@
 
 STEP_TARGET_MS = 100.0
 """Target in milliseconds where none is set: steps that take longer hold up those who wait for the next token."""
-PROMPT_TOKENS = 128
+PROMPT_TOKENS = 64
 """Prompt tokens that a step has room for where no target is set: with fewer, those who wait for the first token would
 pay too much for the others."""
 SHRINK = 0.8
