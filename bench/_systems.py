@@ -8,7 +8,7 @@ from bench._virtual import Host, VirtualPipeline
 from bench.shapes import SHAPES
 from services.executor.devices.roofline import GPUS, Roofline, shape_of
 from services.executor.slots import SlotTable
-from services.scheduler.policy import Limits
+from services.scheduler.limits import Limits
 
 MEMORY_SHARE = 0.9
 """Of a GPU's memory for weights and KV cache."""

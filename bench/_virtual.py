@@ -18,7 +18,8 @@ from services.executor.devices.roofline import Roofline
 from services.executor.devices.sim import choices
 from services.executor.flight import Columns
 from services.executor.slots import SlotTable
-from services.scheduler.policy import Limits, Policy
+from services.scheduler.limits import Limits
+from services.scheduler.policy import Policy
 from services.scheduler.sequence import Sequence
 from shared.messages import pack, unpack
 from shared.messages.plan import Plan

@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lease_window: Positive = 8
     """Steps that the executor may run ahead of the scheduler's knowledge."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Inter-token latency in milliseconds for which steps are made smaller; None: steps stay as they are."""
+    """Time of a step, in milliseconds, that the tokens per step follow; None: on a CPU, 100."""
     nats_url: str = ""
     """Broker; empty: an embedded one."""
     nats_port: Port = 4222

@@ -1,10 +1,17 @@
 """The step budget under a target for the time of a step: it shrinks and grows with measured step times."""
 
+from math import inf
+
+from services.scheduler.limits import Limits
+
 STEP_TARGET_MS = 100.0
 """Target in milliseconds where none is set: steps that take longer hold up those who wait for the next token."""
 PROMPT_TOKENS = 64
-"""Prompt tokens that a step has room for where no target is set: with fewer, those who wait for the first token would
-pay too much for the others."""
+"""Prompt tokens that a step has room for, at least, where no target is set: with fewer, those who wait for the first
+token would pay too much for the others."""
+PROMPTS_PER_DECODE = 2
+"""Prompt tokens for each decode that a step has room for where no target is set: a step of many decodes takes long
+anyway, and the more end, the more prompts come."""
 SHRINK = 0.8
 """Factor after a step that was too long: soon within the target again."""
 FALL = 0.5
@@ -18,16 +25,18 @@ SLACK = 0.9
 
 
 class Budget:
-    """Tokens per step: at first `start`, never more than `ceiling`, and all decodes with `spare` tokens beside them.
+    """Tokens per step: at first `start`, never more than `ceiling`, with room for all decodes, and beside them for
+    `spare` tokens or `share` tokens for each, whichever is more.
 
     It follows the time of steps: additive-increase controllers react too slowly to a prompt that has just begun, so
     both directions are multiplicative, and down is faster than up near the target.
     """
 
-    def __init__(self, start: int, ceiling: int, spare: int, target_ms: float) -> None:
+    def __init__(self, start: int, ceiling: int, spare: int, target_ms: float, share: int = 0) -> None:
         self._start = start
         self._ceiling = ceiling
         self._spare = spare
+        self._share = share
         self._target_us = target_ms * 1000
         self._value = float(start)
 
@@ -36,7 +45,7 @@ class Budget:
 
         While there are none, nobody waits for a next token, and steps are not smaller than they were at first.
         """
-        floor = decodes + self._spare if decodes else self._start
+        floor = decodes + max(self._spare, self._share * decodes) if decodes else self._start
         return min(max(int(self._value), floor), self._ceiling)
 
     def observe(self, elapsed_us: int, tokens: int) -> None:
@@ -51,3 +60,13 @@ class Budget:
         elif elapsed_us < self._target_us * SLACK and tokens >= self._value * SLACK:
             factor = LEAP if elapsed_us < self._target_us / 2 else GROW
             self._value = min(self._value * factor + 1, self._ceiling)
+
+
+def budget_of(limits: Limits) -> Budget:
+    """It follows the user's target; else, where the device says how far it may grow, one of ours; else it is fixed."""
+    start, ceiling = limits.budget, max(limits.budget, limits.max_budget)
+    if limits.itl_target_ms is not None:
+        return Budget(start, ceiling, limits.block_size, limits.itl_target_ms)
+    if ceiling > start:
+        return Budget(start, ceiling, PROMPT_TOKENS, STEP_TARGET_MS, PROMPTS_PER_DECODE)
+    return Budget(start, ceiling, start, inf)

@@ -190,7 +190,7 @@ class Intake:
             return  # the next term attaches it
         if request.work.sampling.beam_width:
             longest = max(map(len, request.work.prompts)) // 4
-            if obstacle := policy.obstacle(longest, request.work.sampling):
+            if obstacle := policy.limits.obstacle(longest, request.work.sampling):
                 await self._refuse(request, InvalidRequest(obstacle))
                 return
         first = self._sequences + 1

@@ -12,14 +12,13 @@ was done. It keeps four promises:
 
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from math import inf
 
 from services.scheduler.blocks import BlockPool, IntegrityError
-from services.scheduler.budget import PROMPT_TOKENS, STEP_TARGET_MS, Budget
+from services.scheduler.budget import budget_of
 from services.scheduler.departures import Departures
 from services.scheduler.forks import inherit
+from services.scheduler.limits import Limits
 from services.scheduler.ordering import Line, rank
 from services.scheduler.prefixes import Prefixes
 from services.scheduler.prompts import STEPS_AHEAD, Prompts
@@ -28,7 +27,6 @@ from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
 from shared.messages.plan import AddSlot, Fork, Plan
 from shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
-from shared.messages.work import Sampling
 
 NEVER = 1 << 62
 """A number of tokens that no sequence reaches."""
@@ -45,40 +43,6 @@ CANDIDATES = 256
 """Waiting sequences that are looked at for one plan."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the executor offers and the settings ask for."""
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    """Slots."""
-    budget: int
-    """Tokens per step, at first."""
-    window: int
-    """Steps that the executor may run beyond the last one reported."""
-    prefix_cache: bool = True
-    itl_target_ms: float | None = None
-    """Time between tokens that the budget follows; None: with `max_budget`, steps are kept from being very long."""
-    max_budget: int = 0
-    """Tokens per step up to which the budget may grow; less than `budget`: it does not grow."""
-    max_plan_bytes: int = 512 * 1024
-    """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
-    max_candidates: int = 0
-    """Likeliest tokens that a row can report; 0: there is no beam search."""
-
-    @property
-    def max_running(self) -> int:
-        """Slots that may be in use: every step can decode them all and has a block's worth of prompt left over."""
-        spare = min(self.block_size, self.budget // 2)
-        return max(1, min(self.max_num_seqs, self.budget - spare))
-
-    @property
-    def watermark(self) -> int:
-        """Blocks that admission leaves free, so that running sequences can grow before anyone is preempted."""
-        return self.num_blocks // 100
-
-
 class Policy:
     """Slots, blocks and order of all sequences of one term."""
 
@@ -86,7 +50,7 @@ class Policy:
         self.term = term
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks)
-        self.budget = _budget(limits)
+        self.budget = budget_of(limits)
         self.plan_number = 0
         self.step = -1
         """Last step output read."""
@@ -130,30 +94,8 @@ class Policy:
         """A sequence that is not over."""
         return self._sequences.get(sequence_id)
 
-    def fits(self, sequence: Sequence) -> bool:
-        """Whether the pool could hold it alone, to its last token."""
-        return self._blocks_for(sequence.last_position) <= self.limits.num_blocks
-
-    def obstacle(self, prompt_tokens: int, sampling: Sampling) -> str:
-        """What stands in the way of a beam search here; empty: nothing. All its beams must find room together."""
-        limits, width = self.limits, sampling.beam_width
-        if not limits.max_candidates:
-            return "beam_width: beam search is not built for this device yet: leave it out"
-        if sampling.candidates > limits.max_candidates:
-            most = limits.max_candidates
-            return f"beam_width and stop tokens need {sampling.candidates} candidates, the device reports {most}"
-        if width > limits.max_running:
-            return f"beam_width must be at most {limits.max_running} here, not {width}: so many sequences run at a time"
-        shared = prompt_tokens // limits.block_size
-        needed = shared + width * (self._blocks_for(prompt_tokens + sampling.max_tokens - 1) - shared)
-        if needed > limits.num_blocks:
-            return (
-                f"{width} beams need {needed} KV blocks, there are {limits.num_blocks}: ask for fewer beams or tokens"
-            )
-        return ""
-
     def add(self, sequence: Sequence) -> None:
-        """A new sequence waits for a slot. The caller has checked `fits`."""
+        """A new sequence waits for a slot. The caller has checked `Limits.fits`."""
         self._sequences[sequence.id] = sequence
         self.waiting.add(sequence)
 
@@ -272,9 +214,6 @@ class Policy:
         if self._prefixes is not None and self._prefixes.open() != {s.id for s in (*self.running, *leaving)}:
             raise IntegrityError("a prefix is promised by nobody")
 
-    def _blocks_for(self, positions: int) -> int:
-        return -(-positions // self.limits.block_size)
-
     @property
     def _ahead(self) -> int:
         return min(self.limits.window, BLOCKS_AHEAD)
@@ -282,7 +221,7 @@ class Policy:
     def _missing(self, sequence: Sequence, steps: int) -> int:
         """Blocks that it lacks for what could be written within `steps` steps behind the last one reported."""
         positions = min(len(sequence.tokens) - 1 + steps, sequence.last_position)
-        return self._blocks_for(positions) - len(sequence.blocks)
+        return self.limits.blocks_for(positions) - len(sequence.blocks)
 
     def _grow(self) -> list[tuple[Sequence, list[int]]]:
         """Blocks for the steps ahead, oldest first; where they are needed now, the youngest gives its own."""
@@ -516,13 +455,3 @@ class Policy:
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         sequence.state = State.FINISHED
-
-
-def _budget(limits: Limits) -> Budget:
-    """It follows the user's target; else, where the device says how far it may grow, one of ours; else it is fixed."""
-    start, ceiling = limits.budget, max(limits.budget, limits.max_budget)
-    if limits.itl_target_ms is not None:
-        return Budget(start, ceiling, limits.block_size, limits.itl_target_ms)
-    if ceiling > start:
-        return Budget(start, ceiling, PROMPT_TOKENS, STEP_TARGET_MS)
-    return Budget(start, ceiling, start, inf)

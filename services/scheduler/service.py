@@ -11,8 +11,9 @@ from opentelemetry.util.types import AttributeValue
 from services.scheduler import bulletin
 from services.scheduler.blocks import IntegrityError
 from services.scheduler.intake import Intake
+from services.scheduler.limits import Limits
 from services.scheduler.link import Link, claim
-from services.scheduler.policy import Limits, Policy
+from services.scheduler.policy import Policy
 from services.scheduler.readers import Readers
 from shared import subjects, telemetry
 from shared.bus import Message

@@ -3,7 +3,7 @@
 from bench._virtual import Host, Request, Trace, VirtualPipeline
 from services.executor.devices.roofline import Efficiency, Gpu, Roofline, Shape
 from services.executor.slots import SlotTable
-from services.scheduler.policy import Limits
+from services.scheduler.limits import Limits
 
 GPU = Gpu(flops=2e5, bandwidth=1e12, memory=1 << 30, link=1.0)
 MACHINE = Roofline(

@@ -3,7 +3,8 @@
 import pytest
 
 from bench._waste import Waste
-from services.scheduler.policy import Limits, Policy
+from services.scheduler.limits import Limits
+from services.scheduler.policy import Policy
 from services.scheduler.sequence import Sequence
 from shared.messages import pack
 from shared.messages.step import NO_TOKEN, Finish, StepOutput

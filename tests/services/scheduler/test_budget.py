@@ -67,6 +67,11 @@ def test_however_long_steps_take_they_have_room_for_all_decodes_and_for_prompts(
     assert min(sizes) == sizes[-1] == decodes + 128
 
 
+@pytest.mark.parametrize(("decodes", "tokens"), [(1, 65), (32, 96), (33, 99), (128, 384)])
+def test_room_for_prompts_grows_with_the_decodes_if_it_is_to(decodes: int, tokens: int) -> None:
+    assert settle(Budget(512, 4096, 64, 50, 2), 10_000, 500_000, 4096, decodes=decodes)[-1] == tokens
+
+
 def test_room_for_prompts_ends_at_the_ceiling() -> None:
     budget = Budget(512, 600, 128, 50)
     settle(budget, 10_000, 500_000, 4096)

@@ -5,7 +5,8 @@ import pytest
 
 from services.scheduler.blocks import IntegrityError
 from services.scheduler.budget import PROMPT_TOKENS
-from services.scheduler.policy import BLOCKS_AHEAD, HELD_STEPS, READERS_LAG, Limits, Policy
+from services.scheduler.limits import Limits
+from services.scheduler.policy import BLOCKS_AHEAD, HELD_STEPS, READERS_LAG, Policy
 from services.scheduler.prompts import PATIENCE, STEPS_AHEAD
 from services.scheduler.sequence import Sequence, State
 from shared.messages import pack, unpack
@@ -44,7 +45,7 @@ class House:
             priority=priority,
             arrival=self.arrivals,
         )
-        assert self.policy.fits(sequence)
+        assert self.policy.limits.fits(sequence)
         self.sequences[sequence.id] = sequence
         self.wanted[sequence.id] = generate(prompt, max_tokens, list(stop_ids))
         self.policy.add(sequence)
@@ -304,13 +305,6 @@ def test_long_prompts_are_spread_over_several_plans() -> None:
     assert all(sum(len(a.tokens) for a in plan.added) <= 1000 for plan in home.executor.plans)
     home.drain()
     home.assert_exact()
-
-
-def test_slots_leave_a_block_of_the_budget_for_prompts() -> None:
-    assert Limits(64, 16, 256, 64, 1).max_running == 48
-    assert Limits(64, 16, 8, 64, 1).max_running == 8
-    assert Limits(64, 16, 256, 16, 1).max_running == 8
-    assert Limits(64, 16, 256, 1, 1).max_running == 1
 
 
 def test_a_lower_priority_number_goes_first() -> None:

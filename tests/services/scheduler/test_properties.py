@@ -14,8 +14,9 @@ from services.scheduler import forks, policy
 from services.scheduler.beams import BeamSearch
 from services.scheduler.blocks import BlockPool, IntegrityError
 from services.scheduler.departures import Departures
+from services.scheduler.limits import Limits
 from services.scheduler.ordering import Line
-from services.scheduler.policy import BLOCKS_AHEAD, Limits, Policy
+from services.scheduler.policy import BLOCKS_AHEAD, Policy
 from services.scheduler.prompts import PATIENCE, STEPS_AHEAD
 from services.scheduler.sequence import Sequence
 from shared.messages import pack, unpack
@@ -106,7 +107,7 @@ class Scheduling(RuleBasedStateMachine):
             deadline=self.now + patience,
             user=user,
         )
-        if self.policy.fits(sequence):
+        if self.policy.limits.fits(sequence):
             wanted = Wanted(sequence, generate(prompt, max_tokens, list(stop_ids)))
             self.wanted.append(wanted)
             self.submit(wanted, prompt)
@@ -152,7 +153,7 @@ class Scheduling(RuleBasedStateMachine):
             deadline=self.now + patience,
             user=user,
         )
-        if not self.policy.fits(choice):
+        if not self.policy.limits.fits(choice):
             return
         finished = run_search(BeamSearch(width, max_tokens, penalty, stop_ids), prompt, candidates, next_logprobs)
         group = [

@@ -3,7 +3,8 @@
 import pytest
 
 from services.scheduler.beams import BeamSearch
-from services.scheduler.policy import Limits, Policy
+from services.scheduler.limits import Limits
+from services.scheduler.policy import Policy
 from services.scheduler.searches import FIRST_BEAM
 from services.scheduler.sequence import Sequence
 from shared.messages import pack, unpack
@@ -212,14 +213,3 @@ def test_what_the_device_picks_for_a_beam_ends_nothing() -> None:
     assert added.sampling.max_tokens == 6
     assert {choice.finish for choice in home.found[search]} <= {Finish.STOP, Finish.LENGTH}
     assert NO_TOKEN not in home.found[search][0].tokens
-
-
-@pytest.mark.parametrize(
-    ("width", "max_tokens", "obstacle"),
-    [(8, 1, ""), (9, 1, "beam_width must be at most 8"), (8, 32, ""), (8, 34, "KV blocks"), (1, 250, "")],
-)
-def test_a_search_must_fit_with_all_its_beams(width: int, max_tokens: int, obstacle: str) -> None:
-    home = House(num_blocks=66)
-    found = home.policy.obstacle(9, Sampling(0, 1, 0, 0, 0, b"", 0, max_tokens, width, 1.0, width))
-    assert obstacle in found
-    assert bool(obstacle) == bool(found)
