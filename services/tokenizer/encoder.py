@@ -20,12 +20,17 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
+        self._turn = asyncio.Lock()
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="encode")
 
     async def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, with the special tokens that the model wants around a prompt."""
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return self._encode(texts, special=True)
+            async with self._turn:
+                ids = self._encode(texts, special=True)
+                # Of many requests that come at once each goes its way before the next is encoded, not after the last.
+                await asyncio.sleep(0)
+            return ids
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: self._encode(texts, special=True))
 

@@ -29,14 +29,17 @@ def ids(text: str) -> list[int]:
 
 
 class Recorder:
-    """A backend tokenizer that notes the threads it is used in."""
+    """A backend tokenizer that notes the threads, and the turns of the loop, in which it is used."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self.threads: list[str] = []
+        self.turn = 0
+        self.turns: list[int] = []
 
     def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> Any:
         self.threads.append(threading.current_thread().name)
+        self.turns.append(self.turn)
         return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
 
@@ -77,6 +80,23 @@ def test_only_long_texts_change_the_thread(encoder: Encoder) -> None:
     asyncio.run(encoder.encode_chat([ChatMessage("user", "hi")]))
     assert recorder.threads[0] == main
     assert all(name.startswith("encode") for name in recorder.threads[1:])
+
+
+def test_of_many_short_texts_one_is_encoded_per_turn_of_the_loop(encoder: Encoder) -> None:
+    recorder = recorded(encoder)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def count() -> None:
+            recorder.turn += 1
+            loop.call_soon(count)
+
+        count()
+        await asyncio.gather(*(encoder.encode([str(number)]) for number in range(10)))
+
+    asyncio.run(main())
+    assert len(set(recorder.turns)) == len(recorder.turns) == 10
 
 
 def test_the_loop_goes_on_while_a_long_text_is_encoded(encoder: Encoder) -> None:
