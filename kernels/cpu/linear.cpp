@@ -116,7 +116,8 @@ void multiply(const Tile& tile, const W* panel, Target& target, std::index_seque
         // Memory's own prefetchers do not look far enough ahead.
         if constexpr (FEW || sizeof(W) < 4) __builtin_prefetch((const char*)panel + AHEAD);
         if constexpr (FEW && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
-        Vec l = load(panel), r = load(panel + LANES);
+        Vec l, r;
+        load_pair(panel, l, r);
         ((left[M] += x[M * inputs] * l, right[M] += x[M * inputs] * r), ...);
     }
     if (tile.bias) {

@@ -63,7 +63,7 @@ class Packed:
     """The weights of a matrix product as the kernel reads them."""
 
     panels: Tensor
-    """[panels, inputs, outputs of a panel], zeros behind the last output."""
+    """[panels, inputs, outputs of a panel], zeros behind the last output; in bf16 those of its two halves in turn."""
     bias: Tensor | None
     """[panels, outputs of a panel] in float32, zeros behind the last output."""
     outputs: int
@@ -127,7 +127,10 @@ class Operators:
         panels = -(-outputs // self._panel)
         filled = torch.zeros(panels * self._panel, inputs, dtype=weight.dtype)
         filled[:outputs] = weight
-        packed = filled.view(panels, self._panel, inputs).transpose(1, 2).contiguous()
+        packed = filled.view(panels, 2, self._lanes, inputs)
+        if weight.dtype == torch.bfloat16:
+            packed = packed.transpose(1, 2)
+        packed = packed.reshape(panels, self._panel, inputs).transpose(1, 2).contiguous()
         if bias is not None:
             bias = F.pad(bias.float(), (0, len(filled) - outputs)).view(panels, self._panel)
         return Packed(packed, bias, outputs)
