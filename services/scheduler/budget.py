@@ -69,4 +69,4 @@ def budget_of(limits: Limits) -> Budget:
         return Budget(start, ceiling, limits.block_size, limits.itl_target_ms)
     if ceiling > start:
         return Budget(start, ceiling, PROMPT_TOKENS, STEP_TARGET_MS, PROMPTS_PER_DECODE)
-    return Budget(start, ceiling, start, inf)
+    return Budget(start, start, 0, inf)

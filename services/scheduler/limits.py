@@ -20,7 +20,7 @@ class Limits:
     """Steps that the executor may run beyond the last one reported."""
     prefix_cache: bool = True
     itl_target_ms: float | None = None
-    """Time between tokens that the budget follows; None: with `max_budget`, steps are kept from being very long."""
+    """Time of a step that the budget follows; None: one of the scheduler's own where the budget may grow, else none."""
     max_budget: int = 0
     """Tokens per step up to which the budget may grow; less than `budget`: it does not grow."""
     max_plan_bytes: int = 512 * 1024

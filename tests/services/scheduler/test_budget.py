@@ -20,7 +20,7 @@ def settle(
 
 
 def test_without_a_target_nothing_changes_it() -> None:
-    budget = Budget(512, 512, 512, inf)
+    budget = Budget(512, 512, 0, inf)
     assert set(settle(budget, 1e6, 1e3, 512)) == {512}
     assert set(settle(budget, 10, 0, 512, decodes=400)) == {512}
 

@@ -436,6 +436,14 @@ def test_a_long_prompt_is_passed_for_a_bounded_number_of_steps(window: int) -> N
     assert longest <= PATIENCE + window + 1
 
 
+def prompt_behind_a_decode(**limits: float) -> House:
+    """One sequence decodes, or is about to, while the long prompt of another is computed."""
+    home = house(num_blocks=2000, **limits)
+    home.add([2] * 3, max_tokens=100)
+    home.add([1] * 6000, max_tokens=2)
+    return home
+
+
 def widths_at(home: House, us_per_token: int, rounds: int = 30) -> list[int]:
     """Runs steps that take so long; the tokens of each."""
     widths = []
@@ -451,9 +459,7 @@ def widths_at(home: House, us_per_token: int, rounds: int = 30) -> list[int]:
 
 
 def test_the_budget_follows_the_time_of_steps() -> None:
-    home = house(budget=32, itl_target_ms=1.0, num_blocks=600)
-    home.add([2] * 3, max_tokens=100)
-    home.add([1] * 2000, max_tokens=2)
+    home = prompt_behind_a_decode(budget=32, itl_target_ms=1.0)
     widths = widths_at(home, us_per_token=100)
     assert widths[0] == 32
     assert max(widths[-10:]) <= 13
@@ -462,9 +468,7 @@ def test_the_budget_follows_the_time_of_steps() -> None:
 
 
 def test_without_a_target_long_steps_shrink_but_have_room_for_prompts() -> None:
-    home = house(budget=400, max_budget=800, num_blocks=2000)
-    home.add([2] * 3, max_tokens=100)
-    home.add([1] * 6000, max_tokens=2)
+    home = prompt_behind_a_decode(budget=400, max_budget=800)
     widths = widths_at(home, us_per_token=1500)
     assert widths[0] == 400
     assert set(widths[-10:]) == {1 + PROMPT_TOKENS}
@@ -481,9 +485,7 @@ def test_a_prompt_that_holds_up_nobody_is_computed_in_steps_of_the_usual_size() 
 
 
 def test_where_nothing_says_how_far_it_may_grow_the_budget_is_fixed() -> None:
-    home = house(budget=400, num_blocks=2000)
-    home.add([2] * 3, max_tokens=100)
-    home.add([1] * 6000, max_tokens=2)
+    home = prompt_behind_a_decode(budget=400)
     assert set(widths_at(home, us_per_token=1500, rounds=5)) == {400}
 
 
