@@ -103,7 +103,7 @@ def test_it_serves_a_request(tmp_path: Path) -> None:
         moved.write_text(ROOT.joinpath(config).read_text().replace("/data", str(tmp_path / "data")))
         place = ["--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor)]
         running.enter_context(process([*server, str(moved), *place], services["nats"]["environment"]))
-        asyncio.run(until(lambda: listens(nats), timeout=10))
+        asyncio.run(until(lambda: listens(nats), timeout=30))
         for name in SERVICES:
             environment = services[name]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}
             if name == "gateway":

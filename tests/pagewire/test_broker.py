@@ -118,7 +118,7 @@ class TestClientRole:
             try:
                 for subject in ("pagewire.v1.generate.model", "$SRV.PING"):
                     await service.subscribe(subject, lambda message: service.publish(message.reply, b"here"))
-                    assert (await client.request(subject, b"", timeout=5)).data == b"here"
+                    assert (await client.request(subject, b"", timeout=30)).data == b"here"
             finally:
                 await client.close()
                 await service.close()
@@ -363,7 +363,7 @@ class TestContainers:
             with pytest.raises(NotPermitted):
                 await client.request(f"{subjects.WORK}.m", b"", timeout=30)
             await service.subscribe("pagewire.v1.models", lambda message: service.publish(message.reply, b"here"))
-            assert (await client.request("pagewire.v1.models", b"", timeout=5)).data == b"here"
+            assert (await client.request("pagewire.v1.models", b"", timeout=30)).data == b"here"
             await client.close()
             await service.close()
             for user, password in (("", ""), ("service", "client-key")):

@@ -48,7 +48,7 @@ def text(stack: Served) -> str:
 
 def status_of(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -180,7 +180,7 @@ def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
                 return False
 
         asyncio.run(until(serves, timeout=30))
-    asyncio.run(until(lambda: status_of(f"{stack.http}/health") == 200, timeout=10))
+    asyncio.run(until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30))
 
 
 def test_the_demo_shows_a_generation_and_its_timings() -> None:

@@ -139,7 +139,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     """
     supervisor = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)])
     try:
-        asyncio.run(until(lambda: len(pids(tmp_path)) == 2, timeout=20))
+        asyncio.run(until(lambda: len(pids(tmp_path)) == 2, timeout=60))
     finally:
         supervisor.send_signal(signal.SIGKILL)
         supervisor.wait()

@@ -47,7 +47,7 @@ def with_client(test: Callable[[Client, Pipeline], Awaitable[None]], settings: S
 
 async def ask(client: Client, body: Any, subject: str = SUBJECT) -> dict[str, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply = await client.request(subject, data, timeout=10)
+    reply = await client.request(subject, data, timeout=30)
     answer: dict[str, Any] = json.loads(reply.data)
     if answer.get("type") == "error":
         assert reply.headers is not None
@@ -67,7 +67,7 @@ async def stream(
     subscription = await client.subscribe(inbox, cb=arrived.put)
     await client.publish(SUBJECT, json.dumps(body | {"stream": True}).encode(), reply=inbox)
     frames: Frames = []
-    while (message := await asyncio.wait_for(arrived.get(), 10)).data:
+    while (message := await asyncio.wait_for(arrived.get(), 30)).data:
         frames.append(json.loads(message.data))
         on_frame(frames[-1])
     await subscription.unsubscribe()
@@ -144,7 +144,7 @@ def test_the_verbs_beside_generate() -> None:
 
         await client.subscribe(inbox, cb=collect)
         await client.publish("$SRV.PING", b"", reply=inbox)
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 30)
         assert sorted(found) == [f"pagewire-{name}" for name in ("detokenizer", "executor", "scheduler", "tokenizer")]
 
     with_client(test)
@@ -283,7 +283,7 @@ def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None
             cancel = frame.get("cancel", cancel)
             if frame["type"] == "delta" and frame["start"] == 4:
                 seen_at_cancel.append(frame["start"])
-                replies.append(asyncio.create_task(client.request(cancel, b"", timeout=5)))
+                replies.append(asyncio.create_task(client.request(cancel, b"", timeout=30)))
 
         body = {"prompt": "One", "sampling": {"max_tokens": 90, "ignore_eos": True}}
         frames = await stream(client, body, on_frame)
@@ -295,9 +295,9 @@ def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None
         await pipeline.until_idle()
         # The executor has run what the client saw, what was under way, and at most two steps more.
         assert pipeline.load("executor")["sampled"] <= deltas + 2
-        again = await client.request(cancel, b"", timeout=5)
+        again = await client.request(cancel, b"", timeout=30)
         assert json.loads(again.data)["state"] == "ended"
-        unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=5)
+        unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=30)
         assert json.loads(unknown.data)["state"] == "unknown"
 
     with_client(test, slow)
@@ -311,7 +311,7 @@ def test_a_finished_stream_can_be_read_again_from_any_token() -> None:
         await client.subscribe(inbox, cb=arrived.put)
         await client.publish(frames[0]["resume"], b'{"start": 4}', reply=inbox)
         again = []
-        while (message := await asyncio.wait_for(arrived.get(), 10)).data:
+        while (message := await asyncio.wait_for(arrived.get(), 30)).data:
             again.append(json.loads(message.data))
         wanted = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
         assert [f for f in again if f["type"] in {"delta", "final"}] == wanted

@@ -11,7 +11,7 @@ import pytest
 from pagewire.sync import LoopThread
 from services.gateway import server
 from services.gateway.service import Gateway
-from shared import subjects
+from shared import pulse, subjects
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.config import Settings
 from shared.errors import ConfigurationError
@@ -48,7 +48,7 @@ class Running:
             self.responder.bus.publish(
                 f"{subjects.HEARTBEAT}.{service}.x", encode(Heartbeat(service, service, True, 0, 0, 0, {}))
             )
-        await until(lambda: (found := peers.find("g1")) and found.ready, timeout=0.4)
+        await until(lambda: (found := peers.find("g1")) and found.ready)
         self.port = int(beat.load["port"])
 
     async def stop(self) -> None:
@@ -60,12 +60,14 @@ class Running:
 def running(api_key: str = "") -> Iterator[Running]:
     thread = LoopThread()
     gateway = Running()
-    thread.run(gateway.start(api_key))
-    try:
-        yield gateway
-    finally:
-        thread.run(gateway.stop())
-        thread.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pulse, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
+        thread.run(gateway.start(api_key))
+        try:
+            yield gateway
+        finally:
+            thread.run(gateway.stop())
+            thread.close()
 
 
 def test_the_official_client_works_unchanged() -> None:

@@ -211,7 +211,7 @@ class TestDelivery:
                 bus.publish(subject, data)
             await until(lambda: len(heard) == 4)
             await bus.subscribe(f"{subject}.echo", lambda message: bus.publish(message.reply, message.data))
-            assert (await bus.request(f"{subject}.echo", b"alive", timeout=5)).data == b"alive"
+            assert (await bus.request(f"{subject}.echo", b"alive", timeout=30)).data == b"alive"
 
         run(scenario)
 
@@ -295,7 +295,7 @@ class TestEnd:
             other = await world.connect()
             subject = unique("t")
             await other.subscribe(subject, lambda message: None)
-            waiting = asyncio.create_task(bus.request(subject, b"", timeout=5))
+            waiting = asyncio.create_task(bus.request(subject, b"", timeout=30))
             await asyncio.sleep(0)
             await asyncio.gather(bus.close(), bus.close())
             await bus.close()
@@ -413,7 +413,7 @@ class TestRequests:
                 await bus.request(subject, b"", timeout=0.05)
             bus.publish(requests[0].reply, b"too late")
             await bus.subscribe(subject + ".echo", lambda message: bus.publish(message.reply, b"in time"))
-            assert (await bus.request(subject + ".echo", b"", timeout=5)).data == b"in time"
+            assert (await bus.request(subject + ".echo", b"", timeout=30)).data == b"in time"
 
         run(scenario)
 

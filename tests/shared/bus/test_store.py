@@ -38,7 +38,7 @@ class TestStreams:
                 bus = await connect_service(broker)
                 configs = {}
                 for name in (WORK_STREAM, DONE_STREAM):
-                    reply = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=5)
+                    reply = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=30)
                     configs[name] = msgspec.json.decode(reply.data)["config"]
                 assert {config["storage"] for config in configs.values()} == {"file"}
                 assert configs[WORK_STREAM]["retention"] == "workqueue"
@@ -51,9 +51,9 @@ class TestStreams:
         async def main() -> None:
             async with Broker(port=0) as broker:
                 bus = await connect_service(broker)
-                await bus.request(f"$JS.API.STREAM.DELETE.{WORK_STREAM}", b"", timeout=5)
+                await bus.request(f"$JS.API.STREAM.DELETE.{WORK_STREAM}", b"", timeout=30)
                 other = {"name": WORK_STREAM, "subjects": [f"{subjects.WORK}.*"], "storage": "memory"}
-                await bus.request(f"$JS.API.STREAM.CREATE.{WORK_STREAM}", msgspec.json.encode(other), timeout=5)
+                await bus.request(f"$JS.API.STREAM.CREATE.{WORK_STREAM}", msgspec.json.encode(other), timeout=30)
                 with pytest.raises(ConfigurationError, match=WORK_STREAM):
                     await connect_service(broker)
                 await bus.close()
