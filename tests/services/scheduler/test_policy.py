@@ -436,11 +436,11 @@ def test_a_long_prompt_is_passed_for_a_bounded_number_of_steps(window: int) -> N
     assert longest <= PATIENCE + window + 1
 
 
-def prompt_behind_a_decode(**limits: float) -> House:
+def prompt_behind_a_decode(length: int = 6000, **limits: float) -> House:
     """One sequence decodes, or is about to, while the long prompt of another is computed."""
     home = house(num_blocks=2000, **limits)
     home.add([2] * 3, max_tokens=100)
-    home.add([1] * 6000, max_tokens=2)
+    home.add([1] * length, max_tokens=2)
     return home
 
 
@@ -459,7 +459,7 @@ def widths_at(home: House, us_per_token: int, rounds: int = 30) -> list[int]:
 
 
 def test_the_budget_follows_the_time_of_steps() -> None:
-    home = prompt_behind_a_decode(budget=32, itl_target_ms=1.0)
+    home = prompt_behind_a_decode(length=1200, budget=32, itl_target_ms=1.0)
     widths = widths_at(home, us_per_token=100)
     assert widths[0] == 32
     assert max(widths[-10:]) <= 13
