@@ -1,0 +1,93 @@
+"""The books as documents: cleaned, split into stories and chapters, and a part of each held out."""
+
+import lzma
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+BOOKS = Path(__file__).resolve().parent / "books"
+HELD_OUT_SHARE = 0.05
+"""Of the characters of a book."""
+SHORTEST_DOCUMENT = 600
+"""Characters; what is shorter belongs to the document behind it."""
+
+
+class Book(NamedTuple):
+    """The documents of a book."""
+
+    training: list[str]
+    held_out: list[str]
+
+
+def clean(text: str) -> str:
+    """Makes a book plain: straight quotes, no markup, and one line per paragraph.
+
+    Verse keeps its lines. A paragraph counts as verse when a later line of it is indented, or when all
+    of its lines are short.
+    """
+    text = re.sub(r"^\[.*?\]\s*", "", text)
+    text = text.translate(str.maketrans("‘’“”", "''\"\"", "_"))
+    paragraphs = []
+    for block in re.split(r"\n[ \t]*\n", text):
+        raw = [line.rstrip() for line in block.split("\n") if line.strip()]
+        lines = [re.sub(r"\s+", " ", line.strip()) for line in raw]
+        if not lines:
+            continue
+        verse = any(line.startswith("  ") for line in raw[1:]) or all(len(line) < 50 for line in lines)
+        paragraphs.append(("\n" if verse else " ").join(lines))
+    return "\n\n".join(paragraphs)
+
+
+def documents(book: str) -> list[str]:
+    """Splits a book into stories or chapters, which stand three or more blank lines apart."""
+    pieces: list[str] = []
+    held = ""
+    for part in re.split(r"\n{4,}", book):
+        piece = clean(part)
+        if not piece:
+            continue
+        piece = held + "\n\n" + piece if held else piece
+        held = ""
+        if len(piece) < SHORTEST_DOCUMENT:
+            held = piece
+        else:
+            pieces.append(piece)
+    if held:
+        pieces.append(held)
+    return pieces
+
+
+def split_book(text: str) -> Book:
+    """Holds out the last documents of a book, 5 % of it or so.
+
+    The cut falls between two documents where one ends near that point, else between two paragraphs.
+
+    Raises:
+        ValueError: there is no text.
+    """
+    docs = documents(text)
+    total = sum(len(doc) for doc in docs)
+    wanted = (1.0 - HELD_OUT_SHARE) * total
+    seen, best, best_gap = 0, -1, 0.02 * total
+    for index, doc in enumerate(docs):
+        if abs(seen - wanted) < best_gap:
+            best, best_gap = index, abs(seen - wanted)
+        seen += len(doc)
+    if best > 0:
+        return Book(docs[:best], docs[best:])
+    seen = 0
+    for index, doc in enumerate(docs):
+        if seen + len(doc) > wanted:
+            cut = doc.index("\n\n", int(wanted - seen))
+            return Book([*docs[:index], doc[:cut]], [doc[cut:].strip(), *docs[index + 1 :]])
+        seen += len(doc)
+    raise ValueError("the book has no text")
+
+
+def load_books() -> dict[str, Book]:
+    """Every book by its name."""
+    books = {}
+    for path in sorted(BOOKS.glob("*.txt.xz")):
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            books[path.name.removesuffix(".txt.xz")] = split_book(file.read())
+    return books
