@@ -19,9 +19,27 @@ QUOTA = 64
 
 
 class Mailbox:
-    """One reader, as a position in its stream: frames are made when they are sent, so a slow reader costs nothing."""
+    """One reader, as a position in its stream: frames are made when they are sent, so a slow reader costs nothing.
 
-    __slots__ = ("_encoding", "_greeting", "_next", "closed", "queued", "reply", "stream", "streaming")
+    Attributes:
+        probe: reply subject of the next frame, which asks whether the reader is there; empty when that is not asked.
+        asked: times that it was asked since it was last there.
+        refused: times since then that the broker said that nobody listens.
+    """
+
+    __slots__ = (
+        "_encoding",
+        "_greeting",
+        "_next",
+        "asked",
+        "closed",
+        "probe",
+        "queued",
+        "refused",
+        "reply",
+        "stream",
+        "streaming",
+    )
 
     def __init__(
         self,
@@ -39,6 +57,9 @@ class Mailbox:
         self.streaming = streaming
         self.closed = False
         self.queued = False
+        self.probe = ""
+        self.asked = 0
+        self.refused = 0
         self._encoding = encoding
         self._greeting = greeting
         self._next = [start] * len(stream.completions)
@@ -63,7 +84,8 @@ class Mailbox:
             end = min(len(completion.texts), position + quota - sent)
             while position < end:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
-                bus.publish(self.reply, encode_frame(delta, self._encoding))
+                bus.publish(self.reply, encode_frame(delta, self._encoding), reply=self.probe)
+                self.probe = ""
                 position += 1
                 sent += 1
                 self._next[index] = position
@@ -77,7 +99,8 @@ class Mailbox:
     def keep_alive(self, bus: Bus) -> None:
         """Tells the reader that the request still waits."""
         if self.streaming and self._greeting is None:
-            bus.publish(self.reply, encode_frame(Queued(self.stream.request_id), self._encoding))
+            bus.publish(self.reply, encode_frame(Queued(self.stream.request_id), self._encoding), reply=self.probe)
+            self.probe = ""
 
     def _close(self, bus: Bus) -> int:
         """Sends the last frame, if the stream has come to that; the number of frames."""

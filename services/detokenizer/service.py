@@ -12,6 +12,7 @@ from services.detokenizer.finisher import Finisher
 from services.detokenizer.inboxes import Inboxes
 from services.detokenizer.lookups import Lookups
 from services.detokenizer.mailbox import Outbox
+from services.detokenizer.presence import Presence
 from services.detokenizer.registry import Registry
 from services.detokenizer.steps import Steps
 from services.detokenizer.streams import Streams
@@ -45,9 +46,10 @@ class Detokenizer:
         self._lookups = Lookups(self._tasks)
         self._registry = Registry(bus.store)
         self._outbox = Outbox(bus)
+        self._presence = Presence(bus)
         finisher = Finisher(bus, self._tasks)
         self._ending = Ending(bus, self._tasks, self._registry, self._outbox)
-        self._streams = Streams(context.instance, self._registry, self._outbox, finisher, self._ending)
+        self._streams = Streams(context.instance, self._registry, self._outbox, self._presence, finisher, self._ending)
         self._steps = Steps(bus, self._tasks, self._streams.apply)
 
     def heartbeat(self) -> Heartbeat:
@@ -95,6 +97,7 @@ class Detokenizer:
         return [
             await bus.subscribe(f"{subjects.STEPS}.*", self._steps.on_step),
             await bus.subscribe(f"{subjects.HEARTBEAT}.executor.*", self._steps.on_heartbeat),
+            await self._presence.listen(),
             await bus.subscribe(f"{subjects.DETOKENIZER}.{instance}.*", doorway.on_message),
             await bus.subscribe(f"{subjects.CANCEL}.{instance}.*", verbs.on_cancel),
             await bus.subscribe(f"{subjects.CANCEL}.*", verbs.on_cancel_anywhere),
@@ -105,6 +108,7 @@ class Detokenizer:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(KEEP_ALIVE)
+            self._streams.look_for_readers()
             self._streams.keep_alive()
 
     def _be_ready(self, ready: bool) -> None:

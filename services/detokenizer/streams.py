@@ -2,10 +2,13 @@
 
 import asyncio
 
+import structlog
+
 from services.detokenizer.choice import Choice, open_choices
 from services.detokenizer.ending import Ending
 from services.detokenizer.finisher import Finisher
 from services.detokenizer.mailbox import Mailbox, Outbox
+from services.detokenizer.presence import Presence
 from services.detokenizer.registry import Registry
 from services.detokenizer.routes import Routes
 from services.detokenizer.stream import Stream, StreamState
@@ -23,6 +26,8 @@ from shared.messages.step import Finish, StepOutput
 MAX_READERS = 64
 """Readers of one stream at a time; the oldest goes for one more."""
 
+_log = structlog.get_logger()
+
 
 class Streams:
     """Every request whose client this instance speaks to.
@@ -36,6 +41,7 @@ class Streams:
         instance: str,
         registry: Registry,
         outbox: Outbox,
+        presence: Presence,
         finisher: Finisher,
         ending: Ending,
     ) -> None:
@@ -43,6 +49,7 @@ class Streams:
         self._instance = instance
         self._registry = registry
         self._outbox = outbox
+        self._presence = presence
         self._finisher = finisher
         self._ending = ending
         self._routes = Routes()
@@ -139,6 +146,15 @@ class Streams:
         """Ends every open stream: the service stops."""
         for stream in list(self._registry.open):
             self._fail(stream, Unavailable("the service stops: send the request again"), FinishReason.CANCELLED)
+
+    def look_for_readers(self) -> None:
+        """Lets go of readers that are gone, and cancels a stream with its last one."""
+        readers = (reader for stream in self._registry.open for reader in stream.mailboxes)
+        for reader in self._presence.look(readers):
+            stream = reader.stream
+            stream.drop(reader)
+            if not stream.mailboxes and self.cancel(stream):
+                _log.info("client_gone", request_id=stream.request_id)
 
     def keep_alive(self) -> None:
         """Tells the clients of streams without a token that they are waiting still."""

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from bench.shapes import write_folder
+from services.detokenizer import presence
 from services.tokenizer.inflight import MAX_BYTES, InFlight
 from shared.config import Settings
 from tests.support.checkpoints import checkpoint
@@ -299,6 +300,31 @@ def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None
         assert json.loads(again.data)["state"] == "ended"
         unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=30)
         assert json.loads(unknown.data)["state"] == "unknown"
+
+    with_client(test, slow)
+
+
+def test_a_client_that_was_killed_costs_no_more_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection ends without a word; the broker then says that nobody listens to its frames."""
+    monkeypatch.setattr(presence, "PATIENCE", 2)
+    write_folder("llama-3-70b", tmp_path)
+    slow = msgspec.structs.replace(SETTINGS, model=str(tmp_path), device="sim:l40s", dtype="auto")
+
+    async def test(_: Client, pipeline: Pipeline) -> None:
+        killed = await nats.connect(pipeline.url)
+        inbox, heard = killed.new_inbox(), asyncio.Event()
+
+        async def on_frame(message: Msg) -> None:
+            if json.loads(message.data)["type"] == "delta":
+                heard.set()
+
+        await killed.subscribe(inbox, cb=on_frame)
+        body = {"prompt": "One", "sampling": {"max_tokens": 90, "ignore_eos": True}, "stream": True}
+        await killed.publish(SUBJECT, json.dumps(body).encode(), reply=inbox)
+        await asyncio.wait_for(heard.wait(), 30)
+        await killed.close()
+        await pipeline.until_idle()
+        assert pipeline.load("executor")["sampled"] < 60
 
     with_client(test, slow)
 

@@ -1,4 +1,4 @@
-"""A process is killed in the middle of streams: they end once, with the text that they would have had."""
+"""A process is killed in the middle of streams and of a beam search: they end once, as they would have ended."""
 
 import asyncio
 import os
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.alone
 
 TOKENS = 200
 SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+BEAMS = SamplingParams(max_tokens=TOKENS, beam_width=4, n=2, ignore_eos=True)
 PROMPTS = ["The morning train", "An old woman", "Two children", "How far is the sea?"]
 
 
@@ -46,16 +47,22 @@ async def stream(client: AsyncClient, prompt: str, victim: str = "") -> str:
     return text
 
 
+async def search(client: AsyncClient) -> list[str]:
+    """The texts of a beam search."""
+    return [choice.text for choice in (await client.generate(PROMPTS[0], BEAMS)).choices]
+
+
 def test_streams_survive_the_death_of_a_tokenizer_a_scheduler_and_an_executor() -> None:
     async def main() -> None:
         settings = Settings(
-            model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=100, nats_port=0, log_level="error"
+            model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error"
         )
         async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
-            wanted = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
+            wanted = await asyncio.gather(search(client), *(stream(client, prompt) for prompt in PROMPTS))
             for victim in ("tokenizer", "scheduler", "executor"):
                 found = await asyncio.gather(
-                    *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS))
+                    search(client),
+                    *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS)),
                 )
                 assert found == wanted, victim
                 await stack.ready()

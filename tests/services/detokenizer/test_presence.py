@@ -1,0 +1,216 @@
+"""Readers that are gone, and readers that only seem to be."""
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from services.detokenizer import presence, service
+from services.detokenizer.completion import Completion
+from services.detokenizer.mailbox import Mailbox, Outbox
+from services.detokenizer.presence import PATIENCE, Presence
+from services.detokenizer.stream import Stream
+from shared.bus import Message, Subscription
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages.finish import FinishReason
+from shared.messages.open import Encoding
+from shared.messages.step import Finish
+from tests.services.detokenizer.rig import Reader, Rig, ids, rig, run
+from tests.support.waiting import until
+
+
+class Scene:
+    """One stream, a reader of it on its own connection, and the looks that are taken at it."""
+
+    def __init__(self, *, streaming: bool = True) -> None:
+        broker = MemoryBroker()
+        self.bus, self.client = MemoryBus(broker), MemoryBus(broker, inbox_prefix="_INBOX")
+        self.presence, self.outbox = Presence(self.bus), Outbox(self.bus)
+        self.stream = Stream("r1", b"", [Completion([], [])], prompt_tokens=1)
+        self.heard: list[Message] = []
+        self.mailbox = Mailbox(self.stream, self.client.new_inbox(), Encoding.JSON, streaming=streaming)
+        self.stream.mailboxes.append(self.mailbox)
+
+    async def arrive(self) -> Subscription:
+        return await self.client.subscribe(self.mailbox.reply, self.heard.append)
+
+    async def token(self) -> None:
+        """One more of the stream, sent; returns when the broker's answer would have come."""
+        completion = self.stream.completions[0]
+        completion.tokens.append(7)
+        completion.texts.append("t")
+        self.outbox.post(self.stream)
+        self.outbox.drain()
+        await self.settle()
+
+    async def settle(self) -> None:
+        for bus in (self.bus, self.client):
+            await bus.flush()
+
+    async def looks(self, count: int) -> int:
+        """Takes looks with a token after each; how many of them found the reader gone."""
+        gone = 0
+        for _ in range(count):
+            gone += self.mailbox in self.presence.look([self.mailbox])
+            await self.token()
+        return gone
+
+
+def test_a_reader_that_nobody_is_counts_as_gone_after_so_many_frames() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.presence.listen()
+        assert await scene.looks(PATIENCE) == 0
+        assert scene.presence.look([scene.mailbox]) == [scene.mailbox]
+
+    run(main())
+
+
+def test_a_reader_that_listens_is_never_gone_and_sees_no_other_frames() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.presence.listen()
+        await scene.arrive()
+        assert await scene.looks(3 * PATIENCE) == 0
+        await scene.token()
+        assert len(scene.heard) == 3 * PATIENCE + 1
+        assert scene.heard[0].reply
+        assert not scene.heard[-1].reply  # one frame per look carries the question
+
+    run(main())
+
+
+def test_a_reader_that_comes_back_in_time_is_there_again() -> None:
+    """It is forgotten that it was away: it may be away as long once more."""
+
+    async def main() -> None:
+        scene = Scene()
+        await scene.presence.listen()
+        for _ in range(3):
+            assert await scene.looks(PATIENCE - 1) == 0
+            back = await scene.arrive()
+            assert await scene.looks(1) == 0
+            await back.unsubscribe()
+        assert await scene.looks(PATIENCE) == 0
+        assert await scene.looks(1) == 1
+
+    run(main())
+
+
+def test_a_stream_that_stands_still_says_nothing_of_its_reader() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.presence.listen()
+        assert await scene.looks(PATIENCE - 1) == 0
+        for _ in range(5 * PATIENCE):
+            assert scene.presence.look([scene.mailbox]) == []
+        await scene.token()
+        assert scene.presence.look([scene.mailbox]) == [scene.mailbox]
+
+    run(main())
+
+
+def test_a_reader_without_a_stream_is_not_asked() -> None:
+    async def main() -> None:
+        scene = Scene(streaming=False)
+        await scene.presence.listen()
+        assert await scene.looks(2 * PATIENCE) == 0
+        assert not scene.mailbox.probe
+
+    run(main())
+
+
+def test_what_a_reader_itself_answers_does_not_count() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.presence.listen()
+
+        def answer(message: Message) -> None:
+            if message.reply:
+                scene.client.publish(message.reply, b"here")
+
+        await scene.client.subscribe(scene.mailbox.reply, answer)
+        assert await scene.looks(3 * PATIENCE) == 0
+
+    run(main())
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "KEEP_ALIVE", 0.005)
+    monkeypatch.setattr(presence, "PATIENCE", 3)
+
+
+async def generate(world: Rig) -> None:
+    """Tokens without an end."""
+    (token,) = ids(" so")
+    for position in itertools.count():
+        world.step((100, position, token, Finish.NONE))
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.usefixtures("hasty")
+class TestTheService:
+    def test_the_scheduler_drops_what_nobody_reads(self, folder: Path) -> None:
+        async def main() -> None:
+            async with rig(folder) as world:
+                reader = await world.open()
+                await world.attach()
+                generating = asyncio.create_task(generate(world))
+                await until(lambda: reader.deltas)
+                await world.client.close()
+                await until(lambda: world.finished)
+                generating.cancel()
+                assert world.finished == [([100], FinishReason.CANCELLED)]
+                await until(lambda: world.load["streams"] == 0)
+                await until(lambda: world.ended_items)
+
+        run(main())
+
+    def test_a_request_that_still_waits_is_cancelled_too(self, folder: Path) -> None:
+        async def main() -> None:
+            async with rig(folder) as world:
+                reader = await world.open()
+                await until(lambda: reader.queued)
+                await world.client.close()
+                await until(lambda: world.load["streams"] == 0)
+
+        run(main())
+
+    def test_another_reader_keeps_the_stream(self, folder: Path) -> None:
+        async def main() -> None:
+            async with rig(folder) as world:
+                first = await world.open()
+                other = MemoryBus(world.broker, inbox_prefix="_INBOX")
+                second = Reader(other, Encoding.JSON)
+                await other.subscribe(second.inbox, second.receive)
+                await world.open_for(second)
+                await until(lambda: first.queued and second.queued)
+                await world.client.close()
+                heard = second.queued
+                await until(lambda: second.queued > heard + 20)
+                assert world.load["streams"] == 1
+                assert not world.finished
+                await other.close()
+                await until(lambda: world.load["streams"] == 0)
+
+        run(main())
+
+    def test_one_that_waits_for_its_result_keeps_the_stream(self, folder: Path) -> None:
+        async def main() -> None:
+            async with rig(folder) as world:
+                gone = await world.open()
+                other = MemoryBus(world.broker, inbox_prefix="_INBOX")
+                waiting = Reader(other, Encoding.JSON)
+                await other.subscribe(waiting.inbox, waiting.receive)
+                await world.open_for(waiting, stream=False)
+                await until(lambda: gone.queued)
+                await world.client.close()
+                await world.open_for(gone, request_id="r2")
+                await until(lambda: world.load["streams"] == 1)  # the same reader's other stream was asked later
+                await world.attach()
+                world.generate(ids("Hello"), Finish.LENGTH)
+                assert (await waiting.result()).choices[0].text == "Hello"
+
+        run(main())
