@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from shared.errors import PagewireError
@@ -17,6 +18,8 @@ COMPILER = "c++"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wno-psabi")
 WITHIN = 300.0
 """Seconds until the compiler must be done."""
+KEPT = 8
+"""Libraries in the cache folder: of those of other versions, the ones that were loaded last."""
 SOURCES = Path(__file__).parent
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -46,7 +49,8 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
             built = _compile(sources, Path(draft))
             loaded = ctypes.CDLL(str(built))
             built.rename(library)  # at once: another process sees all of it or nothing
-            return loaded
+        _tidy(folder)
+        return loaded
     except subprocess.CalledProcessError as error:
         raise NotBuilt(f"{COMPILER} failed: {error.stderr.strip()[-500:]}") from error
     except subprocess.TimeoutExpired as error:
@@ -58,9 +62,19 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
 def _open(library: Path) -> ctypes.CDLL | None:
     """None if the file is no library, as after a disk was full."""
     try:
-        return ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
     except OSError:
         return None
+    with suppress(OSError):  # a folder that others share may be readable only
+        library.touch()
+    return loaded
+
+
+def _tidy(folder: Path) -> None:
+    """Deletes what is left of old versions. Whoever has one loaded keeps it."""
+    last_loaded = sorted(folder.glob("*.so"), key=lambda library: library.stat().st_mtime)
+    for library in last_loaded[:-KEPT]:
+        library.unlink(missing_ok=True)
 
 
 def _digest(sources: Path) -> str:

@@ -69,6 +69,25 @@ def test_another_source_is_another_library(sources: Path, tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.so"))) == 3
 
 
+def test_libraries_of_old_versions_go_those_loaded_longest_ago_first(sources: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+
+    def load(number: int) -> Path:
+        """The library of a version; whatever is loaded next is loaded a day later."""
+        (sources / "answer.cpp").write_text(SOURCE.replace("42", str(number)))
+        assert build.load(sources, cache).answer() == number
+        libraries = sorted(cache.glob("*.so"), key=lambda library: library.stat().st_mtime)
+        for library in libraries:
+            loaded = library.stat().st_mtime - 86400
+            os.utime(library, (loaded, loaded))
+        return libraries[-1]
+
+    made = [load(number) for number in range(build.KEPT)]
+    assert load(0) == made[0]
+    new = load(build.KEPT)
+    assert set(cache.glob("*.so")) == {new, *made} - {made[1]}
+
+
 @pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF" + bytes(100)])
 def test_a_broken_file_in_the_cache_is_built_again(sources: Path, tmp_path: Path, content: bytes) -> None:
     cache = tmp_path / "cache"
