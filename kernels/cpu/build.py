@@ -49,7 +49,8 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
             built = _compile(sources, Path(draft))
             loaded = ctypes.CDLL(str(built))
             built.rename(library)  # at once: another process sees all of it or nothing
-        _tidy(folder)
+        with suppress(OSError):  # another process may tidy, too
+            _tidy(folder)
         return loaded
     except subprocess.CalledProcessError as error:
         raise NotBuilt(f"{COMPILER} failed: {error.stderr.strip()[-500:]}") from error
