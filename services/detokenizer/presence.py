@@ -8,8 +8,8 @@ from shared.bus import Bus, Message, Subscription
 from shared.bus.framing import NO_RESPONDERS, STATUS
 
 PATIENCE = 13
-"""Frames in a row, one per look, that reached nobody before a reader counts as gone. At a look every 0.8 s that is 10 s,
-as a client that reconnects seems to be gone meanwhile."""
+"""Frames in a row, one per look, that reached nobody before a reader counts as gone. With a look every 0.8 s that is
+10 s, as a client that reconnects seems to be gone meanwhile."""
 
 
 class Presence:
