@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], timeout: float = 30.0) -> None:
+async def until(condition: Callable[[], object], timeout: float = 5.0) -> None:
     """Returns once `condition` holds; asks after every turn of the loop, a few hundred times a second.
 
     Raises:

@@ -147,7 +147,7 @@ class Rig:
         return reader
 
     async def ask(self, verb: str, message: Wire) -> Message:
-        return await self.bus.request(f"{subjects.DETOKENIZER}.{self.detokenizer}.{verb}", encode(message), timeout=30)
+        return await self.bus.request(f"{subjects.DETOKENIZER}.{self.detokenizer}.{verb}", encode(message), timeout=2)
 
     async def open_for(self, reader: Reader, **values: Any) -> OpenState:
         request = msgspec.structs.replace(REQUEST, reply=reader.inbox, **values)
@@ -217,7 +217,7 @@ class Rig:
         self.bus.publish(f"{subjects.HEARTBEAT}.executor.{executor}", encode(beat))
 
     async def cancel(self, subject: str) -> str:
-        reply = await self.client.request(subject, b"", timeout=30)
+        reply = await self.client.request(subject, b"", timeout=2)
         return msgspec.json.decode(reply.data, type=CancelReply).state
 
     async def resume(self, subject: str, start: int) -> Reader:

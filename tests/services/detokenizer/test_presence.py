@@ -150,6 +150,14 @@ async def generate(world: Rig) -> None:
         await asyncio.sleep(0.002)
 
 
+async def another_client(world: Rig) -> tuple[MemoryBus, Reader]:
+    """On a connection of its own, so that it stays when the first one goes."""
+    client = MemoryBus(world.broker, inbox_prefix="_INBOX")
+    reader = Reader(client, Encoding.JSON)
+    await client.subscribe(reader.inbox, reader.receive)
+    return client, reader
+
+
 @pytest.mark.usefixtures("hasty")
 class TestTheService:
     def test_the_scheduler_drops_what_nobody_reads(self, folder: Path) -> None:
@@ -182,9 +190,7 @@ class TestTheService:
         async def main() -> None:
             async with rig(folder) as world:
                 first = await world.open()
-                other = MemoryBus(world.broker, inbox_prefix="_INBOX")
-                second = Reader(other, Encoding.JSON)
-                await other.subscribe(second.inbox, second.receive)
+                other, second = await another_client(world)
                 await world.open_for(second)
                 await until(lambda: first.queued and second.queued)
                 await world.client.close()
@@ -201,9 +207,7 @@ class TestTheService:
         async def main() -> None:
             async with rig(folder) as world:
                 gone = await world.open()
-                other = MemoryBus(world.broker, inbox_prefix="_INBOX")
-                waiting = Reader(other, Encoding.JSON)
-                await other.subscribe(waiting.inbox, waiting.receive)
+                _, waiting = await another_client(world)
                 await world.open_for(waiting, stream=False)
                 await until(lambda: gone.queued)
                 await world.client.close()

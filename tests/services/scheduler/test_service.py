@@ -189,7 +189,7 @@ class Scene:
 
     async def finish(self, sequences: list[int], term: int) -> int:
         request = encode(FinishSequences(term, pack(sequences), FinishReason.CANCELLED))
-        reply = await self.bus.request(f"{subjects.FINISH}.sched.finish", request, timeout=30)
+        reply = await self.bus.request(f"{subjects.FINISH}.sched.finish", request, timeout=2)
         return Decoder(FinishedSequences).decode(reply.data).known
 
     def load(self, name: str) -> float:
