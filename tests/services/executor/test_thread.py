@@ -93,6 +93,9 @@ def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) -
     fake = FakeDevice(gated=True)
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: fake)
 
+    async def end_the_step() -> None:
+        fake.allow()
+
     async def main() -> None:
         inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
         async with asyncio.timeout(PATIENCE):
@@ -100,9 +103,7 @@ def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) -
             inbox.begin(1)
             inbox.put(plan(1, add(0, 7, [1], [0])))
             assert await asyncio.to_thread(fake.entered.acquire, timeout=PATIENCE)
-            closing = asyncio.create_task(device.close())
-            fake.allow()
-            await closing
+            await asyncio.gather(device.close(), end_the_step())  # begun in this order, so that no other step begins
             assert len(fake.batches) == 1
             assert isinstance(await results.get(), Ran)
 
