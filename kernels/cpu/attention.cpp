@@ -174,14 +174,9 @@ private:
         int64_t queries = tile.count * group, first = (tile.first_piece + index) * piece_blocks;
         int64_t last = std::min(first + piece_blocks, (tile.position + tile.count - 1) / shape.block_size + 1);
         int64_t used = (last - first) * lines * LANES;
-        for (int64_t block = first; block < last; block++)
-            for (int64_t line = 0; line < lines; line++) {
-                const T* key = key_block(tile, block, head) + line * LANES;
-                float* column = scores + ((block - first) * lines + line) * LANES;
-                for (int64_t i = 0; i < queries; i += ROWS)
-                    score_rows(std::min<int64_t>(ROWS, queries - i), tile, key, block * shape.block_size + line * LANES,
-                               std::min<int64_t>(LANES, shape.block_size - line * LANES), i, query, column);
-            }
+        for (int64_t i = 0; i < queries; i += ROWS)
+            score_rows(std::min<int64_t>(ROWS, queries - i), tile, head, first * lines, last * lines, i, query,
+                       scores + i * columns);
         for (int64_t i = 0; i < queries; i++) softmax(scores + i * columns, used, out.most[i], out.total[i]);
         constexpr int FEW = ROWS / 2;
         for (int64_t i = 0; i < queries; i += FEW)
@@ -190,35 +185,63 @@ private:
                 const float* weights = scores + i * columns;
                 float* sums = out.values + i * padded + j;
                 if (padded - j >= 4 * LANES) weigh_rows<4>(count, tile, head, first, last, j, weights, sums), j += 4 * LANES;
+                else if (padded - j >= 2 * LANES)
+                    weigh_rows<2>(count, tile, head, first, last, j, weights, sums), j += 2 * LANES;
                 else weigh_rows<1>(count, tile, head, first, last, j, weights, sums), j += LANES;
             }
     }
 
-    // Scores of M queries for the keys of one register, -infinity for those that a query does not see.
-    template <int M>
-    void score(const Tile& tile, const T* key, int64_t position, int64_t count, int64_t first, const float* query,
+    // Scores of M queries, from the `first` on, for N registers of keys or what is left of them up to `stop`, -infinity
+    // for those that a query does not see.
+    template <int M, int N>
+    void score(const Tile& tile, int64_t head, int64_t line, int64_t stop, int64_t first, const float* query,
                float* column) const {
-        Vec sums[M] = {};
-        for (int64_t d = 0; d < shape.dim; d++) {
-            Vec k = load_some(key + d * shape.block_size, count);
-            for (int m = 0; m < M; m++) sums[m] += query[(first + m) * shape.dim + d] * k;
+        Vec sums[M][N] = {};
+        const T* keys[N];
+        int64_t positions[N], counts[N];
+        for (int n = 0; n < N; n++) {
+            int64_t at = std::min(line + n, stop - 1), block = at / lines, skipped = at % lines * LANES;
+            keys[n] = key_block(tile, block, head) + skipped;
+            positions[n] = block * shape.block_size + skipped;
+            counts[n] = std::min<int64_t>(LANES, shape.block_size - skipped);
         }
-        bool all = count == LANES && position + LANES - 1 <= tile.position && !shape.window;
-        Int lane;
-        for (int l = 0; l < LANES; l++) lane[l] = l;
-        for (int m = 0; m < M; m++) {
-            int64_t own = tile.position + (first + m) / group;
-            int begin = std::max<int64_t>(0, first_seen(own) - position), end = std::min(count, own + 1 - position);
-            if (!all) sums[m] = (lane < begin) | (lane >= end) ? splat(-INFINITE) : sums[m];
-            store(column + (first + m) * columns, sums[m]);
+        auto multiply = [&](auto load_keys) {
+            const float* q = query + first * shape.dim;
+            for (int64_t d = 0; d < shape.dim; d++, q++) {
+                Vec k[N];
+                for (int n = 0; n < N; n++) k[n] = load_keys(keys[n] + d * shape.block_size, counts[n]);
+                UNROLLED for (int m = 0; m < M; m++)
+                    UNROLLED for (int n = 0; n < N; n++) sums[m][n] += q[m * shape.dim] * k[n];
+            }
+        };
+        if (shape.block_size % LANES) multiply([](const T* p, int64_t count) { return load_some(p, count); });
+        else multiply([](const T* p, int64_t) { return load(p); });
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int n = 0; n < N; n++)
+                if (line + n < stop) store(column + m * columns + n * LANES, sums[m][n]);
+        for (int n = 0; n < N && line + n < stop; n++) {
+            if (counts[n] == LANES && positions[n] + LANES - 1 <= tile.position && !shape.window) continue;
+            for (int m = 0; m < M; m++) {
+                float* own = column + m * columns + n * LANES;
+                int64_t position = tile.position + (first + m) / group;
+                int64_t begin = std::clamp<int64_t>(first_seen(position) - positions[n], 0, counts[n]);
+                int64_t end = std::clamp<int64_t>(position + 1 - positions[n], begin, counts[n]);
+                std::fill(own, own + begin, -INFINITE);
+                std::fill(own + end, own + LANES, -INFINITE);
+            }
         }
     }
 
+    // Scores of some queries, from the `first` on, for the registers of keys from `line` to `stop`.
     template <int M = ROWS>
-    void score_rows(int64_t rows, const Tile& tile, const T* key, int64_t position, int64_t count, int64_t first,
+    void score_rows(int64_t rows, const Tile& tile, int64_t head, int64_t line, int64_t stop, int64_t first,
                     const float* query, float* column) const {
-        if (rows == M) return score<M>(tile, key, position, count, first, query, column);
-        if constexpr (M > 1) score_rows<M - 1>(rows, tile, key, position, count, first, query, column);
+        if (rows < M) {
+            if constexpr (M > 1) score_rows<M - 1>(rows, tile, head, line, stop, first, query, column);
+            return;
+        }
+        constexpr int N = M <= ROWS / 2 ? 4 : 2;  // several registers, so that one need not wait for the other's sum
+        for (; line < stop; line += N, column += N * LANES) score<M, N>(tile, head, line, stop, first, query, column);
     }
 
     static void softmax(float* scores, int64_t count, float& most, float& total) {
@@ -245,12 +268,12 @@ private:
             for (int64_t l = std::max<int64_t>(0, seen - block * size); l < std::min(size, end - block * size); l++) {
                 Vec v[N];
                 for (int n = 0; n < N; n++) v[n] = load(value + l * padded + n * LANES);
-                for (int m = 0; m < M; m++)
-                    for (int n = 0; n < N; n++) sums[m][n] += weight[m * columns + l] * v[n];
+                UNROLLED for (int m = 0; m < M; m++)
+                    UNROLLED for (int n = 0; n < N; n++) sums[m][n] += weight[m * columns + l] * v[n];
             }
         }
-        for (int m = 0; m < M; m++)
-            for (int n = 0; n < N; n++) store(out + m * padded + n * LANES, sums[m][n]);
+        UNROLLED for (int m = 0; m < M; m++)
+            UNROLLED for (int n = 0; n < N; n++) store(out + m * padded + n * LANES, sums[m][n]);
     }
 
     template <int N, int M = ROWS / 2>

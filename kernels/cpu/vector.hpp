@@ -20,6 +20,9 @@ constexpr int LANES = 4;
 constexpr int ROWS = 6;
 #endif
 
+// For loops over registers, which must not become an array in memory.
+#define UNROLLED _Pragma("GCC unroll 16")
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Int __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Short __attribute__((vector_size(LANES * 2)));
