@@ -68,11 +68,18 @@ public:
     int64_t draw(const float* x, double temperature, double min_p, int64_t top_k, double top_p, double number) {
         float scale = 1.0f / std::max((float)temperature, std::numeric_limits<float>::min());
         float bound = min_p > 0 ? std::log(min_p) : -INFINITE;
-        weigh(x, scale);
-        if (top_k > 0 && top_k < count) bound = least(bound, top_k, [](Vec) { return splat(1.0f); });
+        bool few = top_k > 0 && top_k < count;
+        if (min_p <= 0 && !few && top_p >= 1) {  // most of the weights are not needed again: none is kept
+            sum_runs([&](int64_t begin) { return weigh(x, scale, begin, [](int64_t, Vec, Vec) {}); });
+            return invert(number, [&](int64_t begin) {
+                weigh(x, scale, begin, [&](int64_t i, Vec, Vec weight) { store(&weights[i], weight); });
+            });
+        }
+        weigh_all(x, scale);
+        if (few) bound = least(bound, top_k, [](Vec) { return splat(1.0f); });
         if (bound > -INFINITE) cut(bound);
         if (top_p < 1) cut(least(bound, top_p * ends.back(), [](Vec weight) { return weight; }));
-        return invert(number);
+        return invert(number, [](int64_t) {});
     }
 
 private:
@@ -95,20 +102,29 @@ private:
         for (int64_t begin = 0; begin < count; begin += RUN) ends.push_back(total += add(begin));
     }
 
-    // Scales the logits so that the largest is 0, and takes their exponentials.
-    void weigh(const float* x, float scale) {
+    // Scales the logits of a run so that the largest of all is 0, and takes their exponentials: `visit` gets both. Returns
+    // the sum of the latter.
+    template <typename Visit>
+    float weigh(const float* x, float scale, int64_t begin, Visit visit) const {
         float top = std::max(peak, LOWEST);
+        Vec sums = {};
+        each(x, begin, [&](int64_t i, Vec v) {
+            Vec logit = (v - top) * scale, weight = exponential(logit);
+            visit(i, logit, weight);
+            sums += weight;
+        });
+        return sum(sums);
+    }
+
+    // Keeps what `weigh` computes of every run.
+    void weigh_all(const float* x, float scale) {
         Vec bottoms = {};
         sum_runs([&](int64_t begin) {
-            Vec sums = {};
-            each(x, begin, [&](int64_t i, Vec v) {
-                Vec logit = (v - top) * scale, weight = exponential(logit);
+            return weigh(x, scale, begin, [&](int64_t i, Vec logit, Vec weight) {
                 store(&scaled[i], logit);
                 store(&weights[i], weight);
                 bottoms = (logit < bottoms) & (weight > 0) ? logit : bottoms;
-                sums += weight;
             });
-            return sum(sums);
         });
         bottom = -largest(-bottoms);
     }
@@ -164,12 +180,15 @@ private:
         return found ? between[found - 1] : low;
     }
 
-    // The first token at which the cumulative weight exceeds its share `number` of the whole.
-    int64_t invert(double number) const {
+    // The first token at which the cumulative weight exceeds its share `number` of the whole. Before the weights of a run
+    // are read, `prepare` is called with its begin.
+    template <typename Prepare>
+    int64_t invert(double number, Prepare prepare) const {
         double target = number * ends.back();
         int64_t run = std::upper_bound(ends.begin(), ends.end(), target) - ends.begin(), last = count - 1;
         double reached = run ? ends[run - 1] : 0;
         for (int64_t i = run * RUN; i < count; i++) {
+            if (i % RUN == 0) prepare(i);
             if (weights[i] > 0) last = i;
             if ((reached += weights[i]) > target) return i;
         }
