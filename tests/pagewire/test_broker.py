@@ -222,6 +222,18 @@ class TestLife:
 
         asyncio.run(main())
 
+    @pytest.mark.parametrize(("given", "cores", "threads"), [("", 2, "1"), ("", 16, "4"), ("3", 16, "3")])
+    def test_it_leaves_most_cores_to_the_services(
+        self, monkeypatch: pytest.MonkeyPatch, given: str, cores: int, threads: str
+    ) -> None:
+        monkeypatch.delenv("GOMAXPROCS", raising=False)
+        if given:
+            monkeypatch.setenv("GOMAXPROCS", given)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        with running_broker() as broker:
+            environment = Path(f"/proc/{broker.pid}/environ").read_text().split("\0")
+        assert f"GOMAXPROCS={threads}" in environment
+
     def test_after_its_death_it_starts_on_the_same_port_with_what_it_stored(self) -> None:
         async def main() -> None:
             async with Broker(port=0) as broker:
