@@ -197,8 +197,8 @@ class SlotTable:
         self._limit(np.array([slot]), np.array([limit]))
 
     def _set_stop_ids(self, slot: int, ids: Int64) -> None:
-        missing = max(len(ids) - self._stop_ids.shape[1], 0)
-        self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
+        if (missing := len(ids) - self._stop_ids.shape[1]) > 0:
+            self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
         self._stop_ids[slot] = -1
         self._stop_ids[slot, : len(ids)] = ids
 
@@ -219,9 +219,11 @@ class SlotTable:
 
     def _reorder(self, named: Int64) -> None:
         self._check_occupied(named)
-        if len(np.unique(named)) < len(named):
+        others = self._occupied.copy()
+        others[named] = False
+        if len(named) + np.count_nonzero(others) > len(self._order):
             raise PlanViolation("the plan's order names a slot twice")
-        self._order = np.concatenate((named, self._order[~np.isin(self._order, named)]))
+        self._order = np.concatenate((named, self._order[others[self._order]]))
 
     def _check_occupied(self, slots: Int64) -> None:
         known = (slots >= 0) & (slots < len(self._occupied))
