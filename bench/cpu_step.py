@@ -23,7 +23,7 @@ from bench._output import json_file
 from kernels.cpu import build
 from kernels.cpu.operators import Operators
 from services.executor.devices.compiled import CompiledBackend
-from services.executor.devices.cpu import Backend, CpuDevice, has_half_precision
+from services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
 from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.pytorch import PyTorchBackend
 from services.executor.devices.slots import DeviceSlots
@@ -190,8 +190,8 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
 
 def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice, Timed]:
     """A device with `rows` sequences of `context` tokens, in blocks of their own."""
-    native = has_half_precision(Path("/proc/cpuinfo"))
-    dtype = torch.bfloat16 if native or case.path == "compiled" else torch.float32
+    bf16 = bf16_support(Path("/proc/cpuinfo"))
+    dtype = torch.bfloat16 if bf16 != Bf16.NONE or case.path == "compiled" else torch.float32
     model = _random_model(case.model, dtype)
     blocks = -(-(case.context + 1) // BLOCK_SIZE)
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
@@ -199,7 +199,7 @@ def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice
     if case.path == "compiled":
         operators = Operators(build.load(), threads)
         backend = CompiledBackend(operators, model.spec, capacity, dtype)
-        model = CompiledLM(model, operators, capacity.max_model_len, native_bf16=native)
+        model = CompiledLM(model, operators, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
     else:
         backend = PyTorchBackend(model.spec, capacity, dtype)
     for pool in backend.layers:

@@ -118,7 +118,7 @@ def _layer(layer: Layer) -> _Layer:
 
 
 def _weights(packed: Packed) -> _Weights:
-    return _Weights(packed.panels.data_ptr(), _pointer(packed.bias), packed.panels.shape[1], packed.outputs)
+    return _Weights(packed.panels.data_ptr(), _pointer(packed.bias), packed.inputs, packed.outputs)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

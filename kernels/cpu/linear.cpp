@@ -3,6 +3,8 @@
 // The outputs are cut into panels of two registers. A panel holds, input by input, the weights of its outputs, so that
 // the innermost loop loads two registers and multiplies them with one number of each row. Every output is summed in the
 // order of the inputs, however many rows there are: a row's result does not depend on its neighbours.
+//
+// Where the CPU multiplies bf16 numbers by the pair, rows are rounded to bf16 for weights in bf16, and a number is two.
 
 #include <algorithm>
 #include <utility>
@@ -19,12 +21,50 @@ constexpr int AHEAD = 4096;  // bytes
 constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
 constexpr int64_t CACHED = 1 << 15;  // weights that may take part of the second level cache
 constexpr int64_t CHUNKS = 16;  // of the outputs per thread
+constexpr int64_t FEW = 1 << 14;  // numbers that are rounded before a helper has begun
 
-// Some rows, and the outputs of one panel.
+// Two registers of weights, as `Operators.pack` lays them out: one behind the other.
+template <typename W>
+inline std::pair<Vec, Vec> load_weights(const W* p) {
+    return {load(p), load(p + LANES)};
+}
+
+inline Vec add_product(Vec sum, float x, Vec weights) { return sum + x * weights; }
+
+#if defined(__AVX512BF16__)
+
+constexpr int64_t PAIRED = 2;
+
+// Two inputs of a row, or their weights for one output, the first in the low half.
+struct Pair {
+    uint32_t bits;
+};
+
+inline std::pair<__m512bh, __m512bh> load_weights(const Pair* p) {
+    return {(__m512bh)_mm512_loadu_si512(p), (__m512bh)_mm512_loadu_si512(p + LANES)};
+}
+
+inline Vec add_product(Vec sum, Pair x, __m512bh weights) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x.bits), weights);
+}
+
+#else
+
+constexpr int64_t PAIRED = 1;
+
+// Number by number in turn, so that what widens them is a shift for the one register and a mask for the other.
+inline std::pair<Vec, Vec> load_weights(const Bf16* p) {
+    Int both;
+    std::memcpy(&both, p, sizeof both);
+    return {(Vec)(both << 16), (Vec)(both & (int32_t)0xffff0000)};
+}
+
+#endif
+
+// The outputs of one panel for some rows.
 struct Tile {
-    const float* x;     // the first of its rows
-    const float* bias;  // of its outputs, or null
-    int64_t inputs, row, first;
+    const float* bias;  // or null
+    int64_t row, first;
     int64_t columns;  // outputs that there are, at most PANEL
     int64_t chunk;    // that it is part of
 };
@@ -106,19 +146,16 @@ private:
 };
 
 // The rows M of a tile. Their sums stay in registers: the compiler is to see each by its own constant index.
-template <typename W, typename Target, size_t... M>
-void multiply(const Tile& tile, const W* panel, Target& target, std::index_sequence<M...>) {
+template <typename X, typename W, typename Target, size_t... M>
+void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Target& target, std::index_sequence<M...>) {
     constexpr bool FEW = sizeof...(M) <= 4;  // then memory is the limit whatever the weights are
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
-    const float* x = tile.x;
-    const int64_t inputs = tile.inputs;
     for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
         // Memory's own prefetchers do not look far enough ahead.
         if constexpr (FEW || sizeof(W) < 4) __builtin_prefetch((const char*)panel + AHEAD);
         if constexpr (FEW && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
-        Vec l, r;
-        load_pair(panel, l, r);
-        ((left[M] += x[M * inputs] * l, right[M] += x[M * inputs] * r), ...);
+        auto [l, r] = load_weights(panel);
+        ((left[M] = add_product(left[M], x[M * inputs], l), right[M] = add_product(right[M], x[M * inputs], r)), ...);
     }
     if (tile.bias) {
         Vec l = load(tile.bias), r = load(tile.bias + LANES);
@@ -128,14 +165,14 @@ void multiply(const Tile& tile, const W* panel, Target& target, std::index_seque
     else (target.take_some(tile, M, left[M], right[M]), ...);
 }
 
-template <typename W, typename Target, int M = ROWS>
-void multiply_rows(int64_t rows, const Tile& tile, const W* panel, Target& target) {
-    if (rows == M) return multiply(tile, panel, target, std::make_index_sequence<M>());
-    if constexpr (M > 1) multiply_rows<W, Target, M - 1>(rows, tile, panel, target);
+template <int M = ROWS, typename X, typename W, typename Target>
+void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panel, int64_t inputs, Target& target) {
+    if (rows == M) return multiply(tile, x, panel, inputs, target, std::make_index_sequence<M>());
+    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panel, inputs, target);
 }
 
-template <typename W, typename Target>
-void product(const float* x, const W* packed, const float* bias, Target& target, int64_t rows, int64_t inputs,
+template <typename X, typename W, typename Target>
+void product(const X* x, const W* packed, const float* bias, Target& target, int64_t rows, int64_t inputs,
              int64_t outputs, int threads) {
     int64_t panels = (outputs + PANEL - 1) / PANEL, parts = (rows + ROWS - 1) / ROWS, size = inputs * PANEL;
     // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
@@ -148,9 +185,9 @@ void product(const float* x, const W* packed, const float* bias, Target& target,
         for (int64_t part = 0; part < parts; part++) {
             int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
             for (int64_t p = begin; p < end; p++) {
-                int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-                Tile tile = {x + row * inputs, bias ? bias + first : nullptr, inputs, row, first, columns, chunk};
-                multiply_rows(count, tile, packed + p * size, target);
+                int64_t first = p * PANEL;
+                Tile tile = {bias ? bias + first : nullptr, row, first, std::min<int64_t>(PANEL, outputs - first), chunk};
+                multiply_rows(count, tile, x + row * inputs, packed + p * size, inputs, target);
             }
         }
     };
@@ -159,6 +196,26 @@ void product(const float* x, const W* packed, const float* bias, Target& target,
             for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
                 multiply_run(chunk, i * run, std::min((i + 1) * run, panels));
     });
+}
+
+template <typename Target>
+void product(const float* x, const Bf16* packed, const float* bias, Target& target, int64_t rows, int64_t inputs,
+             int64_t outputs, int threads) {
+#if defined(__AVX512BF16__)
+    int64_t pairs = (inputs + 1) / 2;
+    std::unique_ptr<Pair[]> rounded(new Pair[rows * pairs]);
+    parallel(rows, FEW / inputs, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            Pair* out = &rounded[row * pairs];
+            out[pairs - 1] = {0};
+            for (int64_t k = 0; k < inputs; k += LANES)
+                store_some((Bf16*)out + k, load_some(x + row * inputs + k, inputs - k), std::min<int64_t>(LANES, inputs - k));
+        }
+    });
+    product((const Pair*)rounded.get(), (const Pair*)packed, bias, target, rows, pairs, outputs, threads);
+#else
+    product<float, Bf16>(x, packed, bias, target, rows, inputs, outputs, threads);
+#endif
 }
 
 template <typename Target>
@@ -174,6 +231,9 @@ void multiply_into(Target& target, const float* x, const void* packed, int dtype
 extern "C" {
 
 int64_t panel_width() { return PANEL; }
+
+// How many inputs of a bf16 weight lie side by side.
+int64_t paired() { return PAIRED; }
 
 void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads) {

@@ -1,4 +1,7 @@
-"""The compiled CPU kernels as functions of tensors. All compute in float32, whatever weights and KV are stored in."""
+"""The compiled CPU kernels as functions of tensors.
+
+All compute in float32, whatever weights and KV are stored in; of products with bf16 see `Operators.paired`.
+"""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -63,20 +66,28 @@ class Packed:
     """The weights of a matrix product as the kernel reads them."""
 
     panels: Tensor
-    """[panels, inputs, outputs of a panel], zeros behind the last output; in bf16 those of its two halves in turn."""
+    """[panels, inputs, outputs of a panel], zeros behind the last output; in bf16 those of its two halves in turn, or
+    where the CPU multiplies pairs [panels, pairs of inputs, outputs of a panel times 2], zeros behind the last."""
     bias: Tensor | None
     """[panels, outputs of a panel] in float32, zeros behind the last output."""
+    inputs: int
     outputs: int
 
 
 class Operators:
-    """Kernels of a loaded library."""
+    """Kernels of a loaded library.
+
+    Attributes:
+        threads: how many may take part in a call. They are the kernels' own, not those of torch.
+        paired: inputs of a product that are multiplied at a time with weights in bf16: 2 where the CPU has instructions
+            for that, and there they are rounded to bf16 themselves; else 1.
+    """
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        """`threads` is how many may take part in a call. They are the kernels' own, not those of torch."""
         self.threads = threads
         self._library = library
         self._panel, self._lanes = int(library.panel_width()), int(library.lanes())
+        self.paired = int(library.paired())
         self._rms_norm = self.function(
             "rms_norm", [c_void_p, c_int64, *[c_void_p] * 2, c_float, c_void_p, *[c_int64] * 4, c_int]
         )
@@ -124,16 +135,17 @@ class Operators:
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
         """The weights [outputs, inputs] of a product, copied, in their own dtype."""
         outputs, inputs = weight.shape
-        panels = -(-outputs // self._panel)
-        filled = torch.zeros(panels * self._panel, inputs, dtype=weight.dtype)
-        filled[:outputs] = weight
-        packed = filled.view(panels, 2, self._lanes, inputs)
-        if weight.dtype == torch.bfloat16:
-            packed = packed.transpose(1, 2)
-        packed = packed.reshape(panels, self._panel, inputs).transpose(1, 2).contiguous()
+        narrow = weight.dtype == torch.bfloat16
+        together = self.paired if narrow else 1
+        behind = -outputs % self._panel
+        filled = F.pad(weight, (0, -inputs % together, 0, behind))
+        panels = filled.reshape(-1, 2, self._lanes, filled.shape[1] // together, together)
+        if narrow and together == 1:
+            panels = panels.transpose(1, 2)
+        packed = panels.permute(0, 3, 1, 2, 4).clone(memory_format=torch.contiguous_format)
         if bias is not None:
-            bias = F.pad(bias.float(), (0, len(filled) - outputs)).view(panels, self._panel)
-        return Packed(packed, bias, outputs)
+            bias = F.pad(bias.float(), (0, behind)).view(-1, self._panel)
+        return Packed(packed.flatten(2), bias, inputs, outputs)
 
     def linear(self, x: Tensor, weights: Packed) -> Tensor:
         """[T, inputs] -> [T, outputs]; a row's result does not depend on the rows beside it."""

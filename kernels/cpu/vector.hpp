@@ -69,21 +69,6 @@ inline Vec load(const _Float16* p) {
 #endif
 }
 
-// Two registers of weights, as `Operators.pack` lays them out: one behind the other, or in bf16 number by number in turn,
-// so that what widens them is a shift for the one and a mask for the other.
-template <typename T>
-inline void load_pair(const T* p, Vec& left, Vec& right) {
-    left = load(p);
-    right = load(p + LANES);
-}
-template <>
-inline void load_pair(const Bf16* p, Vec& left, Vec& right) {
-    Int both;
-    std::memcpy(&both, p, sizeof both);
-    left = (Vec)(both << 16);
-    right = (Vec)(both & (int32_t)0xffff0000);
-}
-
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
 // Rounds to nearest, ties to even; a NaN stays one.

@@ -71,7 +71,7 @@ class Driver:
         compiled: bool,
         block_size: int = BLOCK_SIZE,
         threads: int = 1,
-        native_bf16: bool = False,
+        one_dnn: bool = False,
     ) -> None:
         torch.set_num_threads(1)
         self.model = load_model(folder, read_config(folder), dtype)
@@ -83,7 +83,7 @@ class Driver:
         backend: Backend
         if compiled:
             operators = Operators(build.load(), threads)
-            self.compiled = CompiledLM(self.model, operators, CONTEXT, native_bf16=native_bf16)
+            self.compiled = CompiledLM(self.model, operators, CONTEXT, one_dnn=one_dnn)
             backend = CompiledBackend(operators, spec, capacity, stored)
         else:
             backend = PyTorchBackend(spec, capacity, stored)

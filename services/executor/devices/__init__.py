@@ -12,7 +12,7 @@ from kernels.cpu.operators import Operators
 from services.executor.devices.attention import KVCache
 from services.executor.devices.capacity import free_memory, pool_blocks
 from services.executor.devices.compiled import CompiledBackend
-from services.executor.devices.cpu import CpuDevice, has_half_precision
+from services.executor.devices.cpu import Bf16, CpuDevice, bf16_support
 from services.executor.devices.protocol import Capacity, Device
 from services.executor.devices.pytorch import PyTorchBackend
 from services.executor.devices.roofline import GPUS, Roofline, shape_of
@@ -71,16 +71,17 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     if cores > 2:
         threads = min(threads, cores - 1)  # the other services need a core too
     threads = max(1, threads // settings.data_parallel_size)
-    native, operators = has_half_precision(Path("/proc/cpuinfo")), _operators(threads)
-    torch.set_num_threads(threads if native or operators is None else 1)  # torch has no large work beside the kernels
-    emulated = settings.dtype == "auto" and not native and operators is None
+    bf16, operators = bf16_support(Path("/proc/cpuinfo")), _operators(threads)
+    one_dnn = bf16 == Bf16.MATRICES
+    torch.set_num_threads(threads if one_dnn or operators is None else 1)  # torch has no large work beside the kernels
+    emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and operators is None
     model = load_model(folder, config, "float32" if emulated else settings.dtype)
     spec, dtype = model.spec, model.embedding.dtype
     if operators is None:
         block_bytes = KVCache.bytes_per_block(spec, settings.block_size, dtype)
     else:
         block_bytes = CompiledBackend.bytes_per_block(operators, spec, settings.block_size, dtype)
-        model = CompiledLM(model, operators, length, native_bf16=native)
+        model = CompiledLM(model, operators, length, one_dnn=one_dnn)
     blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE / settings.data_parallel_size))
     slots, vocabulary = settings.max_num_seqs, spec.vocab_size
     capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -30,17 +31,26 @@ class Backend(Protocol):
         """The tokens at `positions` [R] of the slots `rows` [R], by float32 logits [R, V], which may be overwritten."""
 
 
-def has_half_precision(cpuinfo: Path) -> bool:
-    """Whether this CPU multiplies bf16 matrices in hardware. Where it does not, float32 is faster and more exact.
+class Bf16(Enum):
+    """What instructions the CPU has for products in bf16."""
 
-    Args:
-        cpuinfo: what Linux says of the CPU.
-    """
+    NONE = "none"
+    """None: float32 is faster, and more exact."""
+    PAIRS = "pairs"
+    """Of two numbers at a time, which the compiled kernels use."""
+    MATRICES = "matrices"
+    """Of whole tiles, which oneDNN uses."""
+
+
+def bf16_support(cpuinfo: Path) -> Bf16:
+    """What the CPU can do, by what Linux says of it in `cpuinfo`."""
     try:
-        flags = cpuinfo.read_text().split()
+        flags = set(cpuinfo.read_text().split())
     except OSError:
-        return False
-    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
+        return Bf16.NONE
+    if flags & {"amx_bf16", "bf16"}:
+        return Bf16.MATRICES
+    return Bf16.PAIRS if "avx512_bf16" in flags else Bf16.NONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A model with compiled kernels in place of its layers. What flows between them is float32, weights keep their dtype.
 
-Weights are packed once. On a CPU that multiplies bf16 matrices in hardware, oneDNN does the large products, since it
-uses those instructions; elsewhere, and for small ones, the kernels of this project read every dtype and sum in float32.
+Weights are packed once. On a CPU with instructions for tiles of bf16 numbers, oneDNN does the large products, since it
+uses those; elsewhere, and for small ones, the kernels of this project read every dtype and sum in float32.
 """
 
 from collections.abc import Sequence
@@ -42,18 +42,18 @@ class Attention:
 class CompiledLM(CausalLM):
     """`model`, which is changed and must not be used by itself any more."""
 
-    def __init__(self, model: CausalLM, operators: Operators, max_model_len: int, *, native_bf16: bool) -> None:
+    def __init__(self, model: CausalLM, operators: Operators, max_model_len: int, *, one_dnn: bool) -> None:
         super().__init__(model.spec, width=1, tied=True)
         for parent in list(model.modules()):
             for name, module in parent.named_children():
-                setattr(parent, name, _compiled(module, operators, max_model_len, native_bf16=native_bf16))
+                setattr(parent, name, _compiled(module, operators, max_model_len, one_dnn=one_dnn))
         for parameter in model.parameters():
             if parameter is not model.embedding:
                 parameter.data = parameter.data.float()
         self.model = model
         self.decoder = _fused(model, operators) if isinstance(model, DecoderLM) else None
         """Its layers as one call, where all of them are kernels of this project."""
-        self.head = model.lm_head or _linear(model.embedding, None, operators, native_bf16=native_bf16)
+        self.head = model.lm_head or _linear(model.embedding, None, operators, one_dnn=one_dnn)
 
     @property
     def embedding(self) -> Tensor:
@@ -170,11 +170,11 @@ class OneDnnLinear(nn.Module):
         return out
 
 
-def _compiled(module: nn.Module, operators: Operators, max_model_len: int, *, native_bf16: bool) -> nn.Module:
+def _compiled(module: nn.Module, operators: Operators, max_model_len: int, *, one_dnn: bool) -> nn.Module:
     """What replaces a module: itself, unless there is a kernel for it."""
     match module:
         case nn.Linear() | PackedLinear():
-            return _linear(module.weight, module.bias, operators, native_bf16=native_bf16)
+            return _linear(module.weight, module.bias, operators, one_dnn=one_dnn)
         case nn.Embedding():
             return Embedding(module)
         case RMSNorm():
@@ -187,8 +187,8 @@ def _compiled(module: nn.Module, operators: Operators, max_model_len: int, *, na
             return module
 
 
-def _linear(weight: Tensor, bias: Tensor | None, operators: Operators, *, native_bf16: bool) -> nn.Module:
-    if native_bf16 and weight.dtype == torch.bfloat16 and weight.numel() >= ONE_DNN_FROM:
+def _linear(weight: Tensor, bias: Tensor | None, operators: Operators, *, one_dnn: bool) -> nn.Module:
+    if one_dnn and weight.dtype == torch.bfloat16 and weight.numel() >= ONE_DNN_FROM:
         return OneDnnLinear(weight, bias)
     return Linear(weight, bias, operators)
 

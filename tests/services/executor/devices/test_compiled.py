@@ -95,7 +95,7 @@ def test_layers_in_one_call_equal_layers_one_by_one() -> None:
 def test_products_by_one_dnn_stay_close(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("services.executor.models.compiled.ONE_DNN_FROM", 1)
     ids = text(4, 60)
-    driver = Driver(checkpoint(name), "bfloat16", compiled=True, native_bf16=True)
+    driver = Driver(checkpoint(name), "bfloat16", compiled=True, one_dnn=True)
     assert driver.compiled is not None
     assert any(isinstance(module, OneDnnLinear) for module in driver.compiled.modules())
     made, expected = logits(driver, ids, chunk=60), reference_logits(checkpoint(name), ids)[-1]

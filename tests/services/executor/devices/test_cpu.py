@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices.cpu import has_half_precision
+from services.executor.devices.cpu import Bf16, bf16_support
 from services.executor.models.compiled import Linear
 from services.executor.sampling import sequence_key
 from tests.services.executor.conftest import Drive
@@ -184,13 +184,18 @@ def test_close_gives_the_memory_back(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "native"),
-    [("flags : avx2 avx512f", False), ("flags : avx512f avx512_bf16", True), ("flags : amx_bf16 amx_tile", True)],
+    ("flags", "support"),
+    [
+        ("flags : avx2 avx512f", Bf16.NONE),
+        ("flags : avx512f avx512_bf16", Bf16.PAIRS),
+        ("flags : avx512_bf16 amx_bf16 amx_tile", Bf16.MATRICES),
+        ("Features : asimd i8mm bf16", Bf16.MATRICES),
+    ],
 )
-def test_half_precision_is_looked_up_among_the_flags_of_the_cpu(tmp_path: Path, flags: str, native: bool) -> None:
+def test_bf16_is_looked_up_among_the_flags_of_the_cpu(tmp_path: Path, flags: str, support: Bf16) -> None:
     (tmp_path / "cpuinfo").write_text(flags)
-    assert has_half_precision(tmp_path / "cpuinfo") is native
-    assert not has_half_precision(tmp_path / "nothing")
+    assert bf16_support(tmp_path / "cpuinfo") is support
+    assert bf16_support(tmp_path / "nothing") is Bf16.NONE
 
 
 def test_a_copied_block_is_read_like_the_one_it_was_copied_from(drive: Drive) -> None:
