@@ -25,8 +25,9 @@ from shared.model_folder import eos_ids, max_model_len, read_config
 
 __all__ = ["open_device"]
 
-COMPUTE_NICE = 19
-"""Niceness of the threads that compute on the CPU."""
+COMPUTE_NICE = 2
+"""Niceness of the threads that compute on the CPU: a service that has a message to handle goes first, but does not stop
+a thread in the middle of a part that the others wait for."""
 MAX_CANDIDATES = 128
 """Of a row on the devices that report candidates: bounds a step's message, and is more than a beam search needs."""
 MAX_STEP_TOKENS = 4096
@@ -63,7 +64,6 @@ def open_device(settings: Settings, folder: Path) -> Device:
 def _open_cpu(settings: Settings, folder: Path) -> Device:
     if settings.tensor_parallel_size > 1:
         raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for the cpu: set it to 1")
-    # This thread and those that it starts compute all the time; a service that has a message to handle goes first.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPUTE_NICE)
     config = read_config(folder)
     length = max_model_len(settings, config)
