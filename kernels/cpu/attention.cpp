@@ -20,6 +20,9 @@ namespace {
 constexpr int64_t TILE = 48;    // queries that share what they load, about
 constexpr int64_t PIECE = 256;  // keys, about: whole blocks
 constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
+constexpr int FEW = ROWS / 2;    // queries for which memory is the limit
+constexpr int64_t AHEAD = 3;     // blocks of values that are asked for before they are read
+constexpr int64_t CACHE_LINE = 64;
 
 struct Tile {
     const int64_t* blocks;
@@ -178,7 +181,6 @@ private:
             score_rows(std::min<int64_t>(ROWS, queries - i), tile, head, first * lines, last * lines, i, query,
                        scores + i * columns);
         for (int64_t i = 0; i < queries; i++) softmax(scores + i * columns, used, out.most[i], out.total[i]);
-        constexpr int FEW = ROWS / 2;
         for (int64_t i = 0; i < queries; i += FEW)
             for (int64_t j = 0; j < padded;) {
                 int64_t count = std::min<int64_t>(FEW, queries - i);
@@ -191,24 +193,27 @@ private:
             }
     }
 
-    // Scores of M queries, from the `first` on, for N registers of keys or what is left of them up to `stop`, -infinity
-    // for those that a query does not see.
+    // Scores of M queries, from the `first` on, for N registers of keys from `line` on or what is left of them up to
+    // `stop`, -infinity for those that a query does not see.
     template <int M, int N>
-    void score(const Tile& tile, int64_t head, int64_t line, int64_t stop, int64_t first, const float* query,
-               float* column) const {
+    void score(const Tile& tile, int64_t head, int64_t begin, int64_t line, int64_t stop, int64_t first,
+               const float* query, float* column) const {
         Vec sums[M][N] = {};
-        const T* keys[N];
+        const T *keys[N], *next[N];
         int64_t positions[N], counts[N];
         for (int n = 0; n < N; n++) {
             int64_t at = std::min(line + n, stop - 1), block = at / lines, skipped = at % lines * LANES;
             keys[n] = key_block(tile, block, head) + skipped;
             positions[n] = block * shape.block_size + skipped;
             counts[n] = std::min<int64_t>(LANES, shape.block_size - skipped);
+            next[n] = read_behind(tile, head, begin, line + N + n, stop);
         }
         auto multiply = [&](auto load_keys) {
             const float* q = query + first * shape.dim;
             for (int64_t d = 0; d < shape.dim; d++, q++) {
                 Vec k[N];
+                if (M <= FEW && d * shape.block_size * sizeof(T) % CACHE_LINE == 0)
+                    for (int n = 0; n < N; n++) __builtin_prefetch(next[n] + d * shape.block_size);
                 for (int n = 0; n < N; n++) k[n] = load_keys(keys[n] + d * shape.block_size, counts[n]);
                 UNROLLED for (int m = 0; m < M; m++)
                     UNROLLED for (int n = 0; n < N; n++) sums[m][n] += q[m * shape.dim] * k[n];
@@ -232,16 +237,24 @@ private:
         }
     }
 
-    // Scores of some queries, from the `first` on, for the registers of keys from `line` to `stop`.
+    // What is read when the registers of keys from `begin` up to `line` have been: the keys up to `stop`, and then the
+    // values from the first on. Blocks lie anywhere, so that memory's own prefetchers do not know.
+    const T* read_behind(const Tile& tile, int64_t head, int64_t begin, int64_t line, int64_t stop) const {
+        if (line < stop) return key_block(tile, line / lines, head) + line % lines * LANES;
+        return value_block(tile, std::min(begin + line - stop, stop - 1) / lines, head);
+    }
+
+    // Scores of some queries, from the `first` on, for the registers of keys from `begin` to `stop`.
     template <int M = ROWS>
-    void score_rows(int64_t rows, const Tile& tile, int64_t head, int64_t line, int64_t stop, int64_t first,
+    void score_rows(int64_t rows, const Tile& tile, int64_t head, int64_t begin, int64_t stop, int64_t first,
                     const float* query, float* column) const {
         if (rows < M) {
-            if constexpr (M > 1) score_rows<M - 1>(rows, tile, head, line, stop, first, query, column);
+            if constexpr (M > 1) score_rows<M - 1>(rows, tile, head, begin, stop, first, query, column);
             return;
         }
-        constexpr int N = M <= ROWS / 2 ? 4 : 2;  // several registers, so that one need not wait for the other's sum
-        for (; line < stop; line += N, column += N * LANES) score<M, N>(tile, head, line, stop, first, query, column);
+        constexpr int N = M <= FEW ? 4 : 2;  // several registers, so that one need not wait for the other's sum
+        for (int64_t line = begin; line < stop; line += N, column += N * LANES)
+            score<M, N>(tile, head, begin, line, stop, first, query, column);
     }
 
     static void softmax(float* scores, int64_t count, float& most, float& total) {
@@ -264,9 +277,12 @@ private:
         int64_t seen = first_seen(tile.position), end = tile.position + tile.count, size = shape.block_size;
         for (int64_t block = first; block < last; block++) {
             const T* value = value_block(tile, block, head) + d;
+            const T* next = value_block(tile, std::min(block + AHEAD, last - 1), head) + d;
             const float* weight = weights + (block - first) * lines * LANES;
             for (int64_t l = std::max<int64_t>(0, seen - block * size); l < std::min(size, end - block * size); l++) {
                 Vec v[N];
+                for (int n = 0; n < N; n++)
+                    if (n * LANES * sizeof(T) % CACHE_LINE == 0) __builtin_prefetch(next + l * padded + n * LANES);
                 for (int n = 0; n < N; n++) v[n] = load(value + l * padded + n * LANES);
                 UNROLLED for (int m = 0; m < M; m++)
                     UNROLLED for (int n = 0; n < N; n++) sums[m][n] += weight[m * columns + l] * v[n];
@@ -276,7 +292,7 @@ private:
             UNROLLED for (int n = 0; n < N; n++) store(out + m * padded + n * LANES, sums[m][n]);
     }
 
-    template <int N, int M = ROWS / 2>
+    template <int N, int M = FEW>
     void weigh_rows(int64_t rows, const Tile& tile, int64_t head, int64_t first, int64_t last, int64_t d,
                     const float* weights, float* out) const {
         if (rows == M) return weigh<M, N>(tile, head, first, last, d, weights, out);
