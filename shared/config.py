@@ -42,7 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_num_seqs: Positive = 64
     """Slots: sequences that run at once."""
     max_num_batched_tokens: Positive | None = None
-    """Tokens per step; None: 512, and on a CPU more, up to 4096, while such a step takes less than 50 ms."""
+    """Tokens per step; None: 512, and on a CPU as many as take 100 ms, up to 4096: see `Budget`."""
     block_size: Positive = 16
     """KV positions per block."""
     kv_cache_memory: int | None = None

@@ -147,9 +147,9 @@ class Operators:
             bias = F.pad(bias.float(), (0, behind)).view(-1, self._panel)
         return Packed(packed.flatten(2), bias, inputs, outputs)
 
-    def linear(self, x: Tensor, weights: Packed) -> Tensor:
-        """[T, inputs] -> [T, outputs]; a row's result does not depend on the rows beside it."""
-        out = torch.empty(len(x), weights.outputs)
+    def linear(self, x: Tensor, weights: Packed, out: Tensor | None = None) -> Tensor:
+        """[T, inputs] -> [T, outputs], in `out` if given; a row's result does not depend on the rows beside it."""
+        out = torch.empty(len(x), weights.outputs) if out is None else out
         self._multiply(self._linear, x, weights, out)
         return out
 

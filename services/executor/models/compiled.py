@@ -53,6 +53,7 @@ class CompiledLM(CausalLM):
         self.model = model
         self.decoder = _fused(model, operators) if isinstance(model, DecoderLM) else None
         """Its layers as one call, where all of them are kernels of this project."""
+        self._logits = torch.empty(0)
         self.head = model.lm_head or _linear(model.embedding, None, operators, one_dnn=one_dnn)
 
     @property
@@ -69,9 +70,15 @@ class CompiledLM(CausalLM):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `CausalLM.logits`."""
-        out: Tensor = self.head(hidden)
-        return out
+        """See `CausalLM.logits`. The next call overwrites them: giving back so much memory and asking for it again can
+        take longer than the product.
+        """
+        if not isinstance(self.head, Linear):
+            out: Tensor = self.head(hidden)
+            return out
+        if len(hidden) > len(self._logits):
+            self._logits = torch.empty(len(hidden), self.head.weights.outputs)
+        return self.head.forward(hidden, self._logits[: len(hidden)])
 
     def argmax(self, hidden: Tensor) -> Tensor | None:
         """See `CausalLM.argmax`."""
@@ -146,9 +153,9 @@ class Linear(nn.Module):
         self.weights = operators.pack(weight, bias)
         self._operators = operators
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, inputs] -> [T, outputs]."""
-        return self._operators.linear(x, self.weights)
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, inputs] -> [T, outputs], in `out` if it is given."""
+        return self._operators.linear(x, self.weights, out)
 
     def argmax(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T]: which output is the largest."""

@@ -91,6 +91,18 @@ def test_layers_in_one_call_equal_layers_one_by_one() -> None:
         assert torch.equal(logits(driver, ids, chunk=9), together)
 
 
+def test_logits_take_no_new_memory_from_step_to_step() -> None:
+    model = Driver(checkpoint("llama-tied"), compiled=True).compiled
+    assert model is not None
+    hidden = torch.randn(5, model.embedding.shape[1], generator=torch.Generator().manual_seed(0))
+    expected = hidden @ model.embedding.float().T
+    all_rows = model.logits(hidden)
+    torch.testing.assert_close(all_rows, expected, rtol=1e-4, atol=1e-4)
+    some = model.logits(hidden[2:4])
+    torch.testing.assert_close(some, expected[2:4], rtol=1e-4, atol=1e-4)
+    assert some.data_ptr() == all_rows.data_ptr()
+
+
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_products_by_one_dnn_stay_close(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("services.executor.models.compiled.ONE_DNN_FROM", 1)
