@@ -41,9 +41,11 @@ def test_no_service_costs_half_as_much_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", COSTS)
 def test_a_rise_by_half_is_seen(name: str) -> None:
-    plain = read(name)
+    rig = COSTS[name].rig
+    # Noise adds to a cost: were half of a cost with noise added to one without, that might look like less than half.
+    plain = min(read(name), measure(rig), measure(rig), key=lambda reading: reading.cost)
     half = plain.cost * plain.per_message / 2
-    readings = (measure(COSTS[name].rig, dearer(half)) for _ in range(ATTEMPTS))
+    readings = (measure(rig, dearer(half)) for _ in range(ATTEMPTS))
     assert any(reading.cost > plain.cost * TOLERANCE for reading in readings)
 
 
