@@ -40,8 +40,8 @@ void rotate(float* x, int64_t stride, const float* table, const int64_t* positio
             int64_t dim, int threads);
 void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
 
-// x [rows, inputs] -> out [rows, outputs]; `packed` is [panels, inputs, panel_width()],
-// `bias` [panels, panel_width()] or null.
+// x [rows, inputs] -> out [rows, outputs]; `packed` is as `Operators.pack` lays it out, `bias` [panels, panel_width()] or
+// null.
 void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads);
 

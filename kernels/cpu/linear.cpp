@@ -21,7 +21,7 @@ constexpr int AHEAD = 4096;  // bytes
 constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
 constexpr int64_t CACHED = 1 << 15;  // weights that may take part of the second level cache
 constexpr int64_t CHUNKS = 16;  // of the outputs per thread
-constexpr int64_t FEW = 1 << 14;  // numbers that are rounded before a helper has begun
+constexpr int64_t ROUNDED = 1 << 14;  // numbers that are rounded before a helper has begun
 
 // Two registers of weights, as `Operators.pack` lays them out: one behind the other.
 template <typename W>
@@ -204,7 +204,7 @@ void product(const float* x, const Bf16* packed, const float* bias, Target& targ
 #if defined(__AVX512BF16__)
     int64_t pairs = (inputs + 1) / 2;
     std::unique_ptr<Pair[]> rounded(new Pair[rows * pairs]);
-    parallel(rows, FEW / inputs, threads, [&](int64_t begin, int64_t end) {
+    parallel(rows, ROUNDED / inputs, threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row++) {
             Pair* out = &rounded[row * pairs];
             out[pairs - 1] = {0};
