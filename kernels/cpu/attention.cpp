@@ -1,14 +1,18 @@
 // Paged attention that reads the blocks where they are.
 //
 // The keys of a block lie dimension by dimension, so that a register holds one dimension of as many keys as it has
-// lanes; values lie key by key. The queries of a row that read one KV head make a tile. For each piece of the context,
-// whose bounds do not depend on the batch, a tile has scores, their softmax and the weighted values; pieces are joined
-// in order (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). Where there are few tiles,
-// threads share the pieces, and join them afterwards in the same order: a row's result does not depend on the rows
-// beside it, on how it was cut into chunks, nor on the number of threads.
+// lanes; values lie key by key. Where the CPU multiplies bf16 numbers by the pair, it is two dimensions and two keys at a
+// time, and queries and the softmax's weights are rounded to bf16.
+//
+// The queries of a row that read one KV head make a tile. For each piece of the context, whose bounds do not depend on
+// the batch, a tile has scores, their softmax and the weighted values; pieces are joined in order (Milakov and
+// Gimelshein, 2018, "Online normalizer calculation for softmax"). Where there are few tiles, threads share the pieces,
+// and join them afterwards in the same order: a row's result does not depend on the rows beside it, on how it was cut
+// into chunks, nor on the number of threads.
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "kernels.hpp"
@@ -17,17 +21,27 @@
 
 namespace {
 
-constexpr int64_t TILE = 48;    // queries that share what they load, about
-constexpr int64_t PIECE = 256;  // keys, about: whole blocks
+constexpr int64_t TILE = 48;        // queries that share what they load, about
+constexpr int64_t PIECE = 256;      // keys, about: whole blocks
 constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
-constexpr int FEW = ROWS / 2;    // queries for which memory is the limit
-constexpr int64_t AHEAD = 3;     // blocks of values that are asked for before they are read
+constexpr int FEW = ROWS / 2;       // queries for which memory is the limit
 constexpr int64_t CACHE_LINE = 64;
+
+// Blocks lie anywhere, so that memory's own prefetchers do not know which is next: so many are asked for ahead, into the
+// second level of the cache, which can wait for more lines at a time than the first.
+constexpr int64_t AHEAD = 4;
+constexpr int LEVEL_2 = 2;
 
 struct Tile {
     const int64_t* blocks;
     int64_t token, position, count;  // its first token, in the batch and in the sequence
     int64_t first_piece, pieces;
+};
+
+// A piece of the context, for the queries of a tile that read one KV head.
+struct Part {
+    const Tile* tile;
+    int64_t head, piece;
 };
 
 // The softmax of some queries over some keys, not divided by the sum yet.
@@ -49,12 +63,41 @@ struct Partial {
     }
 };
 
+// What the pool consists of and a product takes at a time: a number, or a pair.
+template <typename T>
+struct Element {
+    using Stored = T;       // number that it is made of
+    using Factor = float;   // what it is multiplied with
+    using Rounded = float;  // number that this is made of
+    static constexpr int64_t NUMBERS = 1;
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Element<Pair> {
+    using Stored = Bf16;
+    using Factor = Pair;
+    using Rounded = Bf16;
+    static constexpr int64_t NUMBERS = 2;
+};
+using Bf16Pool = Pair;
+#else
+using Bf16Pool = Bf16;
+#endif
+
 template <typename T>
 class Attention {
+    using Stored = typename Element<T>::Stored;
+    using Factor = typename Element<T>::Factor;
+    using Rounded = typename Element<T>::Rounded;
+    using Vector = decltype(load(std::declval<const T*>()));
+    static constexpr int64_t NUMBERS = Element<T>::NUMBERS;
+
 public:
     Attention(const Batch& batch, const Shape& shape, const Inputs& in, T* keys, T* values)
         : batch(batch), shape(shape), in(in), keys(keys), values(values),
-          group(shape.heads / shape.kv_heads), padded((shape.dim + LANES - 1) / LANES * LANES),
+          group(shape.heads / shape.kv_heads), dims((shape.dim + NUMBERS - 1) / NUMBERS),
+          padded((shape.dim + LANES - 1) / LANES * LANES), value_rows((shape.block_size + NUMBERS - 1) / NUMBERS),
           lines((shape.block_size + LANES - 1) / LANES),
           piece_blocks(std::max<int64_t>(1, PIECE / shape.block_size)), columns(piece_blocks * lines * LANES) {
         int64_t most = std::max<int64_t>(1, TILE / group), token = 0;
@@ -72,22 +115,21 @@ public:
 
     void run() {
         int64_t heads = shape.kv_heads, units = tiles.size() * heads;
+        std::vector<int64_t> offsets(1, 0);  // of each unit's parts
+        for (const Tile& tile : tiles)
+            for (int64_t head = 0; head < heads; head++) {
+                for (int64_t piece = 0; piece < tile.pieces; piece++) parts.push_back({&tile, head, piece});
+                offsets.push_back(parts.size());
+            }
         bool shared = units < 4 * shape.threads;  // too few to keep all threads busy
-        std::vector<int64_t> offsets(1, 0);       // of each tile's pieces among all pieces
-        for (const Tile& tile : tiles) offsets.push_back(offsets.back() + (shared ? tile.pieces : 0));
-        Room store = room(offsets.back() * heads * partial_size());
+        Room store = room(shared ? parts.size() * partial_size() : 0);
         int threads = work * PIECE * shape.heads * shape.dim > SMALL ? shape.threads : 1;
         parallel(units, std::max<int64_t>(1, units / (4 * threads)), threads, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; i++) write(tiles[i / heads], i % heads);
         });
-        parallel(offsets.back() * heads, 1, threads, [&](int64_t begin, int64_t end) {
+        parallel(shared ? parts.size() : 0, 1, threads, [&](int64_t begin, int64_t end) {
             Space own(*this);
-            for (int64_t i = begin; i < end; i++) {
-                int64_t t = std::upper_bound(offsets.begin(), offsets.end(), i / heads) - offsets.begin() - 1;
-                read_queries(tiles[t], i % heads, own.query);
-                attend(tiles[t], i % heads, i / heads - offsets[t], own.query, own.scores,
-                       partial(&store[i * partial_size()]));
-            }
+            for (int64_t p = begin; p < end; p++) attend(p, own, partial(&store[p * partial_size()]));
         });
         parallel(units, 1, threads, [&](int64_t begin, int64_t end) {
             Space own(*this);
@@ -96,10 +138,9 @@ public:
                 Partial next = own.next;
                 std::fill_n(own.joined.most, widest, LOWEST);
                 std::fill_n(own.joined.total, widest * (padded + 1), 0.0f);
-                if (!shared) read_queries(tile, i % heads, own.query);
-                for (int64_t p = 0; p < tile.pieces; p++) {
-                    if (shared) next = partial(&store[((offsets[i / heads] + p) * heads + i % heads) * partial_size()]);
-                    else attend(tile, i % heads, p, own.query, own.scores, next);
+                for (int64_t p = offsets[i]; p < offsets[i + 1]; p++) {
+                    if (shared) next = partial(&store[p * partial_size()]);
+                    else attend(p, own, next);
                     own.joined.join(next, tile.count * group, padded);
                 }
                 write_out(tile, i % heads, own.joined);
@@ -112,15 +153,20 @@ private:
     struct Space {
         explicit Space(const Attention& of) {
             static thread_local std::vector<float> room;
-            room.resize(std::max<size_t>(room.size(), 2 * of.partial_size() + of.widest * (of.shape.dim + of.columns)));
+            room.resize(std::max<size_t>(room.size(), 2 * of.partial_size() + of.widest * (of.dims + of.columns)));
             joined = of.partial(room.data());
             next = of.partial(room.data() + of.partial_size());
-            query = room.data() + 2 * of.partial_size();
-            scores = query + of.widest * of.shape.dim;
+            scores = room.data() + 2 * of.partial_size();
+            query = (Factor*)(scores + of.widest * of.columns);
+            static thread_local std::vector<const T*> blocks;
+            blocks.resize(std::max<size_t>(blocks.size(), 2 * of.piece_blocks + AHEAD));
+            reads = blocks.data();
         }
 
         Partial joined, next;
-        float *query, *scores;
+        float* scores;
+        Factor* query;
+        const T** reads;  // the blocks that are read, one after the other
     };
 
     int64_t partial_size() const { return widest * (padded + 2); }
@@ -132,11 +178,11 @@ private:
     }
 
     T* key_block(const Tile& tile, int64_t block, int64_t head) const {
-        return keys + (tile.blocks[block] * shape.kv_heads + head) * shape.dim * shape.block_size;
+        return keys + (tile.blocks[block] * shape.kv_heads + head) * dims * shape.block_size;
     }
 
     T* value_block(const Tile& tile, int64_t block, int64_t head) const {
-        return values + (tile.blocks[block] * shape.kv_heads + head) * padded * shape.block_size;
+        return values + (tile.blocks[block] * shape.kv_heads + head) * value_rows * padded;
     }
 
     // Puts the tile's own keys and values into the pool.
@@ -145,22 +191,28 @@ private:
             int64_t block = (tile.position + i) / shape.block_size, at = (tile.position + i) % shape.block_size;
             const float* k = in.k + (tile.token + i) * in.k_stride + head * shape.dim;
             const float* v = in.v + (tile.token + i) * in.v_stride + head * shape.dim;
-            T *key = key_block(tile, block, head) + at, *value = value_block(tile, block, head) + at * padded;
+            T* key = key_block(tile, block, head) + at;
+            Stored* value = (Stored*)(value_block(tile, block, head) + at / NUMBERS * padded) + at % NUMBERS;
             for (int64_t j = 0; j < shape.dim; j += LANES) {
-                T some[LANES];
-                store(some, load_some(k + j, shape.dim - j));
-                for (int64_t l = 0; l < std::min<int64_t>(LANES, shape.dim - j); l++) key[(j + l) * shape.block_size] = some[l];
-                store(value + j, load_some(v + j, shape.dim - j));
+                T some[LANES / NUMBERS];
+                store((Stored*)some, load_some(k + j, shape.dim - j));
+                int64_t count = std::min<int64_t>(LANES / NUMBERS, dims - j / NUMBERS);
+                for (int64_t l = 0; l < count; l++) key[(j / NUMBERS + l) * shape.block_size] = some[l];
+                Stored numbers[LANES];
+                store(numbers, load_some(v + j, shape.dim - j));
+                for (int64_t l = 0; l < LANES; l++) value[(j + l) * NUMBERS] = numbers[l];
             }
         }
     }
 
     // The tile's queries, scaled: token by token, within a token head by head.
-    void read_queries(const Tile& tile, int64_t head, float* query) const {
+    void read_queries(const Tile& tile, int64_t head, Factor* query) const {
         float scale = 1.0f / std::sqrt((float)shape.dim);
-        for (int64_t i = 0; i < tile.count; i++) {
-            const float* q = in.q + (tile.token + i) * in.q_stride + head * group * shape.dim;
-            for (int64_t j = 0; j < group * shape.dim; j++) *query++ = q[j] * scale;
+        for (int64_t i = 0; i < tile.count * group; i++, query += dims) {
+            const float* q = in.q + (tile.token + i / group) * in.q_stride + (head * group + i % group) * shape.dim;
+            query[dims - 1] = {};
+            for (int64_t j = 0; j < shape.dim; j += LANES)
+                store_some((Rounded*)query + j, load_some(q + j, shape.dim - j) * scale, shape.dim - j);
         }
     }
 
@@ -172,141 +224,164 @@ private:
         }
     }
 
-    // One piece of the context, the `index`th that the tile sees.
-    void attend(const Tile& tile, int64_t head, int64_t index, const float* query, float* scores, Partial out) const {
-        int64_t queries = tile.count * group, first = (tile.first_piece + index) * piece_blocks;
-        int64_t last = std::min(first + piece_blocks, (tile.position + tile.count - 1) / shape.block_size + 1);
-        int64_t used = (last - first) * lines * LANES;
+    int64_t first_block(const Part& part) const { return (part.tile->first_piece + part.piece) * piece_blocks; }
+
+    int64_t count_blocks(const Part& part) const {
+        int64_t last = (part.tile->position + part.tile->count - 1) / shape.block_size + 1;
+        return std::min(piece_blocks, last - first_block(part));
+    }
+
+    // The block that a part reads as its `i`th, or its last one: first all keys, then all values.
+    const T* read_at(const Part& part, int64_t i) const {
+        int64_t first = first_block(part), count = count_blocks(part);
+        if (i < count) return key_block(*part.tile, first + i, part.head);
+        return value_block(*part.tile, first + std::min(i - count, count - 1), part.head);
+    }
+
+    void attend(int64_t index, const Space& own, Partial out) const {
+        const Part &part = parts[index], &next = parts[std::min<int64_t>(index + 1, parts.size() - 1)];
+        const Tile& tile = *part.tile;
+        int64_t queries = tile.count * group, first = first_block(part), count = count_blocks(part);
+        for (int64_t i = 0; i < 2 * count; i++) own.reads[i] = read_at(part, i);
+        for (int64_t i = 0; i < AHEAD; i++) own.reads[2 * count + i] = read_at(next, i);
+        read_queries(tile, part.head, own.query);
         for (int64_t i = 0; i < queries; i += ROWS)
-            score_rows(std::min<int64_t>(ROWS, queries - i), tile, head, first * lines, last * lines, i, query,
-                       scores + i * columns);
-        for (int64_t i = 0; i < queries; i++) softmax(scores + i * columns, used, out.most[i], out.total[i]);
+            score_rows(std::min<int64_t>(ROWS, queries - i), tile, first, count * lines, i, own);
+        for (int64_t i = 0; i < queries; i++)
+            softmax(own.scores + i * columns, count * lines * LANES, out.most[i], out.total[i]);
         for (int64_t i = 0; i < queries; i += FEW)
             for (int64_t j = 0; j < padded;) {
-                int64_t count = std::min<int64_t>(FEW, queries - i);
-                const float* weights = scores + i * columns;
+                int64_t rows = std::min<int64_t>(FEW, queries - i);
+                const Factor* weights = (const Factor*)(own.scores + i * columns);
+                const T** reads = own.reads + count;
                 float* sums = out.values + i * padded + j;
-                if (padded - j >= 4 * LANES) weigh_rows<4>(count, tile, head, first, last, j, weights, sums), j += 4 * LANES;
+                if (padded - j >= 4 * LANES)
+                    weigh_rows<4>(rows, tile, first, count, j, weights, reads, sums), j += 4 * LANES;
                 else if (padded - j >= 2 * LANES)
-                    weigh_rows<2>(count, tile, head, first, last, j, weights, sums), j += 2 * LANES;
-                else weigh_rows<1>(count, tile, head, first, last, j, weights, sums), j += LANES;
+                    weigh_rows<2>(rows, tile, first, count, j, weights, reads, sums), j += 2 * LANES;
+                else weigh_rows<1>(rows, tile, first, count, j, weights, reads, sums), j += LANES;
             }
     }
 
-    // Scores of M queries, from the `first` on, for N registers of keys from `line` on or what is left of them up to
-    // `stop`, -infinity for those that a query does not see.
+    // Scores of M queries, from the `row`th on, for N registers of keys from `line` on or what is left of them up to
+    // `stop`, -infinity for those that a query does not see. Lines count from the block `first`.
     template <int M, int N>
-    void score(const Tile& tile, int64_t head, int64_t begin, int64_t line, int64_t stop, int64_t first,
-               const float* query, float* column) const {
+    void score(const Tile& tile, int64_t first, int64_t line, int64_t stop, int64_t row, const Space& own) const {
         Vec sums[M][N] = {};
         const T *keys[N], *next[N];
         int64_t positions[N], counts[N];
         for (int n = 0; n < N; n++) {
             int64_t at = std::min(line + n, stop - 1), block = at / lines, skipped = at % lines * LANES;
-            keys[n] = key_block(tile, block, head) + skipped;
-            positions[n] = block * shape.block_size + skipped;
+            keys[n] = own.reads[block] + skipped;
+            next[n] = own.reads[block + AHEAD] + skipped;
+            positions[n] = (first + block) * shape.block_size + skipped;
             counts[n] = std::min<int64_t>(LANES, shape.block_size - skipped);
-            next[n] = read_behind(tile, head, begin, line + N + n, stop);
         }
         auto multiply = [&](auto load_keys) {
-            const float* q = query + first * shape.dim;
-            for (int64_t d = 0; d < shape.dim; d++, q++) {
-                Vec k[N];
+            const Factor* q = own.query + row * dims;
+            for (int64_t d = 0; d < dims; d++, q++) {
+                Vector k[N];
                 if (M <= FEW && d * shape.block_size * sizeof(T) % CACHE_LINE == 0)
-                    for (int n = 0; n < N; n++) __builtin_prefetch(next[n] + d * shape.block_size);
+                    for (int n = 0; n < N; n++) __builtin_prefetch(next[n] + d * shape.block_size, 0, LEVEL_2);
                 for (int n = 0; n < N; n++) k[n] = load_keys(keys[n] + d * shape.block_size, counts[n]);
                 UNROLLED for (int m = 0; m < M; m++)
-                    UNROLLED for (int n = 0; n < N; n++) sums[m][n] += q[m * shape.dim] * k[n];
+                    UNROLLED for (int n = 0; n < N; n++) sums[m][n] = add_product(sums[m][n], q[m * dims], k[n]);
             }
         };
         if (shape.block_size % LANES) multiply([](const T* p, int64_t count) { return load_some(p, count); });
         else multiply([](const T* p, int64_t) { return load(p); });
+        float* column = own.scores + row * columns + line * LANES;
         UNROLLED for (int m = 0; m < M; m++)
             UNROLLED for (int n = 0; n < N; n++)
                 if (line + n < stop) store(column + m * columns + n * LANES, sums[m][n]);
         for (int n = 0; n < N && line + n < stop; n++) {
             if (counts[n] == LANES && positions[n] + LANES - 1 <= tile.position && !shape.window) continue;
             for (int m = 0; m < M; m++) {
-                float* own = column + m * columns + n * LANES;
-                int64_t position = tile.position + (first + m) / group;
+                float* scores = column + m * columns + n * LANES;
+                int64_t position = tile.position + (row + m) / group;
                 int64_t begin = std::clamp<int64_t>(first_seen(position) - positions[n], 0, counts[n]);
                 int64_t end = std::clamp<int64_t>(position + 1 - positions[n], begin, counts[n]);
-                std::fill(own, own + begin, -INFINITE);
-                std::fill(own + end, own + LANES, -INFINITE);
+                std::fill(scores, scores + begin, -INFINITE);
+                std::fill(scores + end, scores + LANES, -INFINITE);
             }
         }
     }
 
-    // What is read when the registers of keys from `begin` up to `line` have been: the keys up to `stop`, and then the
-    // values from the first on. Blocks lie anywhere, so that memory's own prefetchers do not know.
-    const T* read_behind(const Tile& tile, int64_t head, int64_t begin, int64_t line, int64_t stop) const {
-        if (line < stop) return key_block(tile, line / lines, head) + line % lines * LANES;
-        return value_block(tile, std::min(begin + line - stop, stop - 1) / lines, head);
-    }
-
-    // Scores of some queries, from the `first` on, for the registers of keys from `begin` to `stop`.
+    // Scores of some queries, from the `row`th on, for all lines.
     template <int M = ROWS>
-    void score_rows(int64_t rows, const Tile& tile, int64_t head, int64_t begin, int64_t stop, int64_t first,
-                    const float* query, float* column) const {
+    void score_rows(int64_t rows, const Tile& tile, int64_t first, int64_t stop, int64_t row, const Space& own) const {
         if (rows < M) {
-            if constexpr (M > 1) score_rows<M - 1>(rows, tile, head, begin, stop, first, query, column);
+            if constexpr (M > 1) score_rows<M - 1>(rows, tile, first, stop, row, own);
             return;
         }
         constexpr int N = M <= FEW ? 4 : 2;  // several registers, so that one need not wait for the other's sum
-        for (int64_t line = begin; line < stop; line += N, column += N * LANES)
-            score<M, N>(tile, head, begin, line, stop, first, query, column);
+        for (int64_t line = 0; line < stop; line += N) score<M, N>(tile, first, line, stop, row, own);
     }
 
+    // The weights take the place of the scores.
     static void softmax(float* scores, int64_t count, float& most, float& total) {
         Vec peaks = splat(LOWEST), sums = {};
         for (int64_t c = 0; c < count; c += LANES) peaks = larger(peaks, load(scores + c));
         most = largest(peaks);
         for (int64_t c = 0; c < count; c += LANES) {
             Vec weight = exponential(load(scores + c) - most);
-            store(scores + c, weight);
+            store((Rounded*)scores + c, weight);
             sums += weight;
         }
         total = sum(sums);
     }
 
-    // Values of the keys that the tile sees, summed with the weights of M queries, in N registers from dimension d on.
+    // Values of the keys that the tile sees in some blocks, from the `first` on, summed with the weights of M queries, in
+    // N registers from dimension d on.
     template <int M, int N>
-    void weigh(const Tile& tile, int64_t head, int64_t first, int64_t last, int64_t d, const float* weights,
+    void weigh(const Tile& tile, int64_t first, int64_t count, int64_t d, const Factor* weights, const T* const* reads,
                float* out) const {
         Vec sums[M][N] = {};
-        int64_t seen = first_seen(tile.position), end = tile.position + tile.count, size = shape.block_size;
-        for (int64_t block = first; block < last; block++) {
-            const T* value = value_block(tile, block, head) + d;
-            const T* next = value_block(tile, std::min(block + AHEAD, last - 1), head) + d;
-            const float* weight = weights + (block - first) * lines * LANES;
-            for (int64_t l = std::max<int64_t>(0, seen - block * size); l < std::min(size, end - block * size); l++) {
-                Vec v[N];
-                for (int n = 0; n < N; n++)
-                    if (n * LANES * sizeof(T) % CACHE_LINE == 0) __builtin_prefetch(next + l * padded + n * LANES);
-                for (int n = 0; n < N; n++) v[n] = load(value + l * padded + n * LANES);
+        int64_t size = shape.block_size;
+        for (int64_t block = 0; block < count; block++) {
+            const T *value = reads[block] + d, *next = reads[block + AHEAD] + d;
+            const Factor* weight = weights + block * lines * (LANES / NUMBERS);
+            auto multiply = [&](int64_t row, auto load_values) {
+                Vector v[N];
+                for (int n = 0; n < N; n++) {
+                    if (n * LANES * sizeof(T) % CACHE_LINE == 0)
+                        __builtin_prefetch(next + row * padded + n * LANES, 0, LEVEL_2);
+                    v[n] = load_values(value + row * padded + n * LANES);
+                }
                 UNROLLED for (int m = 0; m < M; m++)
-                    UNROLLED for (int n = 0; n < N; n++) sums[m][n] += weight[m * columns + l] * v[n];
-            }
+                    UNROLLED for (int n = 0; n < N; n++)
+                        sums[m][n] = add_product(sums[m][n], weight[m * columns + row], v[n]);
+            };
+            // Of a pair, the other number may be one that nobody wrote.
+            auto only = [](uint32_t bits) { return [=](const T* p) { return (Vector)((Int)load(p) & (int32_t)bits); }; };
+            int64_t from = std::max<int64_t>(0, first_seen(tile.position) - (first + block) * size);
+            int64_t to = std::min(size, tile.position + tile.count - (first + block) * size);
+            if (from % NUMBERS && from < to) multiply(from++ / NUMBERS, only(0xffff0000));
+            for (int64_t row = from / NUMBERS; row < to / NUMBERS; row++) multiply(row, [](const T* p) { return load(p); });
+            if (to % NUMBERS && from < to) multiply(to / NUMBERS, only(0xffff));
         }
         UNROLLED for (int m = 0; m < M; m++)
             UNROLLED for (int n = 0; n < N; n++) store(out + m * padded + n * LANES, sums[m][n]);
     }
 
     template <int N, int M = FEW>
-    void weigh_rows(int64_t rows, const Tile& tile, int64_t head, int64_t first, int64_t last, int64_t d,
-                    const float* weights, float* out) const {
-        if (rows == M) return weigh<M, N>(tile, head, first, last, d, weights, out);
-        if constexpr (M > 1) weigh_rows<N, M - 1>(rows, tile, head, first, last, d, weights, out);
+    void weigh_rows(int64_t rows, const Tile& tile, int64_t first, int64_t count, int64_t d, const Factor* weights,
+                    const T* const* reads, float* out) const {
+        if (rows == M) return weigh<M, N>(tile, first, count, d, weights, reads, out);
+        if constexpr (M > 1) weigh_rows<N, M - 1>(rows, tile, first, count, d, weights, reads, out);
     }
 
     const Batch& batch;
     const Shape& shape;
     const Inputs& in;
     T *keys, *values;
-    int64_t group, padded;  // query heads of a KV head; dimensions of a value with its filling
-    int64_t lines;          // registers over the keys of a block
+    int64_t group;               // query heads of a KV head
+    int64_t dims;                // elements of a key
+    int64_t padded, value_rows;  // elements of a row of values with what fills it; rows of a block
+    int64_t lines;               // registers over the keys of a block
     int64_t piece_blocks, columns;
     std::vector<Tile> tiles;
+    std::vector<Part> parts;  // by tile, head and piece
     int64_t widest = 0, work = 0;
 };
 
@@ -315,7 +390,7 @@ private:
 extern "C" {
 
 void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values) {
-    if (shape->dtype == BF16) Attention(*batch, *shape, *in, (Bf16*)keys, (Bf16*)values).run();
+    if (shape->dtype == BF16) Attention(*batch, *shape, *in, (Bf16Pool*)keys, (Bf16Pool*)values).run();
     else if (shape->dtype == F16) Attention(*batch, *shape, *in, (_Float16*)keys, (_Float16*)values).run();
     else Attention(*batch, *shape, *in, (float*)keys, (float*)values).run();
 }

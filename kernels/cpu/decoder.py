@@ -75,6 +75,7 @@ class CompiledDecoder:
             "count": len(layers),
             "width": len(norm),
             "heads": heads,
+            "dim": layers[0].o.inputs // heads,
             "norm": norm.data_ptr(),
             "table": table.data_ptr(),
             "eps": eps,
@@ -103,10 +104,8 @@ class CompiledDecoder:
 
     def _bind(self, pools: Sequence[Pool]) -> None:
         keys, _ = pools[0]
-        _, kv_heads, dim, block_size = keys.shape
-        self._model = _Decoder(
-            **self._fixed, kv_heads=kv_heads, dim=dim, block_size=block_size, dtype=DTYPES[keys.dtype]
-        )
+        _, kv_heads, _, block_size, _ = keys.shape
+        self._model = _Decoder(**self._fixed, kv_heads=kv_heads, block_size=block_size, dtype=DTYPES[keys.dtype])
         self._addresses = (_Pool * len(pools))(*(_Pool(keys.data_ptr(), values.data_ptr()) for keys, values in pools))
         self._pools = pools
 

@@ -25,41 +25,17 @@ constexpr int64_t ROUNDED = 1 << 14;  // numbers that are rounded before a helpe
 
 // Two registers of weights, as `Operators.pack` lays them out: one behind the other.
 template <typename W>
-inline std::pair<Vec, Vec> load_weights(const W* p) {
-    return {load(p), load(p + LANES)};
+inline auto load_weights(const W* p) {
+    return std::pair(load(p), load(p + LANES));
 }
 
-inline Vec add_product(Vec sum, float x, Vec weights) { return sum + x * weights; }
-
-#if defined(__AVX512BF16__)
-
-constexpr int64_t PAIRED = 2;
-
-// Two inputs of a row, or their weights for one output, the first in the low half.
-struct Pair {
-    uint32_t bits;
-};
-
-inline std::pair<__m512bh, __m512bh> load_weights(const Pair* p) {
-    return {(__m512bh)_mm512_loadu_si512(p), (__m512bh)_mm512_loadu_si512(p + LANES)};
-}
-
-inline Vec add_product(Vec sum, Pair x, __m512bh weights) {
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x.bits), weights);
-}
-
-#else
-
-constexpr int64_t PAIRED = 1;
-
-// Number by number in turn, so that what widens them is a shift for the one register and a mask for the other.
-inline std::pair<Vec, Vec> load_weights(const Bf16* p) {
+// Where weights in bf16 are widened, they lie number by number in turn, so that this is a shift for the one register and
+// a mask for the other.
+inline auto load_weights(const Bf16* p) {
     Int both;
     std::memcpy(&both, p, sizeof both);
-    return {(Vec)(both << 16), (Vec)(both & (int32_t)0xffff0000)};
+    return std::pair((Vec)(both << 16), (Vec)(both & (int32_t)0xffff0000));
 }
-
-#endif
 
 // The outputs of one panel for some rows.
 struct Tile {

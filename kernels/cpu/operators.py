@@ -1,6 +1,6 @@
 """The compiled CPU kernels as functions of tensors.
 
-All compute in float32, whatever weights and KV are stored in; of products with bf16 see `Operators.paired`.
+All compute in float32, whatever weights and KV are stored in; of bf16 see `Operators.paired`.
 """
 
 import ctypes
@@ -79,8 +79,8 @@ class Operators:
 
     Attributes:
         threads: how many may take part in a call. They are the kernels' own, not those of torch.
-        paired: inputs of a product that are multiplied at a time with weights in bf16: 2 where the CPU has instructions
-            for that, and there they are rounded to bf16 themselves; else 1.
+        paired: numbers that are multiplied at a time with weights or KV in bf16: 2 where the CPU has instructions for
+            that, and there they are rounded to bf16 themselves; else 1.
     """
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
@@ -107,9 +107,17 @@ class Operators:
         function.argtypes, function.restype = arguments, None  # type: ignore[attr-defined]
         return function
 
-    def filled(self, dim: int) -> int:
-        """`dim` filled up to whole registers: what a value takes in the pool."""
-        return -(-dim // self._lanes) * self._lanes
+    def pool_shapes(
+        self, blocks: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the keys of a layer, [blocks, Hkv, D / p, block size, p], and of its values, [blocks, Hkv, block size / p,
+        D, p], where p numbers lie side by side, `paired` in bf16 and 1 otherwise, and D is filled up to whole registers
+        in the values.
+        """
+        together = self.paired if dtype == torch.bfloat16 else 1
+        filled = -(-dim // self._lanes) * self._lanes
+        keys = (blocks, kv_heads, -(-dim // together), block_size, together)
+        return keys, (blocks, kv_heads, -(-block_size // together), filled, together)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root mean square normalisation over the last dimension of x [T, D] or [T, H, D], contiguous in all but T."""
@@ -178,15 +186,15 @@ class Operators:
         Args:
             batch: of `batch_of`.
             window: positions that a query sees, its own included; 0: all.
-            pool: keys [blocks, Hkv, D, block size], values [blocks, Hkv, block size, `filled(D)`].
+            pool: keys and values in the shapes of `pool_shapes`.
             q: contiguous in all but T, as are `k` and `v`.
             k: see q.
             v: see q.
         """
         keys, values = pool
-        _, kv_heads, dim, block_size = keys.shape
+        kv_heads, block_size = keys.shape[1], keys.shape[3]
         out = torch.empty(q.shape)
-        shape = Shape(q.shape[1], kv_heads, dim, block_size, window, DTYPES[keys.dtype], self.threads)
+        shape = Shape(q.shape[1], kv_heads, q.shape[2], block_size, window, DTYPES[keys.dtype], self.threads)
         inputs = Inputs(q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0), out.data_ptr())
         self._attend(byref(batch), byref(shape), byref(inputs), keys.data_ptr(), values.data_ptr())
         return out

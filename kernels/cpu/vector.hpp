@@ -69,15 +69,44 @@ inline Vec load(const _Float16* p) {
 #endif
 }
 
+#if defined(__AVX512BF16__)
+
+constexpr int64_t PAIRED = 2;  // numbers in bf16 that are multiplied at a time
+
+// Two numbers, the first in the low half.
+struct Pair {
+    uint32_t bits;
+};
+
+inline __m512bh load(const Pair* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+// Both products, the second first.
+inline Vec add_product(Vec sum, Pair x, __m512bh y) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x.bits), y);
+}
+
+#else
+
+constexpr int64_t PAIRED = 1;
+
+#endif
+
+inline Vec add_product(Vec sum, float x, Vec y) { return sum + x * y; }
+
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
 // Rounds to nearest, ties to even; a NaN stays one.
 inline void store(Bf16* p, Vec v) {
+#if defined(__AVX512BF16__)
+    __m256bh narrow = _mm512_cvtneps_pbh((__m512)v);
+    std::memcpy(p, &narrow, sizeof narrow);
+#else
     Int bits = (Int)v;
     Int rounded = ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) & 0xffff;
     Int nan = ((bits >> 16) | 0x40) & 0xffff;
     Short s = __builtin_convertvector(v == v ? rounded : nan, Short);
     std::memcpy(p, &s, sizeof s);
+#endif
 }
 
 inline void store(_Float16* p, Vec v) {
@@ -87,7 +116,7 @@ inline void store(_Float16* p, Vec v) {
 
 // The first `count` numbers, zeros behind them.
 template <typename T>
-inline Vec load_some(const T* p, int64_t count) {
+inline auto load_some(const T* p, int64_t count) {
     if (count >= LANES) return load(p);
     T some[LANES] = {};
     std::memcpy(some, p, count * sizeof(T));
@@ -128,11 +157,15 @@ inline float largest(Vec v) {
     return most;
 }
 
-// e to the x within two units in the last place; 0 below -87 and infinity above 88,
-// near the ends of what a float holds. Source: Cephes' expf.
+// e to the x within two units in the last place; 0 below -87 and infinity above 89, near the ends of what a float holds.
+// Source: Cephes' expf.
 inline Vec exponential(Vec x) {
     constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits
+#if defined(__AVX512F__)
+    Vec bounded = (Vec)_mm512_min_ps((__m512)splat(89.0f), (__m512)x);  // a NaN stays one
+#else
     Vec bounded = x < -87.0f ? splat(-87.0f) : x > 88.0f ? splat(88.0f) : x;
+#endif
     Vec shifted = bounded * 1.44269504f + SHIFT;
     Vec n = shifted - SHIFT;
     Vec r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
@@ -143,6 +176,11 @@ inline Vec exponential(Vec x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    __mmask16 known = _mm512_cmp_ps_mask((__m512)x, (__m512)splat(-87.0f), _CMP_NLT_UQ);
+    return (Vec)_mm512_maskz_scalef_ps(known, (__m512)p, (__m512)n);
+#else
     Vec power = (Vec)(((Int)shifted << 23) + 0x3f800000);
     return x < -87.0f ? Vec{} : x > 88.0f ? splat(INFINITE) : p * power;
+#endif
 }

@@ -21,17 +21,16 @@ class CompiledBackend:
         self._windows = spec.windows
         self._how = Sampling()
         self._stop_ids: Int64 | None = None
-        blocks, size, heads, dim = capacity.num_blocks, capacity.block_size, spec.num_kv_heads, spec.head_dim
-        filled = operators.filled(dim)
-        self.layers = [
-            (_zeros(dtype, blocks, heads, dim, size), _zeros(dtype, blocks, heads, size, filled)) for _ in spec.windows
-        ]
+        keys, values = operators.pool_shapes(
+            capacity.num_blocks, spec.num_kv_heads, spec.head_dim, capacity.block_size, dtype
+        )
+        self.layers = [(_zeros(dtype, *keys), _zeros(dtype, *values)) for _ in spec.windows]
 
     @staticmethod
     def bytes_per_block(operators: Operators, spec: Spec, block_size: int, dtype: torch.dtype) -> int:
         """Memory that one block takes over all layers."""
-        numbers = spec.head_dim + operators.filled(spec.head_dim)
-        return len(spec.windows) * block_size * spec.num_kv_heads * numbers * dtype.itemsize
+        shapes = operators.pool_shapes(1, spec.num_kv_heads, spec.head_dim, block_size, dtype)
+        return len(spec.windows) * sum(map(math.prod, shapes)) * dtype.itemsize
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
         """See `Backend.attention`."""

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -50,17 +51,17 @@ class Case:
         self.tables = np.full((len(rows) + 1, max(needs)), 1 << 40)  # an entry that is not a slot's own would crash
         for slot, need in zip(self.slots, needs, strict=True):
             self.tables[slot, :need] = [free.pop() for _ in range(need)]
-        filled = operators.filled(heads.dim)
-        self.pool = (
-            torch.full((blocks, heads.kv_heads, heads.dim, heads.block_size), math.nan, dtype=dtype),
-            torch.full((blocks, heads.kv_heads, heads.block_size, filled), math.nan, dtype=dtype),
-        )
+        shapes = operators.pool_shapes(blocks, heads.kv_heads, heads.dim, heads.block_size, dtype)
+        self.pool = tuple(torch.full(shape, math.nan, dtype=dtype) for shape in shapes)
+        together = shapes[0][-1]
+        odd = -heads.dim % together
         for index, row in enumerate(rows):
             for position in range(row.start):
                 block = self.tables[self.slots[index], position // heads.block_size]
                 at = position % heads.block_size
-                self.pool[0][block, :, :, at] = self.keys[index][position]
-                self.pool[1][block, :, at, : heads.dim] = self.values[index][position]
+                key = F.pad(self.keys[index][position], (0, odd))
+                self.pool[0][block, :, :, at] = key.view(heads.kv_heads, -1, together)
+                self.pool[1][block, :, at // together, : heads.dim, at % together] = self.values[index][position]
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.random.normal(0, 1, shape)).to(self.dtype).float()
@@ -100,7 +101,7 @@ shapes = st.builds(
     lambda kv_heads, group, dim, block_size, window: Heads(kv_heads * group, kv_heads, dim, block_size, window),
     st.integers(1, 3),
     st.sampled_from([1, 2, 3, 8]),
-    st.sampled_from([8, 16, 20, 64, 80]),
+    st.sampled_from([8, 16, 17, 20, 64, 80]),
     st.sampled_from([1, 8, 16, 24, 32]),
     st.sampled_from([0, 0, 1, 7, 40]),
 )
@@ -142,11 +143,18 @@ def test_the_number_of_threads_changes_no_bit(operators: Operators, many_threads
 
 
 @settings(max_examples=20, deadline=None)
-@given(cut=st.integers(1, 99), others=st.lists(rows, max_size=3), heads=shapes)
-def test_neighbours_and_chunks_change_no_bit(operators: Operators, cut: int, others: list[Row], heads: Heads) -> None:
-    whole = Case(operators, [Row(300, 100)], heads, torch.float32)
+@given(
+    cut=st.integers(1, 99),
+    others=st.lists(rows, max_size=3),
+    heads=shapes,
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_neighbours_and_chunks_change_no_bit(
+    operators: Operators, cut: int, others: list[Row], heads: Heads, dtype: torch.dtype
+) -> None:
+    whole = Case(operators, [Row(300, 100)], heads, dtype)
     expected = whole.run()[0]
-    part = Case(operators, [Row(300 + cut, 100 - cut), *others], heads, torch.float32, seed=1)
+    part = Case(operators, [Row(300 + cut, 100 - cut), *others], heads, dtype, seed=1)
     own = part.slots[0]
     for to, source in zip(part.pool, whole.pool, strict=True):
         used = part.tables[own][: -(-400 // heads.block_size)]
@@ -161,13 +169,15 @@ def test_large_scores_do_not_overflow(operators: Operators) -> None:
     case.check()
 
 
-def test_what_was_written_is_read_by_the_next_step(operators: Operators) -> None:
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("end", [49, 50])
+def test_what_was_written_is_read_by_the_next_step(operators: Operators, end: int, dtype: torch.dtype) -> None:
     heads = Heads(4, 2, 32, 16)
-    case = Case(operators, [Row(0, 50)], heads, torch.float32)
+    case = Case(operators, [Row(0, end)], heads, dtype)
     whole = case.run()[0]
-    case.rows = [Row(49, 1)]
-    case.queries = [case.queries[0][49:]]
-    assert torch.equal(case.run()[0], whole[49:])
+    case.rows = [Row(end - 1, 1)]
+    case.queries = [case.queries[0][end - 1 :]]
+    assert torch.equal(case.run()[0], whole[end - 1 :])
     stored: npt.NDArray[np.int64] = case.tables[case.slots[0]]
     assert not case.pool[1][stored[:3], :, :, : heads.dim].isnan().any()
     assert case.pool[0][stored[3], :, :, 2:].isnan().all(), "written beyond the row's last position"
