@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which only takes time."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of weights and KV; auto: what the model's config says, but float32 on a CPU that has neither bf16 products nor
-    compiled kernels. A CPU with bf16 products rounds the inputs of those with bf16 weights; all else is float32 there.
+    compiled kernels. A CPU with bf16 products rounds what it multiplies with them to bf16; all else is float32 there.
     """
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Of keys and values in the cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""

@@ -17,7 +17,7 @@
 namespace {
 
 constexpr int PANEL = 2 * LANES;
-constexpr int AHEAD = 4096;  // bytes
+constexpr int AHEAD = 8192;  // bytes
 constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
 constexpr int64_t CACHED = 1 << 15;  // weights that may take part of the second level cache
 constexpr int64_t CHUNKS = 16;  // of the outputs per thread
