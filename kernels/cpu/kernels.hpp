@@ -45,7 +45,6 @@ void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threa
 void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads);
 
-// Writes k and v into the pool, then attends. Keys are [blocks, kv_heads, dim, block_size], values
-// [blocks, kv_heads, block_size, dim rounded up to lanes()].
+// Writes k and v into the pool, then attends. `keys` and `values` have the shapes of `Operators.pool_shapes`.
 void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values);
 }

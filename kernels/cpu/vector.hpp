@@ -95,7 +95,7 @@ inline Vec add_product(Vec sum, float x, Vec y) { return sum + x * y; }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
-// Rounds to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; a NaN stays one. What is nearer to 0 than a normal number may become 0.
 inline void store(Bf16* p, Vec v) {
 #if defined(__AVX512BF16__)
     __m256bh narrow = _mm512_cvtneps_pbh((__m512)v);
@@ -157,8 +157,8 @@ inline float largest(Vec v) {
     return most;
 }
 
-// e to the x within two units in the last place; 0 below -87 and infinity above 89, near the ends of what a float holds.
-// Source: Cephes' expf.
+// e to the x within two units in the last place; 0 below -87 and infinity from 88 or 89 on, near the ends of what a float
+// holds. Source: Cephes' expf.
 inline Vec exponential(Vec x) {
     constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits
 #if defined(__AVX512F__)
