@@ -231,19 +231,20 @@ private:
         return std::min(piece_blocks, last - first_block(part));
     }
 
-    // The block that a part reads as its `i`th, or its last one: first all keys, then all values.
-    const T* read_at(const Part& part, int64_t i) const {
+    // Lists the first `most` blocks that a part reads, all keys and then all values, and after the last one it again.
+    void list(const Part& part, int64_t most, const T** reads) const {
         int64_t first = first_block(part), count = count_blocks(part);
-        if (i < count) return key_block(*part.tile, first + i, part.head);
-        return value_block(*part.tile, first + std::min(i - count, count - 1), part.head);
+        for (int64_t i = 0; i < most; i++)
+            reads[i] = i < count ? key_block(*part.tile, first + i, part.head)
+                                 : value_block(*part.tile, first + std::min(i - count, count - 1), part.head);
     }
 
     void attend(int64_t index, const Space& own, Partial out) const {
         const Part &part = parts[index], &next = parts[std::min<int64_t>(index + 1, parts.size() - 1)];
         const Tile& tile = *part.tile;
         int64_t queries = tile.count * group, first = first_block(part), count = count_blocks(part);
-        for (int64_t i = 0; i < 2 * count; i++) own.reads[i] = read_at(part, i);
-        for (int64_t i = 0; i < AHEAD; i++) own.reads[2 * count + i] = read_at(next, i);
+        list(part, 2 * count, own.reads);
+        list(next, AHEAD, own.reads + 2 * count);
         read_queries(tile, part.head, own.query);
         for (int64_t i = 0; i < queries; i += ROWS)
             score_rows(std::min<int64_t>(ROWS, queries - i), tile, first, count * lines, i, own);
