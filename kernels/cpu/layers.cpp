@@ -1,4 +1,4 @@
-// What lies between the matrix products of a layer: normalisation, rotation, activation. All in float32.
+// What a model computes beside its matrix products and attention: embeddings, normalisation, rotation, activation.
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,23 @@
 
 constexpr int64_t FEW = 1 << 14;  // numbers that are done before a helper has begun
 
+template <typename T>
+void embed(const T* table, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads) {
+    parallel(rows, FEW / width, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++)
+            for (int64_t j = 0; j < width; j += LANES)
+                store_some(out + i * width + j, load_some(table + ids[i] * width + j, width - j), width - j);
+    });
+}
+
 extern "C" {
+
+// The lines `ids` of `table` [.., width].
+void embed(const void* table, int dtype, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads) {
+    if (dtype == BF16) embed((const Bf16*)table, ids, out, rows, width, threads);
+    else if (dtype == F16) embed((const _Float16*)table, ids, out, rows, width, threads);
+    else embed((const float*)table, ids, out, rows, width, threads);
+}
 
 // Root mean square normalisation of `count` heads at each of `rows` places, `stride` numbers apart. Where there is a
 // `delta`, as long as x without gaps, it is added to x first.

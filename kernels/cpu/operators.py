@@ -88,6 +88,7 @@ class Operators:
         self._library = library
         self._panel, self._lanes = int(library.panel_width()), int(library.lanes())
         self.paired = int(library.paired())
+        self._embed = self.function("embed", [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int])
         self._rms_norm = self.function(
             "rms_norm", [c_void_p, c_int64, *[c_void_p] * 2, c_float, c_void_p, *[c_int64] * 4, c_int]
         )
@@ -118,6 +119,14 @@ class Operators:
         filled = -(-dim // self._lanes) * self._lanes
         keys = (blocks, kv_heads, -(-dim // together), block_size, together)
         return keys, (blocks, kv_heads, -(-block_size // together), filled, together)
+
+    def embed(self, table: Tensor, ids: Tensor) -> Tensor:
+        """The lines `ids` [T] of the table [V, D], contiguous and in any dtype of weights -> [T, D]."""
+        rows, width = len(ids), table.shape[1]
+        out = torch.empty(rows, width)
+        pointers = table.data_ptr(), DTYPES[table.dtype], ids.data_ptr(), out.data_ptr()
+        self._embed(*pointers, rows, width, self.threads)
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root mean square normalisation over the last dimension of x [T, D] or [T, H, D], contiguous in all but T."""

@@ -107,17 +107,18 @@ class CpuDevice:
         rows = np.flatnonzero(batch.samples)
         candidates = None
         if rows.size:
-            hidden = hidden[torch.from_numpy(behind[rows] - 1)]
+            if rows.size < len(hidden):
+                hidden = hidden[torch.from_numpy(behind[rows] - 1)]
             tokens[rows], candidates = self._pick(hidden, rows, batch.slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
         return Done(tokens, candidates)
 
     def _pick(
         self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64
-    ) -> tuple[Int64 | Tensor, Candidates | None]:
+    ) -> tuple[Int64, Candidates | None]:
         """The tokens at `positions` [R] of the `slots` [R] in `rows` [R] of the step, by hidden states [R, D]."""
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
-            return tokens, None
+            return tokens.numpy(), None
         logits = self._model.logits(hidden)
         wanted = self._slots.candidates[slots]
         candidates = likeliest(logits, rows, wanted) if wanted.any() else None

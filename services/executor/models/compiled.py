@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.cpu.decoder import CompiledDecoder, Layer, Pool
@@ -88,13 +87,14 @@ class CompiledLM(CausalLM):
 class Embedding(nn.Module):
     """Rows of a table, as float32."""
 
-    def __init__(self, plain: nn.Embedding) -> None:
+    def __init__(self, plain: nn.Embedding, operators: Operators) -> None:
         super().__init__()
         self.weight = plain.weight
+        self._operators = operators
 
     def forward(self, ids: Tensor) -> Tensor:
         """[T] -> [T, D]."""
-        return F.embedding(ids, self.weight).float()
+        return self._operators.embed(self.weight, ids)
 
 
 class Norm(nn.Module):
@@ -183,7 +183,7 @@ def _compiled(module: nn.Module, operators: Operators, max_model_len: int, *, on
         case nn.Linear() | PackedLinear():
             return _linear(module.weight, module.bias, operators, one_dnn=one_dnn)
         case nn.Embedding():
-            return Embedding(module)
+            return Embedding(module, operators)
         case RMSNorm():
             return Norm(module, operators)
         case SiluMul():

@@ -1,4 +1,4 @@
-"""Normalisation, rotation and activation against PyTorch in float64."""
+"""Embeddings, normalisation, rotation and activation against PyTorch, in float64 where they compute."""
 
 import math
 
@@ -8,13 +8,20 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.operators import Operators
+from kernels.cpu.operators import DTYPES, Operators
 
 sizes = st.integers(1, 70)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(ids=st.lists(st.integers(0, 49), min_size=1, max_size=70), width=sizes, dtype=st.sampled_from([*DTYPES]))
+def test_embed(operators: Operators, ids: list[int], width: int, dtype: torch.dtype) -> None:
+    table = random(50, width).to(dtype)
+    assert torch.equal(operators.embed(table, torch.tensor(ids)), table[ids].float())
 
 
 @settings(max_examples=40, deadline=None)
