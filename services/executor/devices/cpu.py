@@ -113,9 +113,7 @@ class CpuDevice:
         self.busy += time.perf_counter() - began
         return Done(tokens, candidates)
 
-    def _pick(
-        self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64
-    ) -> tuple[Int64, Candidates | None]:
+    def _pick(self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64) -> tuple[Int64, Candidates | None]:
         """The tokens at `positions` [R] of the `slots` [R] in `rows` [R] of the step, by hidden states [R, D]."""
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
             return tokens.numpy(), None
