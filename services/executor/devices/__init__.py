@@ -26,9 +26,9 @@ from shared.model_folder import eos_ids, max_model_len, read_config
 __all__ = ["open_device"]
 
 COMPUTE_NICE = 2
-"""Niceness of the threads that compute on the CPU: whoever has a message to handle goes first, but does not keep a thread
-for long from the end of a part that the others wait for. Where Linux shares the cores out by sessions or containers, that
-is the executor's own event loop alone."""
+"""Niceness of the threads that compute on the CPU: whoever has a message to handle goes first, but does not keep a
+thread for long from the end of a part that the others wait for. Where Linux shares the cores out by sessions or by
+containers, that is the executor's own event loop alone."""
 MAX_CANDIDATES = 128
 """Of a row on the devices that report candidates: bounds a step's message, and is more than a beam search needs."""
 MAX_STEP_TOKENS = 4096
