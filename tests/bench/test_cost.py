@@ -42,13 +42,13 @@ def test_no_service_costs_half_as_much_again(name: str) -> None:
 @pytest.mark.parametrize("name", COSTS)
 def test_a_rise_by_half_is_seen(name: str) -> None:
     rig, plain = COSTS[name].rig, read(name)
-    for _ in range(ATTEMPTS):
+    for _ in range(2 * ATTEMPTS):
         # Noise adds to a cost: half of one measured with noise, put on one without, looks like less than half.
         plain = min(plain, measure(rig), key=lambda reading: reading.cost)
         half = plain.cost * plain.per_message / 2
         if measure(rig, dearer(half)).cost > plain.cost * TOLERANCE:
             return
-    pytest.fail(f"{name}: half as much again was not seen in {ATTEMPTS} attempts")
+    pytest.fail(f"{name}: half as much again was not seen in {2 * ATTEMPTS} attempts")
 
 
 def test_a_complaint_says_what_to_do() -> None:
