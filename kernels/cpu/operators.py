@@ -121,7 +121,7 @@ class Operators:
         return keys, (blocks, kv_heads, -(-block_size // together), filled, together)
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
-        """The lines `ids` [T] of the table [V, D], contiguous and in any dtype of weights -> [T, D]."""
+        """The lines `ids` [T], int64, of a contiguous table [V, D] in any dtype of weights -> [T, D], float32."""
         rows, width = len(ids), table.shape[1]
         out = torch.empty(rows, width)
         pointers = table.data_ptr(), DTYPES[table.dtype], ids.data_ptr(), out.data_ptr()
