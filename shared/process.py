@@ -1,9 +1,10 @@
-"""A process and its parent: whatever a supervisor started goes when the supervisor goes, however it goes."""
+"""What a process asks of Linux: to go when its supervisor goes, however it goes, and to leave others their turns."""
 
 import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 PARENT = "PAGEWIRE_PARENT"
 """Environment variable with the process id of the supervisor that started this process."""
@@ -27,3 +28,14 @@ def follow(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the kernel knew
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_turns() -> None:
+    """Lets whoever runs go on when a message arrives for this process, whose threads to come do likewise.
+
+    Where cores are few, each message would else interrupt its sender and be handled alone. So those that are sent
+    together are handled together. A core that is free is taken at once all the same. Nothing off Linux.
+    """
+    if sys.platform == "linux":
+        with suppress(PermissionError):  # of a sandbox: it works without
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

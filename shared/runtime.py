@@ -18,7 +18,7 @@ from shared.config import Settings
 from shared.context import Context, Service
 from shared.discovery import Responder
 from shared.errors import BusUnavailable, ConfigurationError
-from shared.process import INSTANCE, die_with_parent
+from shared.process import INSTANCE, die_with_parent, leave_turns
 from shared.pulse import Pulse
 
 CLOSE_WITHIN = 8.0
@@ -36,6 +36,7 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
     Exit codes: 0 after a signal, 1 when the service cannot go on, 2 when a setting is refused.
     """
     die_with_parent()
+    leave_turns()
     parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
     flags.add_settings(parser)
     try:

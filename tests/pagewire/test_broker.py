@@ -234,6 +234,11 @@ class TestLife:
             environment = Path(f"/proc/{broker.pid}/environ").read_text().split("\0")
         assert f"GOMAXPROCS={threads}" in environment
 
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this way of scheduling")
+    def test_it_interrupts_nobody_to_take_a_message(self, server: Broker) -> None:
+        threads = [int(task.name) for task in Path(f"/proc/{server.pid}/task").iterdir()]
+        assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
+
     def test_after_its_death_it_starts_on_the_same_port_with_what_it_stored(self) -> None:
         async def main() -> None:
             async with Broker(port=0) as broker:

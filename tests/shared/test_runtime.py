@@ -107,6 +107,13 @@ def test_a_signal_ends_it_in_order(broker: Broker, number: signal.Signals) -> No
     assert all(event["service"] == "probe" and event["instance"] == "probe1" for event in events)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this way of scheduling")
+def test_it_interrupts_nobody_to_take_a_message(broker: Broker) -> None:
+    with service(broker, **{INSTANCE: "probe3"}) as process:
+        asyncio.run(heard(broker, "probe3"))
+        assert os.sched_getscheduler(process.pid) == os.SCHED_BATCH
+
+
 def test_a_service_that_does_not_end_is_ended(broker: Broker) -> None:
     with service(broker, model="stuck", **{INSTANCE: "probe2"}) as process:
         asyncio.run(heard(broker, "probe2"))
