@@ -40,6 +40,8 @@ def compose(pending: Pending, budget: int) -> Rows:
     slots, remaining, room = pending
     decodes = slots[(remaining == 1) & (room > 0)][:budget]
     waiting = (remaining > 1) & (room > 0)
+    if not waiting.any():
+        return Rows(decodes, np.ones_like(decodes))
     filled = np.minimum(np.cumsum(np.minimum(remaining, room)[waiting]), budget - len(decodes))
     widths = np.diff(filled, prepend=0)
     widths = widths[widths > 0]  # the budget runs out once: those left out are the last

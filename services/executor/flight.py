@@ -12,6 +12,8 @@ from shared.messages.step import Finish
 
 UInt8 = npt.NDArray[np.uint8]
 
+_LENGTH = np.uint8(Finish.LENGTH)
+
 
 class Columns(NamedTuple):
     """The rows of one step, packed as `StepOutput` carries them."""
@@ -47,11 +49,13 @@ class Flight:
 
     def finishes(self, tokens: Int64) -> UInt8:
         """[R] `Finish` of each row, by the `tokens` [R] that the device picked."""
-        stopped = self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)
-        return np.where(stopped, Finish.STOP, np.where(self.full, Finish.LENGTH, Finish.NONE)).astype(np.uint8)
+        finishes = self.full * _LENGTH
+        if self.stop_ids.size:
+            finishes[self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)] = Finish.STOP
+        return finishes
 
-    def columns(self, tokens: Int64, finishes: UInt8, alive: Bool) -> Columns:
-        """The rows that are `alive` [R], packed."""
+    def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | slice) -> Columns:
+        """The rows that are `alive`, packed."""
         return Columns(
             sequences=packed(self.sequences[alive]),
             starts=packed(self.batch.starts[alive]),

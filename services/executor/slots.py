@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from services.executor.columns import column, pairs
-from services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch
+from services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
 from services.executor.flight import Columns, Flight
 from shared.errors import PagewireError
 from shared.messages.plan import AddSlot, Fork, Plan
@@ -113,11 +113,11 @@ class SlotTable:
         if not len(slots):
             return None
         starts = self._computed[slots]
-        ends, behind = starts + widths, np.cumsum(widths)
-        positions = np.arange(behind[-1]) + np.repeat(ends - behind, widths)
+        ends, positions = starts + widths, positions_of(starts, widths)
+        owners = slots if len(positions) == len(slots) else np.repeat(slots, widths)
         samples = ends == self._known[slots]
         full = samples & (ends + 1 == self._ends[slots])
-        batch = StepBatch(slots, starts, widths, self._tokens[np.repeat(slots, widths), positions], samples)
+        batch = StepBatch(slots, starts, widths, self._tokens[owners, positions], samples)
         self._computed[slots] = ends
         self._known[slots] += samples
         self._running[slots] = ~full
@@ -132,13 +132,14 @@ class SlotTable:
         batch, finishes = flight.batch, flight.finishes(tokens)
         slots = batch.slots
         alive = self._stopped[slots] != flight.tenancies  # a later tenancy stops in a later step
-        stops = alive & (finishes == Finish.STOP)
-        self._stopped[slots[stops]] = flight.tenancies[stops]
         here = alive & (self._tenancies[slots] == flight.tenancies)
+        stops = alive & (finishes == Finish.STOP)
+        if stops.any():
+            self._stopped[slots[stops]] = flight.tenancies[stops]
+            self._running[slots[here & stops]] = False
         written = here & batch.samples
         self._tokens[slots[written], (batch.starts + batch.widths)[written]] = tokens[written]
-        self._running[slots[here & stops]] = False
-        return flight.columns(tokens, finishes, alive)
+        return flight.columns(tokens, finishes, slice(None) if alive.all() else alive)
 
     def _remove(self, slots: Int64) -> None:
         self._check_occupied(slots)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.executor.candidates import likeliest
-from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch, positions_of
 from services.executor.devices.slots import DeviceSlots
 from services.executor.models.model import Attend, CausalLM
 
@@ -98,9 +98,7 @@ class CpuDevice:
     def launch(self, batch: StepBatch) -> Done:
         """See `Device.launch`: the step has ended when this returns."""
         began = time.perf_counter()
-        ends = batch.starts + batch.widths
-        behind = np.cumsum(batch.widths)
-        positions = np.arange(len(batch.token_ids)) + np.repeat(ends - behind, batch.widths)
+        ends, positions = batch.starts + batch.widths, positions_of(batch.starts, batch.widths)
         attend = self._backend.attention(batch, self._slots, positions)
         hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         tokens = np.full(len(batch.slots), -1, np.int64)
@@ -108,7 +106,7 @@ class CpuDevice:
         candidates = None
         if rows.size:
             if rows.size < len(hidden):
-                hidden = hidden[torch.from_numpy(behind[rows] - 1)]
+                hidden = hidden[torch.from_numpy(np.cumsum(batch.widths)[rows] - 1)]
             tokens[rows], candidates = self._pick(hidden, rows, batch.slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
         return Done(tokens, candidates)

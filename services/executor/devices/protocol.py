@@ -70,6 +70,14 @@ class StepBatch:
     """[R] whether the row samples the token at position start + width."""
 
 
+def positions_of(starts: Int64, widths: Int64) -> Int64:
+    """[T] the positions that rows compute, row after row: `widths` [R] of them from `starts` [R] on, 1 at least."""
+    behind = np.cumsum(widths)
+    if behind[-1] == len(widths):
+        return starts
+    return np.arange(behind[-1]) + np.repeat(starts + widths - behind, widths)
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The likeliest tokens of some rows of a step, by the model alone: no filter and no temperature."""

@@ -14,7 +14,7 @@ from services.executor.devices.cuda.runtime import Runtime
 from services.executor.devices.cuda.staging import Int32
 from services.executor.devices.cuda.step import Step
 from services.executor.devices.cuda.tables import SlotTables
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch, positions_of
 from services.executor.models.model import CausalLM
 
 DEPTH = 2
@@ -133,8 +133,7 @@ class CudaDevice:
         """Tokens that the device lacks, with where their rows stand."""
         slots, starts, ends = batch.slots, batch.starts, batch.starts + batch.widths
         held = self._held[slots]
-        behind = np.cumsum(batch.widths)
-        positions = np.arange(len(batch.token_ids)) + np.repeat(ends - behind, batch.widths)
+        positions = positions_of(starts, batch.widths)
         new = positions >= np.repeat(held, batch.widths)
         owners = np.repeat(slots, batch.widths)[new]
         rows = held < ends
