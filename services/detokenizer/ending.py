@@ -56,13 +56,13 @@ class Ending:
         self._report(stream)
         self._outbox.post(stream)
         self._outbox.drain()
-        try:
-            async with asyncio.timeout(PATIENCE):
-                if stream.mailboxes:
+        if stream.mailboxes:
+            try:
+                async with asyncio.timeout(PATIENCE):
                     await stream.delivered.wait()
-                await self._bus.flush()
-        except (TimeoutError, BusError) as error:
-            _log.warning("frames_not_flushed", request_id=stream.request_id, reason=str(error))
+            except TimeoutError:
+                _log.warning("frames_not_read", request_id=stream.request_id, seconds=PATIENCE)
+        # The broker gets this behind the frames, on the same connection: by its answer it has them too.
         if stream.attachment is not None:
             await self._end_item(stream.attachment.ack)
 
