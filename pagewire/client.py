@@ -128,7 +128,7 @@ class AsyncClient:
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error)) from error
         bus, directory = self._connection()
-        return Stream(bus, directory, model, built, traceparent)
+        return Stream(bus, directory, model, built, traceparent, fresh=not request_id)
 
     async def generate(
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any

@@ -20,7 +20,17 @@ from shared.errors import (
     PagewireError,
     PayloadTooLarge,
 )
-from shared.messages.client import Accepted, Delta, ErrorFrame, Final, Frame, GenerateRequest, Result, ResumeRequest
+from shared.messages.client import (
+    FRESH,
+    Accepted,
+    Delta,
+    ErrorFrame,
+    Final,
+    Frame,
+    GenerateRequest,
+    Result,
+    ResumeRequest,
+)
 
 SILENCE = 3.0
 """Seconds without a frame after which a stream asks for what it may have missed."""
@@ -44,8 +54,16 @@ class Stream:
     """
 
     def __init__(
-        self, bus: Bus, directory: Directory, model: str, request: GenerateRequest, traceparent: str = ""
+        self,
+        bus: Bus,
+        directory: Directory,
+        model: str,
+        request: GenerateRequest,
+        traceparent: str = "",
+        *,
+        fresh: bool = False,
     ) -> None:
+        """`fresh`: the id was drawn for this request."""
         self.request_id = request.request_id or ""
         self.final: Final | None = None
         self._bus = bus
@@ -53,6 +71,7 @@ class Stream:
         self.model = model
         self._request = request
         self._headers = frames.MSGPACK | ({"traceparent": traceparent} if traceparent else {})
+        self._first_headers = self._headers | ({FRESH: "1"} if fresh else {})
         self._inbox = ""
         self._sequencer = Sequencer(request.sampling.n * _count_prompts(request))
         self._mailbox = Mailbox()
@@ -110,7 +129,7 @@ class Stream:
         with self._bus.inbox(self._on_message) as self._inbox:
             watch = asyncio.create_task(self._watch(silence))
             try:
-                self._publish(self._subject, self._body)
+                self._bus.publish(self._subject, self._body, reply=self._inbox, headers=self._first_headers)
                 while not self._over or self._mailbox:
                     if not self._mailbox:
                         self._waiter = asyncio.get_running_loop().create_future()

@@ -60,7 +60,8 @@ class Streams:
         Raises:
             BusError: it cannot be told whether the id is new.
         """
-        stream = await self._registry.recall(request.request_id)
+        known = request.request_id
+        stream = self._registry.find(known) if request.fresh else await self._registry.recall(known)
         if stream is not None:
             return self._join(stream, request)
         if self._registry.full:

@@ -28,6 +28,8 @@ class Caller:
     encoding: Encoding
     deadline: float
     """Unix time in seconds."""
+    fresh: bool
+    """Whether the id was drawn for this very message."""
 
 
 def digest_of(request: GenerateRequest) -> bytes:
@@ -58,6 +60,7 @@ def open_stream(
         skip_special=params.skip_special_tokens,
         min_tokens=params.min_tokens,
         timeout_ms=timeout_ms,
+        fresh=caller.fresh,
     )
 
 

@@ -22,7 +22,7 @@ from services.tokenizer.validate import validate
 from shared import telemetry
 from shared.bus import Bus, Message
 from shared.errors import DeadlineExceeded, RequestError
-from shared.messages.client import GenerateRequest
+from shared.messages.client import FRESH, GenerateRequest
 from shared.peers import Peers
 
 _log = structlog.get_logger()
@@ -79,7 +79,8 @@ class Generate:
             vocab_size=self._model.vocab_size,
         )
         left = _left(expires)
-        caller = Caller(request_id, message.reply, encoding, deadline=time.time() + left)
+        fresh = not request.request_id or FRESH in message.headers
+        caller = Caller(request_id, message.reply, encoding, deadline=time.time() + left, fresh=fresh)
         headers: dict[str, str] = {}
         telemetry.inject(headers, span)
         return await self._handover.deliver(

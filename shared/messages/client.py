@@ -5,6 +5,10 @@ from typing import Literal
 
 import msgspec
 
+FRESH = "Pagewire-Fresh"
+"""Header of a generate request whose id was drawn for it and is sent for the first time: nobody looks for an earlier
+request of that id."""
+
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
     """How tokens are chosen and when to stop. Names and defaults are vLLM's."""

@@ -45,6 +45,8 @@ class OpenStream(Wire, frozen=True):
     """Tokens before which no stop string counts."""
     timeout_ms: int
     """What is left of the deadline on arrival here."""
+    fresh: bool = False
+    """The id was drawn for this request, which comes for the first time: there is no record of it to look for."""
 
 
 class OpenState(IntEnum):

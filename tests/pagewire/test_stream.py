@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pagewire import AsyncClient, stream
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import ContextLength, DeadlineExceeded, Internal, ModelNotFound, PayloadTooLarge, Unavailable
-from shared.messages.client import Accepted, Delta, Frame, GenerateRequest, Queued
+from shared.messages.client import FRESH, Accepted, Delta, Frame, GenerateRequest, Queued
 from tests.support.responder import MODEL, WORDS, Responder, deltas, final, settle
 from tests.support.waiting import until
 
@@ -151,6 +151,20 @@ def test_a_result_that_does_not_come_is_asked_for_again() -> None:
     async def scenario(client: AsyncClient, responder: Responder) -> None:
         responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
         assert (await client.generate("x")).choices[0].text == TEXT
+
+    play(scenario)
+
+
+def test_an_id_is_fresh_when_it_was_drawn_and_only_the_first_time() -> None:
+    async def scenario(client: AsyncClient, responder: Responder) -> None:
+        responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
+        await client.generate("x")
+        await client.generate("x", request_id="r8")
+        drawn, again, named = responder.headers
+        assert drawn[FRESH] == "1"
+        assert FRESH not in again
+        assert FRESH not in named
+        assert responder.requests[0].request_id == responder.requests[1].request_id
 
     play(scenario)
 

@@ -388,6 +388,24 @@ class TestAttachment:
 
         run(main())
 
+    def test_a_record_is_looked_for_unless_the_id_is_fresh(self, folder: Path) -> None:
+        async def main() -> None:
+            async with rig(folder) as world:
+                looked_for: list[str] = []
+
+                async def get_done(request_id: str) -> bytes | None:
+                    looked_for.append(request_id)
+                    return None
+
+                world.broker.store.get_done = get_done  # type: ignore[method-assign]
+                reader = await world.open(fresh=True)
+                assert await world.open_for(reader, fresh=True, digest=b"another") == OpenState.CONFLICT
+                assert looked_for == []
+                await world.open(request_id="r2")
+                assert looked_for == ["r2"]
+
+        run(main())
+
     def test_a_request_that_nobody_opened(self, folder: Path) -> None:
         async def main() -> None:
             async with rig(folder) as world:

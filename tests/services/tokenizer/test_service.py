@@ -26,7 +26,7 @@ from shared.config import Settings
 from shared.context import Context
 from shared.errors import ConfigurationError
 from shared.messages import unpack
-from shared.messages.client import ErrorFrame, ModelList, TokenizeReply
+from shared.messages.client import FRESH, ErrorFrame, ModelList, TokenizeReply
 from shared.messages.open import Encoding, OpenState
 from shared.model_folder import BUNDLED
 from shared.placement import rank
@@ -66,6 +66,21 @@ def test_a_text_becomes_work() -> None:
             assert (opening.encoding, opening.stream) == (Encoding.JSON, False)
             assert 4000 < opening.timeout_ms <= 5000
             assert item.headers == {}  # tracing is off
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("named", "headers", "fresh"),
+    [({}, {}, True), ({"request_id": "mine"}, {}, False), ({"request_id": "mine"}, {FRESH: "1"}, True)],
+)
+def test_an_id_is_fresh_when_it_is_drawn_here_or_the_client_says_so(
+    named: dict[str, str], headers: dict[str, str], fresh: bool
+) -> None:
+    async def main() -> None:
+        async with serving() as setup:
+            await setup.send({"prompt": "x", **named}, headers)
+            assert [opening.fresh for opening in setup.detokenizer.opened] == [fresh]
 
     asyncio.run(main())
 
