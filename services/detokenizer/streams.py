@@ -60,8 +60,10 @@ class Streams:
         Raises:
             BusError: it cannot be told whether the id is new.
         """
-        known = request.request_id
-        stream = self._registry.find(known) if request.fresh else await self._registry.recall(known)
+        if request.fresh:
+            stream = self._registry.find(request.request_id)
+        else:
+            stream = await self._registry.recall(request.request_id)
         if stream is not None:
             return self._join(stream, request)
         if self._registry.full:
