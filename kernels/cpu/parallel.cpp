@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int LOOKS = 64;    // between two offers of the core to others: a few microseconds
+constexpr int LOOKS = 64;   // between two offers of the core to others: a few microseconds
 constexpr int OFFERS = 10;  // until a helper sleeps
 constexpr uint64_t INDEX = 20, MASK = (1 << INDEX) - 1;
 

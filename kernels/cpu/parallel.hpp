@@ -1,9 +1,9 @@
 // Loops whose parts are taken by whichever threads are running.
 //
 // Nobody waits for a thread that does not run: where other programs use the cores too, the caller does the parts that
-// no helper took. Helpers look out for work for a fraction of a millisecond, longer than the gaps within a step, giving
-// way to others all the while; then they sleep. With OpenMP a loop ends when every thread has come to its end, which on
-// two shared cores took up to ten times as long.
+// no helper took. Helpers look out for work for some twenty microseconds, longer than the gaps between the loops of a
+// call, giving way to others all the while; then they sleep. With OpenMP a loop ends when every thread has come to its
+// end, which on two shared cores took up to ten times as long.
 #pragma once
 
 #include <algorithm>
