@@ -1,6 +1,7 @@
 """One request as its client sees it: sent, put in order, resumed after a loss, and ended exactly once."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -97,12 +98,10 @@ class Stream:
                 for delta in batch:
                     yield delta
 
-    async def batches(self) -> AsyncGenerator[list[Delta], None]:
+    def batches(self) -> AsyncGenerator[list[Delta], None]:
         """Like the iteration itself, but all that has arrived at once: cheaper where many are written together."""
         self._request.stream = True
-        async with aclosing(self._exchange(SILENCE)) as batches:
-            async for batch in batches:
-                yield batch
+        return self._exchange(SILENCE)
 
     async def result(self) -> Result:
         """Sends the request without a stream; returns its whole result. Raises what the iteration raises."""
@@ -151,7 +150,7 @@ class Stream:
     def _on_message(self, message: Message) -> None:
         if self._over:
             return
-        self._heard = asyncio.get_running_loop().time()
+        self._heard = time.monotonic()
         if not message.data:
             self._on_empty(message)
             return
@@ -207,23 +206,22 @@ class Stream:
 
     async def _watch(self, silence: float) -> None:
         """Looks at the clock: asks again after a silence, and gives up long after the deadline."""
-        loop = asyncio.get_running_loop()
-        self._heard = loop.time()
+        self._heard = time.monotonic()
         self._patient_until = self._heard + PATIENCE
         deadline = self._heard + self._request.timeout_ms / 1000 + GRACE
         while not self._over:
             await asyncio.sleep(TICK)
-            if loop.time() > deadline:
+            if time.monotonic() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))
-            elif self._unheard or loop.time() - self._heard > silence:
-                self._heard = loop.time()
+            elif self._unheard or time.monotonic() - self._heard > silence:
+                self._heard = time.monotonic()
                 self._unheard = False
                 self._recover()
 
     def _recover(self) -> None:
         """Asks for what is missing. Without a known stream the request is sent again: it is attached to its first."""
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         if now - self._asked < TICK:
             return
         self._asked = now

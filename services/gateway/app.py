@@ -18,11 +18,18 @@ from services.gateway.health import Health
 from services.gateway.shapes import Model, ModelList
 from shared.errors import ModelNotFound, PagewireError
 
+COMPLETIONS = "/v1/completions"
+"""The path whose answers are streams."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def build(client: AsyncClient, completions: Completions, health: Health, api_key: str) -> ASGIApp:
     """The application. With `api_key`, everything under /v1 needs it as bearer token."""
+    app = Shortcut(completions, _starlette(client, completions, health))
+    return BearerToken(app, api_key) if api_key else app
+
+
+def _starlette(client: AsyncClient, completions: Completions, health: Health) -> ASGIApp:
 
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
@@ -41,18 +48,32 @@ def build(client: AsyncClient, completions: Completions, health: Health, api_key
                 return _json(model)
         raise ModelNotFound(f"no model {wanted} is served here")
 
-    app = Starlette(
+    return Starlette(
         routes=[
             Route("/livez", alive),
             Route("/readyz", ready),
             Route("/health", ready),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
-            Route("/v1/completions", completions, methods=["POST"]),
+            Route(COMPLETIONS, completions, methods=["POST"]),
         ],
         exception_handlers={PagewireError: _refuse, HTTPException: _explain},
     )
-    return BearerToken(app, api_key) if api_key else app
+
+
+class Shortcut:
+    """Completions past Starlette, whose middleware would be passed three times for every token of a stream."""
+
+    def __init__(self, completions: Completions, others: ASGIApp) -> None:
+        self._completions = completions
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Starlette answers whatever is not a completion, a wrong method too."""
+        if scope["path"] == COMPLETIONS and scope["method"] == "POST":
+            await self._completions(scope, receive, send)
+        else:
+            await self._others(scope, receive, send)
 
 
 class BearerToken:

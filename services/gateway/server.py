@@ -37,6 +37,7 @@ async def serve(app: ASGIApp, listener: socket.socket) -> None:
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nobody asks where a request came from
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=CLOSE_WITHIN,
