@@ -1,0 +1,121 @@
+"""The parser delivers what nats-py's own parser does, in the same order, however the wire is cut."""
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.errors import ProtocolError
+from nats.protocol.parser import Parser
+
+from shared.bus.nats_parser import BulkParser
+
+Heard = tuple[object, ...]
+
+
+@dataclass
+class Listener:
+    """Notes what a parser calls it for."""
+
+    heard: list[Heard] = field(default_factory=list)
+    in_bulk: int = 0
+    """Messages that took the shorter way."""
+
+    def deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes) -> None:
+        self.in_bulk += 1
+        self.heard.append((sid, subject, reply, data, None))
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        self.heard.append((sid, bytes(subject), bytes(reply), data, headers))
+
+    async def _process_ping(self) -> None:
+        self.heard.append(("ping",))
+
+    async def _process_pong(self) -> None:
+        self.heard.append(("pong",))
+
+    async def _process_err(self, text: str) -> None:
+        self.heard.append(("error", text))
+
+    async def _process_info(self, info: dict[str, object]) -> None:
+        self.heard.append(("info", info))
+
+
+def message(subject: str, sid: int, reply: str, data: bytes, headers: bytes = b"") -> bytes:
+    """As a server writes it."""
+    names = f"{subject} {sid} {reply} " if reply else f"{subject} {sid} "
+    if headers:
+        return f"HMSG {names}{len(headers)} {len(headers) + len(data)}\r\n".encode() + headers + data + b"\r\n"
+    return f"MSG {names}{len(data)}\r\n".encode() + data + b"\r\n"
+
+
+subjects = st.from_regex(r"[A-Za-z_$][A-Za-z0-9_.-]{0,20}", fullmatch=True)
+awkward = [b"\r\n", b"MSG a 1 3\r\nabc\r\n", b"PING\r\n", b"x" * 5000]
+payloads = st.one_of(st.binary(max_size=60), st.sampled_from(awkward))
+messages = st.builds(
+    message,
+    subjects,
+    st.integers(1, 10_000),
+    st.one_of(st.just(""), subjects),
+    payloads,
+    st.sampled_from([b"", b"", b"NATS/1.0\r\nA: 1\r\n\r\n"]),
+)
+others = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Slow'\r\n", b'INFO {"a": 1}\r\n'])
+
+
+def parse(parser: Parser, pieces: list[bytes]) -> None:
+    async def feed() -> None:
+        for piece in pieces:
+            await parser.parse(piece)
+
+    asyncio.run(feed())
+
+
+def bulk() -> tuple[Listener, BulkParser]:
+    listener = Listener()
+    return listener, BulkParser(listener, listener.deliver)
+
+
+@given(commands=st.lists(st.one_of(messages, messages, others), max_size=12), data=st.data())
+def test_hears_what_nats_py_hears(commands: list[bytes], data: st.DataObject) -> None:
+    wire = b"".join(commands)
+    cuts = data.draw(st.lists(st.integers(0, len(wire)), max_size=8), label="cuts")
+    pieces = [wire[begin:end] for begin, end in pairwise(sorted([0, *cuts, len(wire)]))]
+    plain, (ours, parser) = Listener(), bulk()
+    parse(Parser(plain), pieces)
+    parse(parser, pieces)
+    assert ours.heard == plain.heard
+
+
+def test_whole_messages_take_the_shorter_way() -> None:
+    listener, parser = bulk()
+    parse(parser, [message("a", 1, "", b"x") * 3 + message("b", 2, "r", b"y") + message("c", 3, "", b"z")[:-4]])
+    assert listener.in_bulk == 4
+    assert listener.heard[3] == (2, b"b", b"r", b"y", None)
+
+
+@pytest.mark.parametrize("size", [40, 100, 1000])
+def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> None:
+    listener, parser = bulk()
+    wire = message("a", 1, "", b"0123456789") * 100
+    parse(parser, [wire[begin : begin + size] for begin in range(0, len(wire), size)])
+    assert len(listener.heard) == 100
+    assert listener.in_bulk > 70
+
+
+@pytest.mark.parametrize("line", [b"MSG a\r\n", b"MSG a b 3\r\n", b"MSG a 1 x\r\n", b"MSG \r\n", b"MSH a 1 3\r\n"])
+def test_malformed_lines_are_for_the_parent_to_refuse(line: bytes) -> None:
+    listener, parser = bulk()
+    with pytest.raises(ProtocolError):
+        parse(parser, [message("a", 1, "", b"x") + line])
+    assert len(listener.heard) == 1
+
+
+def test_a_reset_forgets_the_beginning_of_a_message() -> None:
+    listener, parser = bulk()
+    parse(parser, [message("a", 1, "", b"0123456789")[:-5]])
+    parser.reset()
+    parse(parser, [message("b", 2, "", b"x")])
+    assert listener.heard == [(2, b"b", b"", b"x", None)]
