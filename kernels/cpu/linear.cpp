@@ -7,6 +7,7 @@
 // Where the CPU multiplies bf16 numbers by the pair, rows are rounded to bf16 for weights in bf16, and a number is two.
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -90,17 +91,17 @@ struct Peaks {
 // Only the largest output of a row is wanted: none is written.
 class Largest {
 public:
-    explicit Largest(int64_t rows) : rows(rows) {
+    explicit Largest(int64_t rows) : rows(rows), bars(new std::atomic<float>[rows]) {
+        for (int64_t row = 0; row < rows; row++) bars[row] = -INFINITE;
         for (int l = 0; l < LANES; l++) lanes[l] = l;
     }
 
     void prepare(int64_t chunks) { peaks.resize(rows * chunks); }
 
+    // Nearly all outputs are less than one that was seen already, by whichever thread.
     void take(const Tile& tile, int64_t m, Vec left, Vec right) {
-        Peaks& best = peaks[tile.chunk * rows + tile.row + m];
-        Int here = lanes + (int32_t)tile.first;
-        best.offer(left, here);
-        best.offer(right, here + LANES);
+        Vec bar = splat(bars[tile.row + m].load(std::memory_order_relaxed));
+        if (!(all_less(left, bar) & all_less(right, bar))) keep(tile, m, left, right);
     }
 
     void take_some(const Tile& tile, int64_t m, Vec left, Vec right) {
@@ -116,7 +117,18 @@ public:
     }
 
 private:
+    // Where threads raise a bar at the same time, the lower one may stay: it is one that was seen, too.
+    [[gnu::noinline]] void keep(const Tile& tile, int64_t m, Vec left, Vec right) {
+        Peaks& best = peaks[tile.chunk * rows + tile.row + m];
+        Int here = lanes + (int32_t)tile.first;
+        best.offer(left, here);
+        best.offer(right, here + LANES);
+        std::atomic<float>& bar = bars[tile.row + m];
+        bar.store(std::max(bar.load(std::memory_order_relaxed), largest(best.most)), std::memory_order_relaxed);
+    }
+
     int64_t rows;
+    std::unique_ptr<std::atomic<float>[]> bars;  // the largest output of each row so far, about
     Int lanes;
     std::vector<Peaks> peaks;  // chunk by chunk
 };

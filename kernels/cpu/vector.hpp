@@ -157,6 +157,20 @@ inline float largest(Vec v) {
     return most;
 }
 
+// Whether each number is less than the one beside it; none that is a NaN is.
+inline bool all_less(Vec a, Vec b) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLT_UQ) == 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)(a < b)) == 0xff;
+#else
+    Int less = a < b;
+    for (int i = 0; i < LANES; i++)
+        if (!less[i]) return false;
+    return true;
+#endif
+}
+
 // e to the x within two units in the last place; 0 below -87 and infinity from 88 or 89 on, near the ends of what a float
 // holds. Source: Cephes' expf.
 inline Vec exponential(Vec x) {
