@@ -67,25 +67,10 @@ struct Whole {
     float* place(const Tile& tile, int64_t m) { return out + (tile.row + m) * outputs + tile.first; }
 };
 
-// What is largest in each lane, and at which output. A NaN counts as the lowest finite number, infinity as the largest.
-struct Peaks {
-    Vec most = splat(-INFINITE);
-    Int at = {};
-
-    void offer(Vec v, Int here) {
-        v = v != v ? splat(LOWEST) : v > -LOWEST ? splat(-LOWEST) : v;
-        Int better = v > most;
-        most = better ? v : most;
-        at = better ? here : at;
-    }
-
-    // The first of the largest.
-    int64_t first() const {
-        int best = 0;
-        for (int l = 1; l < LANES; l++)
-            if (most[l] > most[best] || (most[l] == most[best] && at[l] < at[best])) best = l;
-        return at[best];
-    }
+// The first of the largest outputs. A NaN counts as the lowest finite number, infinity as the largest.
+struct Peak {
+    float most = -INFINITE;
+    int64_t at = 0;
 };
 
 // Only the largest output of a row is wanted: none is written.
@@ -93,7 +78,6 @@ class Largest {
 public:
     explicit Largest(int64_t rows) : rows(rows), bars(new std::atomic<float>[rows]) {
         for (int64_t row = 0; row < rows; row++) bars[row] = -INFINITE;
-        for (int l = 0; l < LANES; l++) lanes[l] = l;
     }
 
     void prepare(int64_t chunks) { peaks.resize(rows * chunks); }
@@ -111,26 +95,31 @@ public:
     }
 
     int64_t at(int64_t row) const {
-        Peaks best = peaks[row];
-        for (size_t i = row + rows; i < peaks.size(); i += rows) best.offer(peaks[i].most, peaks[i].at);
-        return best.first();
+        Peak best = peaks[row];
+        for (size_t i = row + rows; i < peaks.size(); i += rows)
+            if (peaks[i].most > best.most) best = peaks[i];
+        return best.at;
     }
 
 private:
     // Where threads raise a bar at the same time, the lower one may stay: it is one that was seen, too.
     [[gnu::noinline]] void keep(const Tile& tile, int64_t m, Vec left, Vec right) {
-        Peaks& best = peaks[tile.chunk * rows + tile.row + m];
-        Int here = lanes + (int32_t)tile.first;
-        best.offer(left, here);
-        best.offer(right, here + LANES);
+        Vec both[] = {countable(left), countable(right)};
+        float most = largest(larger(both[0], both[1]));
+        Peak& best = peaks[tile.chunk * rows + tile.row + m];
+        if (most <= best.most) return;
+        int64_t i = 0;
+        while (both[i / LANES][i % LANES] != most) i++;
+        best = {most, tile.first + i};
         std::atomic<float>& bar = bars[tile.row + m];
-        bar.store(std::max(bar.load(std::memory_order_relaxed), largest(best.most)), std::memory_order_relaxed);
+        bar.store(std::max(bar.load(std::memory_order_relaxed), most), std::memory_order_relaxed);
     }
+
+    static Vec countable(Vec v) { return v != v ? splat(LOWEST) : v > -LOWEST ? splat(-LOWEST) : v; }
 
     int64_t rows;
     std::unique_ptr<std::atomic<float>[]> bars;  // the largest output of each row so far, about
-    Int lanes;
-    std::vector<Peaks> peaks;  // chunk by chunk
+    std::vector<Peak> peaks;  // chunk by chunk
 };
 
 // The rows M of a tile. Their sums stay in registers: the compiler is to see each by its own constant index.
