@@ -45,7 +45,7 @@ COSTS: Mapping[str, Cost] = {
     "scheduler": Cost(scheduler, "token", 0.030),
     "executor": Cost(executor, "token", 0.038),
     "detokenizer": Cost(detokenizer, "token", 0.142),
-    "gateway": Cost(gateway, "token", 0.36),
+    "gateway": Cost(gateway, "token", 0.32),
 }
 
 

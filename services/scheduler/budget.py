@@ -4,7 +4,7 @@ from math import inf
 
 from services.scheduler.limits import Limits
 
-STEP_TARGET_MS = 100.0
+STEP_TARGET_MS = 50.0
 """Target in milliseconds where none is set: steps that take longer hold up those who wait for the next token."""
 PROMPT_TOKENS = 64
 """Prompt tokens that a step has room for, at least, where no target is set: with fewer, those who wait for the first
