@@ -47,7 +47,7 @@ class BulkParser(Parser):  # type: ignore[misc]
             except (IndexError, ValueError):
                 break
             payload = end + CRLF_SIZE
-            if payload + size + CRLF_SIZE > len(data):
+            if size < 0 or payload + size + CRLF_SIZE > len(data):
                 break
             reply = arguments[2] if len(arguments) > 3 else b""
             self._deliver(sid, arguments[0], reply, data[payload : payload + size])

@@ -105,7 +105,9 @@ def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> None:
     assert listener.in_bulk > 70
 
 
-@pytest.mark.parametrize("line", [b"MSG a\r\n", b"MSG a b 3\r\n", b"MSG a 1 x\r\n", b"MSG \r\n", b"MSH a 1 3\r\n"])
+@pytest.mark.parametrize(
+    "line", [b"MSG a\r\n", b"MSG a b 3\r\n", b"MSG a 1 x\r\n", b"MSG a 1 -3\r\n", b"MSG \r\n", b"MSH a 1 3\r\n"]
+)
 def test_malformed_lines_are_for_the_parent_to_refuse(line: bytes) -> None:
     listener, parser = bulk()
     with pytest.raises(ProtocolError):
