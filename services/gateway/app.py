@@ -30,7 +30,6 @@ def build(client: AsyncClient, completions: Completions, health: Health, api_key
 
 
 def _starlette(client: AsyncClient, completions: Completions, health: Health) -> ASGIApp:
-
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
