@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
@@ -78,6 +78,7 @@ def bulk() -> tuple[Listener, BulkParser]:
     return listener, BulkParser(listener, listener.deliver)
 
 
+@settings(deadline=None)
 @given(commands=st.lists(st.one_of(messages, messages, others), max_size=12), data=st.data())
 def test_hears_what_nats_py_hears(commands: list[bytes], data: st.DataObject) -> None:
     wire = b"".join(commands)
