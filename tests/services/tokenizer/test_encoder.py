@@ -1,13 +1,13 @@
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from services.tokenizer.encoder import INLINE_CHARACTERS, Encoder
 from services.tokenizer.load import load_tokenizer
+from services.tokenizer.token_ids import ToIds
 from shared.errors import InvalidRequest
 from shared.messages.client import ChatMessage
 from shared.model_folder import BUNDLED
@@ -29,23 +29,23 @@ def ids(text: str) -> list[int]:
 
 
 class Recorder:
-    """A backend tokenizer that notes the threads, and the turns of the loop, in which it is used."""
+    """Encodes, and notes the threads, and the turns of the loop, in which it does."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, encode: ToIds) -> None:
+        self._encode = encode
         self.threads: list[str] = []
         self.turn = 0
         self.turns: list[int] = []
 
-    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> Any:
+    def __call__(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         self.threads.append(threading.current_thread().name)
         self.turns.append(self.turn)
-        return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return self._encode(texts, special)
 
 
 def recorded(encoder: Encoder) -> Recorder:
-    recorder = Recorder(encoder._tokenizer.backend_tokenizer)
-    encoder._tokenizer._tokenizer = recorder
+    recorder = Recorder(encoder._to_ids)
+    encoder._to_ids = recorder
     return recorder
 
 
@@ -97,21 +97,6 @@ def test_of_many_short_texts_one_is_encoded_per_turn_of_the_loop(encoder: Encode
 
     asyncio.run(main())
     assert len(set(recorder.turns)) == len(recorder.turns) == 10
-
-
-def test_the_loop_goes_on_while_a_long_text_is_encoded(encoder: Encoder) -> None:
-    """The method used must let other threads run: `encode` would hold the interpreter all the time."""
-
-    async def main() -> int:
-        turns = 0
-        encoding = asyncio.create_task(encoder.encode([LONG * 40]))
-        while not encoding.done():
-            turns += 1
-            await asyncio.sleep(0.001)
-        await encoding
-        return turns
-
-    assert asyncio.run(main()) > 5
 
 
 def test_many_at_once_do_not_disturb_each_other(encoder: Encoder) -> None:
