@@ -40,8 +40,8 @@ class Cost:
 
 
 COSTS: Mapping[str, Cost] = {
-    "tokenizer": Cost(tokenizer, "prompt token", 0.046),
-    "tokenizer, short prompts": Cost(tokenizer_request, "request", 8.0),
+    "tokenizer": Cost(tokenizer, "prompt token", 0.0105),
+    "tokenizer, short prompts": Cost(tokenizer_request, "request", 5.5),
     "scheduler": Cost(scheduler, "token", 0.030),
     "executor": Cost(executor, "token", 0.038),
     "detokenizer": Cost(detokenizer, "token", 0.142),
