@@ -127,8 +127,8 @@ def test_the_loop_goes_on_while_a_thread_encodes(made: Callable[[], Tokenizer]) 
         task = asyncio.create_task(asyncio.to_thread(work))
         while not task.done():
             turns += started.is_set()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         assert await task > 200_000
         return turns
 
-    assert asyncio.run(main()) > 5
+    assert asyncio.run(main()) > 500
