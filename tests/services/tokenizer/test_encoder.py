@@ -13,7 +13,8 @@ from shared.messages.client import ChatMessage
 from shared.model_folder import BUNDLED
 from tests.support.model_folders import SIMPLE_TEMPLATE, model_folder
 
-LONG = "The little rabbit ran into the wood. " * 200
+LONG = "The little rabbit ran into the wood. " * (INLINE_CHARACTERS // 16)
+"""More than is encoded on the loop."""
 
 
 @pytest.fixture
@@ -101,8 +102,10 @@ def test_of_many_short_texts_one_is_encoded_per_turn_of_the_loop(encoder: Encode
 
 def test_many_at_once_do_not_disturb_each_other(encoder: Encoder) -> None:
     texts = [f"{LONG} {number}" for number in range(12)]
+    recorder = recorded(encoder)
 
     async def main() -> list[list[list[int]]]:
         return await asyncio.gather(*(encoder.encode([text]) for text in texts))
 
     assert asyncio.run(main()) == [[[0, *ids(text)]] for text in texts]
+    assert all(name.startswith("encode") for name in recorder.threads)
