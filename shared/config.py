@@ -73,8 +73,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Credentials of the services."""
     nats_password: str = ""
     """Credentials of the services."""
-    log_format: Literal["console", "json"] = "console"
-    """One line per event, for people or for machines."""
+    log_format: Literal["console", "json"] | None = None
+    """One line per event, for people or for machines; None: for people at a terminal, else for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe event that is logged."""
     trace_dir: str = ""

@@ -20,7 +20,7 @@ def configure(settings: Settings, **bound: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    if settings.log_format == "json":
+    if (settings.log_format or ("console" if sys.stderr.isatty() else "json")) == "json":
         processors += [structlog.processors.format_exc_info, _render]
         factory: structlog.BytesLoggerFactory | structlog.WriteLoggerFactory = structlog.BytesLoggerFactory(
             sys.stderr.buffer

@@ -1,0 +1,64 @@
+"""Log lines as a process writes them, to a terminal and elsewhere."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+BODY = """
+import structlog
+from shared import config, logs
+
+logs.configure(config.load({}), service="probe", instance="probe1")
+structlog.get_logger().info("begun", tokens=3)
+try:
+    password = "secret"
+    raise OSError("lost")
+except OSError:
+    structlog.get_logger().exception("failed")
+"""
+
+
+def lines(*, terminal: bool, **environ: str) -> list[str]:
+    """What the program writes to its standard error."""
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    environment = {**os.environ, **environ}
+    process = subprocess.Popen([sys.executable, "-c", BODY], env=environment, stderr=theirs)
+    os.close(theirs)
+    written = bytearray()
+    try:
+        while more := os.read(ours, 65536):
+            written += more
+    except OSError:  # how a terminal says that its last writer has gone
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(60) == 0
+    return written.decode().splitlines()
+
+
+@pytest.mark.parametrize(("terminal", "asked"), [(False, {}), (True, {"PAGEWIRE_LOG_FORMAT": "json"})])
+def test_machines_get_one_object_per_line(terminal: bool, asked: dict[str, str]) -> None:
+    begun, failed = map(json.loads, lines(terminal=terminal, **asked))
+    assert begun.pop("timestamp").endswith("Z")
+    assert begun == {"event": "begun", "tokens": 3, "level": "info", "service": "probe", "instance": "probe1"}
+    assert failed["event"] == "failed"
+    assert "OSError: lost" in failed["exception"]
+
+
+@pytest.mark.parametrize(("terminal", "asked"), [(True, {}), (False, {"PAGEWIRE_LOG_FORMAT": "console"})])
+def test_people_get_words_and_a_traceback_without_local_variables(terminal: bool, asked: dict[str, str]) -> None:
+    written = lines(terminal=terminal, **asked)
+    assert "begun" in written[0]
+    assert "probe1" in written[0]
+    assert not written[0].startswith("{")
+    assert any("OSError: lost" in line for line in written)
+    assert not any("secret" in line for line in written)
+
+
+def test_colours_are_for_terminals() -> None:
+    assert "\x1b[" in lines(terminal=True, TERM="xterm", PAGEWIRE_LOG_FORMAT="console")[0]
+    assert "\x1b[" not in lines(terminal=False, TERM="xterm", PAGEWIRE_LOG_FORMAT="console")[0]
