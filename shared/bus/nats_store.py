@@ -157,7 +157,7 @@ class NatsStore:
         wish = {"batch": count, "expires": int(expires * NANOSECONDS), "no_wait": True}
         subject = f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.{_durable(queue)}"
         inbox = self._bus.new_inbox()  # items keep their own subjects: only a subscription tells whose they are
-        with self._requests.open(subject) as exchange, self._bus.listening(inbox, self._receiver(exchange)):
+        with Exchange(self._requests, subject) as exchange, self._bus.listening(inbox, self._receiver(exchange)):
             self._bus.publish(subject, msgspec.json.encode(wish), reply=inbox)
             while len(items) < count:
                 message = await exchange.next(expires + TIMEOUT)

@@ -3,8 +3,8 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 
 from shared.bus.framing import NO_RESPONDERS, STATUS
 from shared.bus.protocol import Bus, Handler, Headers, Message
@@ -15,15 +15,32 @@ REPLY_LIMIT = 65_536
 
 
 class Exchange:
-    """One request and the replies to it, in order of arrival."""
+    """One request and the replies to it, in order of arrival. It is open inside its block.
 
-    def __init__(self, subject: str) -> None:
+    Contexts and timers are spelled out here: every request passes them several times, and the generators and tasks of
+    the standard ones cost more than the messages.
+    """
+
+    __slots__ = ("_arrived", "_error", "_requests", "_waiter", "closed", "subject")
+
+    def __init__(self, requests: "Requests", subject: str) -> None:
         self.subject = subject
         self.closed = False
         """Whether nobody waits for replies any more."""
+        self._requests = requests
         self._arrived: deque[Message] = deque()
         self._error: BusError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> "Exchange":
+        """Raises ConnectionLost where there is none: a request is not kept for the next one, its time would run out."""
+        self._requests.check_connected()
+        self._requests.exchanges.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+        self._requests.exchanges.remove(self)
 
     def put(self, message: Message) -> None:
         """Takes in a reply."""
@@ -46,13 +63,13 @@ class Exchange:
             BusError: what `fail` was given.
         """
         if not self._arrived and self._error is None:
-            self._waiter = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            overdue = loop.call_later(timeout, self._expire, timeout)
             try:
-                async with asyncio.timeout(timeout):
-                    await self._waiter
-            except TimeoutError:
-                raise RequestTimeout(f"no reply from {self.subject} within {timeout:g} s") from None
+                await self._waiter
             finally:
+                overdue.cancel()
                 self._waiter = None
         if not self._arrived:
             assert self._error is not None
@@ -62,9 +79,32 @@ class Exchange:
             raise NoResponders(f"nobody subscribes to {self.subject}")
         return message
 
+    def _expire(self, timeout: float) -> None:
+        self.fail(RequestTimeout(f"no reply from {self.subject} within {timeout:g} s"))
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class _Inbox:
+    """See `Bus.inbox`."""
+
+    __slots__ = ("_handler", "_requests", "_token")
+
+    def __init__(self, requests: "Requests", handler: Handler) -> None:
+        self._requests = requests
+        self._handler = handler
+        self._token = ""
+
+    def __enter__(self) -> str:
+        self._requests.check_connected()
+        self._token = str(next(self._requests.tokens))
+        self._requests.handlers[self._token] = self._handler
+        return self._requests.prefix + self._token
+
+    def __exit__(self, *_: object) -> None:
+        del self._requests.handlers[self._token]
 
 
 class Requests:
@@ -72,71 +112,44 @@ class Requests:
 
     def __init__(self, bus: Bus, inbox: str) -> None:
         self.pattern = f"{inbox}.*"
+        self.prefix = f"{inbox}."
+        self.handlers: dict[str, Handler] = {}
+        self.exchanges: set[Exchange] = set()
+        self.tokens = itertools.count()
         self._bus = bus
-        self._prefix = f"{inbox}."
-        self._handlers: dict[str, Handler] = {}
-        self._exchanges: set[Exchange] = set()
-        self._tokens = itertools.count()
 
     def receive(self, message: Message) -> None:
         """Handler of the subscription."""
-        handler = self._handlers.get(message.subject[len(self._prefix) :])
+        handler = self.handlers.get(message.subject[len(self.prefix) :])
         if handler is not None:
             handler(message)
 
     def fail(self, error: BusError, subject: str = "") -> None:
         """Fails the open requests to `subject` (in lower case, as servers report it), or all of them."""
-        for exchange in self._exchanges:
+        for exchange in self.exchanges:
             if not subject or exchange.subject.lower() == subject:
                 exchange.fail(error)
 
-    @contextmanager
-    def inbox(self, handler: Handler) -> Iterator[str]:
+    def inbox(self, handler: Handler) -> AbstractContextManager[str]:
         """See `Bus.inbox`."""
-        self._check_connected()
-        token = str(next(self._tokens))
-        self._handlers[token] = handler
-        try:
-            yield self._prefix + token
-        finally:
-            del self._handlers[token]
-
-    @contextmanager
-    def open(self, subject: str) -> Iterator[Exchange]:
-        """Holds an exchange open.
-
-        Raises:
-            ConnectionLost: there is none. A request is not kept for the next one: its time would run out.
-        """
-        self._check_connected()
-        exchange = Exchange(subject)
-        self._exchanges.add(exchange)
-        try:
-            yield exchange
-        finally:
-            exchange.closed = True
-            self._exchanges.remove(exchange)
-
-    @contextmanager
-    def exchange(self, subject: str, data: bytes, headers: Headers | None) -> Iterator[Exchange]:
-        """Publishes a request whose replies go to an inbox of its own."""
-        with self.open(subject) as exchange, self.inbox(exchange.put) as reply:
-            self._bus.publish(subject, data, reply=reply, headers=headers)
-            yield exchange
+        return _Inbox(self, handler)
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None) -> Message:
         """See `Bus.request`."""
-        with self.exchange(subject, data, headers) as exchange:
+        with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
+            self._bus.publish(subject, data, reply=reply, headers=headers)
             return await exchange.next(timeout)
 
     async def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None
     ) -> AsyncIterator[Message]:
         """See `Bus.request_many`."""
-        with self.exchange(subject, data, headers) as exchange:
+        with Exchange(self, subject) as exchange, self.inbox(exchange.put) as reply:
+            self._bus.publish(subject, data, reply=reply, headers=headers)
             while (message := await exchange.next(stall)).data:
                 yield message
 
-    def _check_connected(self) -> None:
+    def check_connected(self) -> None:
+        """Raises ConnectionLost when there is no connection."""
         if not self._bus.connected:
             raise ConnectionLost("there is no connection to the broker")
