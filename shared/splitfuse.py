@@ -20,7 +20,7 @@ class Pending(NamedTuple):
     remaining: Int64
     """[N] known tokens whose KV is not written: 1 is a decode, more is a prompt. Not negative."""
     room: Int64
-    """[N] positions that the slot's limit still allows. Not negative."""
+    """[N] positions that the slot's limit still allows; none of them where it is not positive."""
 
 
 class Rows(NamedTuple):
@@ -38,8 +38,12 @@ def compose(pending: Pending, budget: int) -> Rows:
     A slot without work or at its limit is skipped and delays nobody. The budget is filled exactly unless work runs out.
     """
     slots, remaining, room = pending
-    decodes = slots[(remaining == 1) & (room > 0)][:budget]
-    waiting = (remaining > 1) & (room > 0)
+    open_, decoding = room > 0, remaining == 1
+    ready = decoding & open_
+    if np.count_nonzero(ready) == len(slots) <= budget:  # so most steps are
+        return Rows(slots, np.ones(len(slots), np.int64))
+    decodes = slots[ready][:budget]
+    waiting = open_ & (remaining > 1)
     if not waiting.any():
         return Rows(decodes, np.ones_like(decodes))
     filled = np.minimum(np.cumsum(np.minimum(remaining, room)[waiting]), budget - len(decodes))

@@ -1,8 +1,8 @@
 """A step between its launch and its output."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -33,8 +33,7 @@ class Told(NamedTuple):
     logprobs: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(msgspec.Struct, frozen=True):
     """A launched step of R rows, with all that its output needs, whatever plans do to its slots until then."""
 
     batch: StepBatch
@@ -54,15 +53,14 @@ class Flight:
             finishes[self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)] = Finish.STOP
         return finishes
 
-    def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | slice) -> Columns:
-        """The rows that are `alive`, packed."""
-        return Columns(
-            sequences=packed(self.sequences[alive]),
-            starts=packed(self.batch.starts[alive]),
-            counts=packed(self.batch.widths[alive]),
-            tokens=packed(tokens[alive]),  # -1 becomes NO_TOKEN
-            finishes=finishes[alive].tobytes(),
-        )
+    def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> Columns:
+        """The rows that are `alive`, packed; None: all of them."""
+        sequences, starts, counts = self.sequences, self.batch.starts, self.batch.widths
+        if alive is not None:
+            sequences, starts, counts = sequences[alive], starts[alive], counts[alive]
+            tokens, finishes = tokens[alive], finishes[alive]
+        # Of the tokens, -1 becomes NO_TOKEN.
+        return Columns(packed(sequences), packed(starts), packed(counts), packed(tokens), finishes.tobytes())
 
     def told(self, candidates: Candidates) -> Told:
         """The candidates, packed."""

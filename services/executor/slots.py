@@ -12,6 +12,8 @@ from shared.messages.plan import AddSlot, Fork, Plan
 from shared.messages.step import Finish
 from shared.splitfuse import Pending, compose
 
+_STOP = np.uint8(Finish.STOP)
+
 
 class PlanViolation(PagewireError):
     """A plan contradicts the table or the device's capacity.
@@ -105,21 +107,22 @@ class SlotTable:
         """What each unfinished sequence could compute next, in order."""
         slots = self._order[self._running[self._order]]
         computed = self._computed[slots]
-        return Pending(slots, self._known[slots] - computed, np.maximum(self._limits[slots] - computed, 0))
+        return Pending(slots, self._known[slots] - computed, self._limits[slots] - computed)
 
     def launch(self) -> Flight | None:
         """The next step; None when no sequence can go on. Its positions count as computed from here on."""
         slots, widths = compose(self.pending(), self._budget)
         if not len(slots):
             return None
-        starts = self._computed[slots]
+        starts, known = self._computed[slots], self._known[slots]
         ends, positions = starts + widths, positions_of(starts, widths)
-        owners = slots if len(positions) == len(slots) else np.repeat(slots, widths)
-        samples = ends == self._known[slots]
-        full = samples & (ends + 1 == self._ends[slots])
+        owners = slots if positions is starts else np.repeat(slots, widths)
+        samples = ends == known
+        known += samples
+        full = samples & (known == self._ends[slots])
         batch = StepBatch(slots, starts, widths, self._tokens[owners, positions], samples)
         self._computed[slots] = ends
-        self._known[slots] += samples
+        self._known[slots] = known
         self._running[slots] = ~full
         return Flight(batch, self._sequences[slots], self._tenancies[slots], self._stop_ids[slots], full)
 
@@ -133,13 +136,16 @@ class SlotTable:
         slots = batch.slots
         alive = self._stopped[slots] != flight.tenancies  # a later tenancy stops in a later step
         here = alive & (self._tenancies[slots] == flight.tenancies)
-        stops = alive & (finishes == Finish.STOP)
-        if stops.any():
+        stops = alive & (finishes == _STOP)
+        if np.count_nonzero(stops):
             self._stopped[slots[stops]] = flight.tenancies[stops]
             self._running[slots[here & stops]] = False
-        written = here & batch.samples
-        self._tokens[slots[written], (batch.starts + batch.widths)[written]] = tokens[written]
-        return flight.columns(tokens, finishes, slice(None) if alive.all() else alive)
+        written = (here & batch.samples).nonzero()[0]
+        if len(written) == len(slots):
+            self._tokens[slots, batch.ends] = tokens
+        else:
+            self._tokens[slots[written], batch.ends[written]] = tokens[written]
+        return flight.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
 
     def _remove(self, slots: Int64) -> None:
         self._check_occupied(slots)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.executor.candidates import likeliest
-from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch, positions_of
+from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.slots import DeviceSlots
 from services.executor.models.model import Attend, CausalLM
 
@@ -88,26 +88,26 @@ class CpuDevice:
     def remove(self, slot: int) -> None:
         """Nothing to do: what the slot held is overwritten when it is taken again."""
 
-    @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Device.copy`."""
         for pool in chain.from_iterable(self._backend.layers):
             pool[list(targets)] = pool[list(sources)]
 
-    @torch.inference_mode()
     def launch(self, batch: StepBatch) -> Done:
         """See `Device.launch`: the step has ended when this returns."""
         began = time.perf_counter()
-        ends, positions = batch.starts + batch.widths, positions_of(batch.starts, batch.widths)
+        slots, positions, ends = batch.slots, batch.positions, batch.ends
         attend = self._backend.attention(batch, self._slots, positions)
         hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
-        tokens = np.full(len(batch.slots), -1, np.int64)
-        rows = np.flatnonzero(batch.samples)
-        candidates = None
-        if rows.size:
-            if rows.size < len(hidden):
-                hidden = hidden[torch.from_numpy(np.cumsum(batch.widths)[rows] - 1)]
-            tokens[rows], candidates = self._pick(hidden, rows, batch.slots[rows], ends[rows])
+        rows = batch.samples.nonzero()[0]
+        if len(rows) < len(hidden):
+            hidden = hidden[torch.from_numpy(batch.widths.cumsum()[rows] - 1)]
+        if len(rows) == len(slots):
+            tokens, candidates = self._pick(hidden, rows, slots, ends)
+        else:
+            tokens, candidates = np.full(len(slots), -1, np.int64), None
+            if len(rows):
+                tokens[rows], candidates = self._pick(hidden, rows, slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
         return Done(tokens, candidates)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -54,9 +55,8 @@ class SlotSampling:
     """Likeliest tokens that are reported with each token that is picked; 0: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatch:
-    """What one step computes: R rows of T tokens in all, as columns."""
+class StepBatch(msgspec.Struct, frozen=True):
+    """What one step computes: R rows of T tokens in all, as columns. A struct, since every step makes one."""
 
     slots: Int64
     """[R] slot of each row; no slot twice."""
@@ -69,10 +69,21 @@ class StepBatch:
     samples: Bool
     """[R] whether the row samples the token at position start + width."""
 
+    @property
+    def ends(self) -> Int64:
+        """[R] the position behind the last of each row."""
+        ends: Int64 = self.starts + self.widths
+        return ends
+
+    @property
+    def positions(self) -> Int64:
+        """[T] of the tokens."""
+        return self.starts if len(self.token_ids) == len(self.slots) else positions_of(self.starts, self.widths)
+
 
 def positions_of(starts: Int64, widths: Int64) -> Int64:
     """[T] the positions that rows compute, row after row: `widths` [R] of them from `starts` [R] on, 1 at least."""
-    behind = np.cumsum(widths)
+    behind: Int64 = widths.cumsum()
     if behind[-1] == len(widths):
         return starts
     return np.arange(behind[-1]) + np.repeat(starts + widths - behind, widths)

@@ -50,8 +50,8 @@ class DeviceSlots:
 
     def greedy(self, slots: Int64, positions: Int64) -> bool:
         """Whether of all tokens at `positions` [R] of `slots` [R] the likeliest one is wanted, and nothing else."""
-        bound = self.temperature[slots].any() or self.candidates[slots].any() or (positions < self.floors[slots]).any()
-        return not bound
+        drawn, told, bound = self.temperature[slots], self.candidates[slots], positions < self.floors[slots]
+        return not (np.count_nonzero(drawn) or np.count_nonzero(told) or np.count_nonzero(bound))
 
     def sampling(self, slots: Int64, positions: Int64) -> SamplingRows:
         """How the tokens at `positions` [R] of `slots` [R] are picked."""

@@ -5,9 +5,9 @@ uses those; elsewhere, and for small ones, the kernels of this project read ever
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -22,8 +22,7 @@ ONE_DNN_FROM = 1 << 18
 """Weights of a product from which on oneDNN is worth its call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True):
     """The attention of one step, an `Attend`."""
 
     operators: Operators
@@ -54,6 +53,9 @@ class CompiledLM(CausalLM):
         """Its layers as one call, where all of them are kernels of this project."""
         self._logits = torch.empty(0)
         self.head = model.lm_head or _linear(model.embedding, None, operators, one_dnn=one_dnn)
+        # Looked up once: to find a module among those of another takes as long as to call it.
+        self._embed = model.model.embed_tokens.forward if isinstance(model, DecoderLM) else None
+        self._argmax = self.head.argmax if isinstance(self.head, Linear) else None
 
     @property
     def embedding(self) -> Tensor:
@@ -62,9 +64,8 @@ class CompiledLM(CausalLM):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
-        if self.decoder is not None and isinstance(attend, Attention) and isinstance(self.model, DecoderLM):
-            x = self.model.model.embed_tokens(token_ids)
-            return self.decoder(x, positions, attend.batch, attend.pools)
+        if self.decoder is not None and self._embed is not None and isinstance(attend, Attention):
+            return self.decoder(self._embed(token_ids), positions, attend.batch, attend.pools)
         out: Tensor = self.model(token_ids, positions, attend)
         return out
 
@@ -81,7 +82,7 @@ class CompiledLM(CausalLM):
 
     def argmax(self, hidden: Tensor) -> Tensor | None:
         """See `CausalLM.argmax`."""
-        return self.head.argmax(hidden) if isinstance(self.head, Linear) else None
+        return self._argmax(hidden) if self._argmax is not None else None
 
 
 class Embedding(nn.Module):

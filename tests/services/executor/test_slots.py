@@ -184,9 +184,7 @@ class Machine(RuleBasedStateMachine):
         assert slots.tolist() == live
         assert remaining.tolist() == [self.model[slot].remaining for slot in live]
         limits = [min(self.model[slot].limit, CAPACITY.max_model_len) for slot in live]
-        assert room.tolist() == [
-            max(limit - self.model[slot].computed, 0) for slot, limit in zip(live, limits, strict=True)
-        ]
+        assert room.tolist() == [limit - self.model[slot].computed for slot, limit in zip(live, limits, strict=True)]
         assert self.table.has_work == bool(live)
 
 

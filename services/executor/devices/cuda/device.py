@@ -14,7 +14,7 @@ from services.executor.devices.cuda.runtime import Runtime
 from services.executor.devices.cuda.staging import Int32
 from services.executor.devices.cuda.step import Step
 from services.executor.devices.cuda.tables import SlotTables
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch, positions_of
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
 from services.executor.models.model import CausalLM
 
 DEPTH = 2
@@ -131,9 +131,8 @@ class CudaDevice:
 
     def _bring_tokens(self, batch: StepBatch) -> None:
         """Tokens that the device lacks, with where their rows stand."""
-        slots, starts, ends = batch.slots, batch.starts, batch.starts + batch.widths
+        slots, starts, ends, positions = batch.slots, batch.starts, batch.ends, batch.positions
         held = self._held[slots]
-        positions = positions_of(starts, batch.widths)
         new = positions >= np.repeat(held, batch.widths)
         owners = np.repeat(slots, batch.widths)[new]
         rows = held < ends
