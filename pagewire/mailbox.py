@@ -9,23 +9,21 @@ class Mailbox:
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
         self._waiting: list[Delta] = []
-        self._newest: dict[int, Delta] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, delta: Delta) -> None:
         """Adds a delta. Deltas of one choice are put in order and without a gap."""
-        newest = self._newest.get(delta.index)
-        if newest is not None and len(self._waiting) >= self._capacity:
-            newest.text += delta.text
-            newest.token_ids += delta.token_ids
-        else:
-            self._waiting.append(delta)
-            self._newest[delta.index] = delta
+        if len(self._waiting) >= self._capacity:
+            for newest in reversed(self._waiting):
+                if newest.index == delta.index:
+                    newest.text += delta.text
+                    newest.token_ids += delta.token_ids
+                    return
+        self._waiting.append(delta)
 
     def take(self) -> list[Delta]:
         """Everything that waits, in the order of arrival."""
         taken, self._waiting = self._waiting, []
-        self._newest.clear()
         return taken

@@ -129,12 +129,13 @@ class Stream:
             watch = asyncio.create_task(self._watch(silence))
             try:
                 self._bus.publish(self._subject, self._body, reply=self._inbox, headers=self._first_headers)
-                while not self._over or self._mailbox:
-                    if not self._mailbox:
-                        self._waiter = asyncio.get_running_loop().create_future()
-                        await self._waiter
-                    if batch := self._mailbox.take():
+                loop = asyncio.get_running_loop()
+                while (batch := self._mailbox.take()) or not self._over:
+                    if batch:
                         yield batch
+                    else:
+                        self._waiter = loop.create_future()
+                        await self._waiter
                 if isinstance(self._error, NoResponders):
                     raise await self._directory.absence(self.model) from self._error
                 if self._error is not None:
@@ -155,14 +156,17 @@ class Stream:
             self._on_empty(message)
             return
         try:
-            self._on_frame(frames.decode(message.data))
+            frame = frames.decode(message.data)
         except Internal as error:
             self._end(error)
+            return
+        if isinstance(frame, Delta):  # nearly all are
+            self._on_delta(frame)
+        else:
+            self._on_frame(frame)
 
     def _on_frame(self, frame: Frame) -> None:
-        if isinstance(frame, Delta):
-            self._on_delta(frame)
-        elif isinstance(frame, Accepted):
+        if isinstance(frame, Accepted):
             self._known = True
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume

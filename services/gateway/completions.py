@@ -111,7 +111,7 @@ async def _send_body(body: bytes, send: Send) -> None:
 
 def _deltas(event: Completion, batch: list[Delta]) -> bytes:
     """One event per delta that has text."""
-    return b"".join(_event(event, [Choice(delta.index, delta.text)]) for delta in batch if delta.text)
+    return b"".join([_event(event, [Choice(delta.index, delta.text)]) for delta in batch if delta.text])
 
 
 def _ends(event: Completion, stream: Stream, wants_usage: bool) -> bytes:
