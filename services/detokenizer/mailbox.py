@@ -16,6 +16,8 @@ RETRY = 0.01
 """Seconds between two looks at a connection that lags."""
 QUOTA = 64
 """Frames that a reader gets before the next one has its turn."""
+AT_ONCE = 32
+"""Turns between two looks at what waits for the socket."""
 
 
 class Mailbox:
@@ -142,7 +144,8 @@ class Outbox:
         """Sends what waits, until the connection lags; then goes on by itself as soon as it has caught up."""
         try:
             while self._waiting and self._bus.backlog() < HIGH_WATER:
-                self._serve(self._waiting[0])
+                for _ in range(min(AT_ONCE, len(self._waiting))):
+                    self._serve(self._waiting[0])
         except BusUnavailable:
             pass  # as with a lagging connection: what waits is sent when it is back
         if self._waiting and self._retry is None:

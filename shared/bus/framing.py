@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import structlog
 
@@ -12,6 +13,8 @@ MAX_CONTROL_LINE = 4096
 """Bytes of subject, reply and sizes together that a server accepts by default."""
 STATUS = "Status"
 """Header of the messages that the broker itself sends."""
+SUBJECTS = 4096
+"""Subjects that are remembered as valid: a stream publishes every token to the same one."""
 NO_RESPONDERS = "503"
 """Status sent to the reply subject of a message that nobody subscribes to."""
 
@@ -23,6 +26,7 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 log = structlog.get_logger()
 
 
+@lru_cache(SUBJECTS)
 def check_subject(subject: str) -> None:
     """Refuses what would be another command on the wire. Wildcards are refused too.
 
