@@ -89,8 +89,10 @@ class SlotTable:
             forked = [self._forked(fork) for fork in plan.forks]
             if plan.removed:
                 self._remove(column(plan.removed))
-            for start in [*map(self._added, plan.added), *forked]:
-                self._begin(start)
+            if starts := [*map(self._added, plan.added), *forked]:
+                for start in starts:
+                    self._begin(start)
+                self._order = np.append(self._order, [start.slot for start in starts])
             if plan.blocks:
                 self._extend(*pairs(plan.blocks))
             if plan.limits:
@@ -190,8 +192,10 @@ class SlotTable:
             raise PlanViolation(f"sequence {sequence}: {computed} of {len(tokens)} positions are computed")
         if (tokens >= capacity.vocab_size).any():
             raise PlanViolation(f"sequence {sequence} has token ids beyond the vocabulary")
+        self._check_blocks(blocks)
+        self._check_held(len(blocks))
+        self._check_reach(max(limit, computed) - len(blocks) * capacity.block_size)
         self._occupied[slot] = self._running[slot] = True
-        self._order = np.append(self._order, slot)
         self._begun += 1
         self._sequences[slot], self._tenancies[slot] = sequence, self._begun
         self._tokens[slot, : len(tokens)] = tokens
@@ -199,9 +203,8 @@ class SlotTable:
         self._computed[slot] = computed
         self._ends[slot] = end
         self._set_stop_ids(slot, stop_ids)
-        self._blocks[slot] = 0
-        self._extend(np.full(len(blocks), slot), blocks)
-        self._limit(np.array([slot]), np.array([limit]))
+        self._blocks[slot] = len(blocks)
+        self._limits[slot] = min(limit, capacity.max_model_len)
 
     def _set_stop_ids(self, slot: int, ids: Int64) -> None:
         if (missing := len(ids) - self._stop_ids.shape[1]) > 0:
@@ -212,16 +215,13 @@ class SlotTable:
     def _extend(self, slots: Int64, blocks: Int64) -> None:
         self._check_occupied(slots)
         self._check_blocks(blocks)
-        capacity = self._capacity
         np.add.at(self._blocks, slots, 1)
-        if (self._blocks[slots] > -(-capacity.max_model_len // capacity.block_size)).any():
-            raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
+        self._check_held(int(self._blocks[slots].max()))
 
     def _limit(self, slots: Int64, limits: Int64) -> None:
         self._check_occupied(slots)
         held = self._blocks[slots] * self._capacity.block_size
-        if ((limits > held) | (self._computed[slots] > held)).any():
-            raise PlanViolation("a slot's limit or its computed positions lie beyond its blocks")
+        self._check_reach(int((np.maximum(limits, self._computed[slots]) - held).max()))
         self._limits[slots] = np.minimum(limits, self._capacity.max_model_len)  # the last block may reach past it
 
     def _reorder(self, named: Int64) -> None:
@@ -236,6 +236,16 @@ class SlotTable:
         known = (slots >= 0) & (slots < len(self._occupied))
         if not known.all() or not self._occupied[slots].all():
             raise PlanViolation(f"the plan names slots without a sequence: {slots[:8].tolist()}")
+
+    def _check_held(self, blocks: int) -> None:
+        capacity = self._capacity
+        if blocks > -(-capacity.max_model_len // capacity.block_size):
+            raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
+
+    def _check_reach(self, beyond: int) -> None:
+        """`beyond`: positions behind what the blocks of a slot hold."""
+        if beyond > 0:
+            raise PlanViolation("a slot's limit or its computed positions lie beyond its blocks")
 
     def _check_copies(self, sources: Int64, targets: Int64) -> None:
         self._check_blocks(sources)
