@@ -14,4 +14,7 @@ def rank(name: str, instances: Iterable[str]) -> list[str]:
     def weight(instance: str) -> bytes:
         return hashlib.blake2b(f"{name} {instance}".encode(), digest_size=8).digest()
 
-    return sorted(instances, key=lambda instance: (weight(instance), instance), reverse=True)
+    ranked = list(instances)
+    if len(ranked) > 1:
+        ranked.sort(key=lambda instance: (weight(instance), instance), reverse=True)
+    return ranked

@@ -29,9 +29,18 @@ class TextDecoder:
         self._open = b""
         self._begins = True
         self._borrowed = 0
-        for token in prompt:
+        for token in prompt[self._settle(prompt) :]:
             self.push(token)
         self._borrowed = len(self._replaced(self._open))
+
+    def _settle(self, prompt: Sequence[int]) -> int:
+        """Where the last token ends that is text by itself: nothing before it matters to what follows."""
+        for index in range(len(prompt), 0, -1):
+            piece = self._pieces[prompt[index - 1]]
+            if piece and piece.__class__ is str:
+                self._begins = False
+                return index
+        return 0
 
     def push(self, token: int) -> str:
         """Text that `token` completes; ids of no token are empty."""

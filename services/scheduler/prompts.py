@@ -20,11 +20,12 @@ class Prompts(dict[int, Sequence]):
         """Their slots, if there are several, after `runs` steps: those passed for too long, then the shortest."""
         if len(self) < 2:
             return []
-        ordered = sorted(
-            self.values(),
-            key=lambda s: (runs - s.served < PATIENCE, s.priority, len(s.tokens) - s.computed, s.arrival),
-        )
-        return [sequence.slot for sequence in ordered]
+        ranked = [
+            (runs - s.served < PATIENCE, s.priority, len(s.tokens) - s.computed, s.arrival, s.id, s.slot)
+            for s in self.values()
+        ]
+        ranked.sort()
+        return [entry[-1] for entry in ranked]
 
     def reach(self, tokens: int) -> tuple[int, int]:
         """Priority and length from which on another prompt would have at least `tokens` computed before it."""
