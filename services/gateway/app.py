@@ -67,12 +67,10 @@ class Shortcut:
         self._completions = completions
         self._others = others
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Starlette answers whatever is not a completion, a wrong method too."""
-        if scope["path"] == COMPLETIONS and scope["method"] == "POST":
-            await self._completions(scope, receive, send)
-        else:
-            await self._others(scope, receive, send)
+        is_completion = scope["path"] == COMPLETIONS and scope["method"] == "POST"
+        return (self._completions if is_completion else self._others)(scope, receive, send)
 
 
 class BearerToken:

@@ -32,6 +32,7 @@ async def serve(app: ASGIApp, listener: socket.socket) -> None:
     """Serves until cancelled; then open requests have `CLOSE_WITHIN` seconds to end."""
     config = uvicorn.Config(
         app,
+        interface="asgi3",  # it guesses wrong where no coroutine function is called, but what returns a coroutine
         http="httptools",
         ws="none",
         lifespan="off",

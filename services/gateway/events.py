@@ -1,0 +1,58 @@
+"""The server-sent events of a stream of completions."""
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from services.gateway.shapes import Choice, Completion, usage_of
+from shared.messages.client import Delta, Final
+
+DONE = b"data: [DONE]\n\n"
+"""Behind the last event."""
+
+_TEXT = b'"text":'
+_encode = msgspec.json.Encoder().encode
+
+
+class Events:
+    """Those of one request. Of the events with text nothing but the text differs: the rest is encoded once."""
+
+    def __init__(self, request_id: str, model: str) -> None:
+        self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """By choice: what stands before its texts, and what behind."""
+
+    def texts(self, batch: Sequence[Delta]) -> bytes:
+        """One event per delta that has text."""
+        return b"".join([self._text(delta) for delta in batch if delta.text])
+
+    def ends(self, final: Final, *, usage: bool) -> bytes:
+        """One event per completion with the reason of its end, then one with the usage if it is wanted."""
+        ends = b"".join(
+            self._encoded(
+                [Choice(choice.index, "", finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)]
+            )
+            for choice in final.choices
+        )
+        if not usage:
+            return ends
+        self._event.usage = usage_of(final.usage)
+        return ends + self._encoded([])
+
+    def _text(self, delta: Delta) -> bytes:
+        around = self._around.get(delta.index)
+        if around is None:
+            # Within JSON's strings quotes are escaped: what is found is the key.
+            before, _, behind = self._encoded([Choice(delta.index, "")]).partition(_TEXT + b'""')
+            around = self._around[delta.index] = before + _TEXT, behind
+        return b"".join((around[0], _encode(delta.text), around[1]))
+
+    def _encoded(self, choices: list[Choice]) -> bytes:
+        self._event.choices = choices
+        return event(_encode(self._event))
+
+
+def event(data: bytes) -> bytes:
+    """An event that carries `data`, which has no line breaks."""
+    return b"data: " + data + b"\n\n"

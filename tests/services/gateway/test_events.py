@@ -1,0 +1,53 @@
+import json
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gateway.events import DONE, Events, event
+from services.gateway.shapes import Choice, Completion
+from shared.messages.client import Delta, Final, FinalChoice, Usage
+
+NAMES = st.text(max_size=8) | st.sampled_from(['"text":""', '","text":"', "text", '\\"text":""\\'])
+
+
+def parsed(events: bytes) -> list[dict[str, Any]]:
+    *found, rest = events.split(b"\n\n")
+    assert rest == b""
+    assert all(part.startswith(b"data: ") for part in found)
+    return [json.loads(part.removeprefix(b"data: ")) for part in found]
+
+
+def completion(request_id: str, model: str, created: int, choices: list[Choice]) -> Any:
+    return msgspec.to_builtins(Completion(f"cmpl-{request_id}", created, model, choices))
+
+
+@settings(deadline=None)
+@given(NAMES, NAMES, st.lists(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=6)), max_size=4), max_size=4))
+def test_an_event_of_text_is_a_whole_completion(
+    request_id: str, model: str, batches: list[list[tuple[int, str]]]
+) -> None:
+    """Whatever the names and the texts are, and whatever is encoded only once."""
+    events = Events(request_id, model)
+    for batch in batches:
+        found = parsed(events.texts([Delta(index, 0, text, [1]) for index, text in batch]))
+        created = found[0]["created"] if found else 0
+        assert found == [completion(request_id, model, created, [Choice(index, text)]) for index, text in batch if text]
+
+
+def test_the_ends_tell_why_and_the_usage_comes_last() -> None:
+    final = Final("r", [FinalChoice(1, "stop", "!"), FinalChoice(0, "length", None)], Usage(3, 4, 1))
+    events = Events("r", "m")
+    assert len(parsed(events.texts([Delta(0, 0, "x", [1])]))) == 1
+    *ends, last = parsed(events.ends(final, usage=True))
+    reasons = [(end["choices"][0]["index"], end["choices"][0]["finish_reason"], end["usage"]) for end in ends]
+    assert reasons == [(1, "stop", None), (0, "length", None)]
+    assert ends[0]["choices"][0]["stop_reason"] == "!"
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 7
+    assert len(parsed(Events("r", "m").ends(final, usage=False))) == 2
+
+
+def test_the_last_word_is_openais() -> None:
+    assert event(b"[DONE]") == DONE
