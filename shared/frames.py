@@ -1,6 +1,7 @@
 """How frames to clients become bytes and headers: used by whoever answers a client."""
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -25,9 +26,14 @@ _json = msgspec.json.Encoder()
 _msgpack = msgspec.msgpack.Encoder()
 
 
+def encoder(encoding: int) -> Callable[[Reply], bytes]:
+    """What makes the bytes of frames in the `Encoding` of a request."""
+    return (_msgpack if encoding == Encoding.MSGPACK else _json).encode
+
+
 def encode_frame(frame: Reply, encoding: int) -> bytes:
     """The bytes of a frame in the `Encoding` of its request."""
-    return (_msgpack if encoding == Encoding.MSGPACK else _json).encode(frame)
+    return encoder(encoding)(frame)
 
 
 def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -> ErrorFrame:

@@ -85,7 +85,7 @@ public:
     // Nearly all outputs are less than one that was seen already, by whichever thread.
     void take(const Tile& tile, int64_t m, Vec left, Vec right) {
         Vec bar = splat(bars[tile.row + m].load(std::memory_order_relaxed));
-        if (!(all_less(left, bar) & all_less(right, bar))) keep(tile, m, left, right);
+        if (!all_less(left, right, bar)) keep(tile, m, left, right);
     }
 
     void take_some(const Tile& tile, int64_t m, Vec left, Vec right) {

@@ -157,14 +157,15 @@ inline float largest(Vec v) {
     return most;
 }
 
-// Whether each number is less than the one beside it; none that is a NaN is.
-inline bool all_less(Vec a, Vec b) {
+// Whether each number of `a` and of `b` is less than that of `bar`; none that is a NaN is.
+inline bool all_less(Vec a, Vec b, Vec bar) {
 #if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLT_UQ) == 0;
+    auto reach = [&](Vec v) { return _mm512_cmp_ps_mask((__m512)v, (__m512)bar, _CMP_NLT_UQ); };
+    return (reach(a) | reach(b)) == 0;
 #elif defined(__AVX2__)
-    return _mm256_movemask_ps((__m256)(a < b)) == 0xff;
+    return _mm256_movemask_ps((__m256)((a < bar) & (b < bar))) == 0xff;
 #else
-    Int less = a < b;
+    Int less = (a < bar) & (b < bar);
     for (int i = 0; i < LANES; i++)
         if (!less[i]) return false;
     return true;

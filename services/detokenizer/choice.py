@@ -49,11 +49,11 @@ class Choice(Completion):
         if position > known:
             raise TokenGap(f"token {position} came where token {known} is the next")
         self.tokens.append(token)
-        text = self._decode(token, finish)
+        text = self._decode_last(token, finish) if finish else self._decoder.push(token)
         if self._stops is not None:
             text = self._stop(self._stops, text, finish)
         self.texts.append(text)
-        if finish != Finish.NONE and self.finish is None:
+        if finish and self.finish is None:
             self.finish = "length" if finish == Finish.LENGTH else "stop"
             if finish == Finish.STOP and token in self._request.stop_token_ids:
                 self.stop_reason = token
@@ -70,9 +70,7 @@ class Choice(Completion):
         """Ends the completion where it stands, if it has not ended: its text is what its frames said."""
         self.finish = self.finish or "cancelled"
 
-    def _decode(self, token: int, finish: int) -> str:
-        if finish == Finish.NONE:
-            return self._decoder.push(token)
+    def _decode_last(self, token: int, finish: int) -> str:
         if finish == Finish.STOP and not self._request.include_stop:
             return self._decoder.flush()
         return self._decoder.push(token) + self._decoder.flush()
@@ -82,7 +80,7 @@ class Choice(Completion):
         text, stop = stops.push(text, armed=len(self.tokens) > self._request.min_tokens)
         if stop is not None:
             self.finish, self.stop_reason = "stop", stop
-        elif finish != Finish.NONE:
+        elif finish:
             text += stops.flush()
         return text
 

@@ -7,7 +7,7 @@ from services.detokenizer import frames
 from services.detokenizer.stream import Stream, StreamState
 from shared.bus import Bus
 from shared.errors import BusUnavailable, MessageTooLarge
-from shared.frames import encode_frame
+from shared.frames import encoder
 from shared.messages.client import Accepted, Delta, Queued
 
 HIGH_WATER = 1 << 20
@@ -30,6 +30,7 @@ class Mailbox:
     """
 
     __slots__ = (
+        "_encode",
         "_encoding",
         "_greeting",
         "_next",
@@ -63,6 +64,7 @@ class Mailbox:
         self.asked = 0
         self.refused = 0
         self._encoding = encoding
+        self._encode = encoder(encoding)
         self._greeting = greeting
         self._next = [start] * len(stream.completions)
 
@@ -74,11 +76,12 @@ class Mailbox:
         """
         if self.closed:
             return 0
+        ended = self.stream.state is StreamState.ENDED
         if not self.streaming:
-            return self._close(bus)
+            return self._close(bus) if ended else 0
         sent = 0
         if self._greeting is not None:
-            bus.publish(self.reply, encode_frame(self._greeting, self._encoding))
+            bus.publish(self.reply, self._encode(self._greeting))
             self._greeting = None
             sent = 1
         for index, completion in enumerate(self.stream.completions):
@@ -86,12 +89,12 @@ class Mailbox:
             end = min(len(completion.texts), position + quota - sent)
             while position < end:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
-                bus.publish(self.reply, encode_frame(delta, self._encoding), reply=self.probe)
+                bus.publish(self.reply, self._encode(delta), reply=self.probe)
                 self.probe = ""
                 position += 1
                 sent += 1
                 self._next[index] = position
-        return sent if sent >= quota else sent + self._close(bus)
+        return sent + self._close(bus) if ended and sent < quota else sent
 
     def rewind(self, start: int, greeting: Accepted | None = None) -> None:
         """The reader wants the frames from `start` on again; what it was not sent yet, it gets in any case."""
@@ -101,13 +104,11 @@ class Mailbox:
     def keep_alive(self, bus: Bus) -> None:
         """Tells the reader that the request still waits."""
         if self.streaming and self._greeting is None:
-            bus.publish(self.reply, encode_frame(Queued(self.stream.request_id), self._encoding), reply=self.probe)
+            bus.publish(self.reply, self._encode(Queued(self.stream.request_id)), reply=self.probe)
             self.probe = ""
 
     def _close(self, bus: Bus) -> int:
-        """Sends the last frame, if the stream has come to that; the number of frames."""
-        if self.stream.state is not StreamState.ENDED:
-            return 0
+        """Sends the last frame; the number of frames."""
         data, headers = frames.closing(self.stream, self._encoding, streaming=self.streaming)
         try:
             bus.publish(self.reply, data, headers=headers)
