@@ -33,7 +33,7 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
 
     def __enter__(self) -> "Exchange":
-        """Raises ConnectionLost where there is none: a request is not kept for the next one, its time would run out."""
+        """Raises ConnectionLost without a connection: a request is not kept for the next one, or it would run late."""
         self._requests.check_connected()
         self._requests.exchanges.add(self)
         return self

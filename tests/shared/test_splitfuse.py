@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from shared.splitfuse import Pending, compose
 
-entries = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
+rooms = st.integers(-3, 40)
+entries = st.lists(st.tuples(st.integers(0, 40), rooms), max_size=12) | st.lists(
+    st.tuples(st.just(1), rooms), max_size=12
+)
 
 
 def rows(work: list[tuple[int, int]], budget: int) -> list[tuple[int, int]]:
@@ -22,11 +25,11 @@ def test_decodes_first_then_prompts_in_order_until_the_budget_is_reached(
     work: list[tuple[int, int]], budget: int
 ) -> None:
     numbered = [(len(work) - 1 - i, remaining, room) for i, (remaining, room) in enumerate(work)]
-    expected = [(slot, 1) for slot, remaining, room in numbered if remaining == 1 and room][:budget]
+    expected = [(slot, 1) for slot, remaining, room in numbered if remaining == 1 and room > 0][:budget]
     left = budget - len(expected)
     for slot, remaining, room in numbered:
         width = min(remaining, room, left)
-        if remaining > 1 and width:
+        if remaining > 1 and width > 0:
             expected.append((slot, width))
             left -= width
     assert rows(work, budget) == expected
@@ -34,7 +37,7 @@ def test_decodes_first_then_prompts_in_order_until_the_budget_is_reached(
 
 @given(entries, st.integers(0, 64))
 def test_the_budget_is_filled_exactly_unless_work_runs_out(work: list[tuple[int, int]], budget: int) -> None:
-    most = sum(min(remaining, room) for remaining, room in work)
+    most = sum(min(remaining, max(room, 0)) for remaining, room in work)
     assert sum(width for _, width in rows(work, budget)) == min(budget, most)
 
 
@@ -45,3 +48,4 @@ def test_a_long_prompt_is_split_and_short_ones_are_fused() -> None:
 
 def test_a_slot_at_its_limit_delays_nobody() -> None:
     assert rows([(1, 0), (8, 0), (4, 2), (1, 1)], 16) == [(0, 1), (1, 2)]
+    assert rows([(1, -1), (8, -2), (4, 2), (1, 1)], 16) == [(0, 1), (1, 2)]

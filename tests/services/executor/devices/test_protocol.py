@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.devices.protocol import positions_of
+from services.executor.devices.protocol import StepBatch, positions_of
 
 ROWS = st.lists(st.tuples(st.integers(0, 100_000), st.integers(1, 40)), min_size=1, max_size=20)
 
@@ -14,3 +14,7 @@ def test_positions_are_the_ranges_of_all_rows_in_order(rows: list[tuple[int, int
     starts, widths = np.array(rows, np.int64).T
     expected = [position for start, width in rows for position in range(start, start + width)]
     assert positions_of(starts, widths).tolist() == expected
+    ids, every = np.zeros(len(expected), np.int64), np.ones(len(rows), np.bool_)
+    batch = StepBatch(np.arange(len(rows)), starts, widths, ids, every)
+    assert batch.positions.tolist() == expected
+    assert batch.ends.tolist() == [start + width for start, width in rows]
