@@ -43,9 +43,9 @@ COSTS: Mapping[str, Cost] = {
     "tokenizer": Cost(tokenizer, "prompt token", 0.0105),
     "tokenizer, short prompts": Cost(tokenizer_request, "request", 5.5),
     "scheduler": Cost(scheduler, "token", 0.030),
-    "executor": Cost(executor, "token", 0.038),
-    "detokenizer": Cost(detokenizer, "token", 0.142),
-    "gateway": Cost(gateway, "token", 0.32),
+    "executor": Cost(executor, "token", 0.032),
+    "detokenizer": Cost(detokenizer, "token", 0.128),
+    "gateway": Cost(gateway, "token", 0.23),
 }
 
 
