@@ -118,7 +118,7 @@ class SlotTable:
             return None
         starts, known = self._computed[slots], self._known[slots]
         ends, positions = starts + widths, positions_of(starts, widths)
-        owners = slots if positions is starts else np.repeat(slots, widths)
+        owners = slots if len(positions) == len(slots) else np.repeat(slots, widths)
         samples = ends == known
         known += samples
         full = samples & (known == self._ends[slots])
