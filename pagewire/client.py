@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from pagewire import frames
+from pagewire.batches import Batches
 from pagewire.directory import Directory
 from pagewire.stream import Stream
 from shared import subjects
@@ -59,6 +60,7 @@ class AsyncClient:
         self._owns = bus is None
         self._bus = bus
         self._directory = Directory(bus, model) if bus is not None else None
+        self._batches = Batches()
 
     async def __aenter__(self) -> Self:
         if self._bus is None:
@@ -128,7 +130,7 @@ class AsyncClient:
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error)) from error
         bus, directory = self._connection()
-        return Stream(bus, directory, model, built, traceparent, fresh=not request_id)
+        return Stream(bus, directory, self._batches, model, built, traceparent, fresh=not request_id)
 
     async def generate(
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any

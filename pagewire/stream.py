@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from pagewire import frames
+from pagewire.batches import Batches
 from pagewire.directory import Directory
 from pagewire.mailbox import Mailbox
 from pagewire.sequencer import Sequencer
@@ -22,12 +23,12 @@ from shared.errors import (
     PayloadTooLarge,
 )
 from shared.messages.client import (
+    BATCH_INBOX,
     FRESH,
     Accepted,
     Delta,
     ErrorFrame,
     Final,
-    Frame,
     GenerateRequest,
     Result,
     ResumeRequest,
@@ -58,6 +59,7 @@ class Stream:
         self,
         bus: Bus,
         directory: Directory,
+        batches: Batches,
         model: str,
         request: GenerateRequest,
         traceparent: str = "",
@@ -69,10 +71,11 @@ class Stream:
         self.final: Final | None = None
         self._bus = bus
         self._directory = directory
+        self._batches = batches
         self.model = model
         self._request = request
         self._headers = frames.MSGPACK | ({"traceparent": traceparent} if traceparent else {})
-        self._first_headers = self._headers | ({FRESH: "1"} if fresh else {})
+        self._fresh = fresh
         self._inbox = ""
         self._sequencer = Sequencer(request.sampling.n * _count_prompts(request))
         self._mailbox = Mailbox()
@@ -125,10 +128,15 @@ class Stream:
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
         self._body = frames.encode(self._request)
-        with self._bus.inbox(self._on_message) as self._inbox:
+        with (
+            self._bus.inbox(self._on_message) as self._inbox,
+            self._batches.reading(self._bus, self._inbox, self._on_delta) as batch_inbox,
+        ):
+            self._headers[BATCH_INBOX] = batch_inbox
+            headers = self._headers | ({FRESH: "1"} if self._fresh else {})
             watch = asyncio.create_task(self._watch(silence))
             try:
-                self._bus.publish(self._subject, self._body, reply=self._inbox, headers=self._first_headers)
+                self._bus.publish(self._subject, self._body, reply=self._inbox, headers=headers)
                 loop = asyncio.get_running_loop()
                 while (batch := self._mailbox.take()) or not self._over:
                     if batch:
@@ -160,13 +168,9 @@ class Stream:
         except Internal as error:
             self._end(error)
             return
-        if isinstance(frame, Delta):  # nearly all are
+        if isinstance(frame, Delta):
             self._on_delta(frame)
-        else:
-            self._on_frame(frame)
-
-    def _on_frame(self, frame: Frame) -> None:
-        if isinstance(frame, Accepted):
+        elif isinstance(frame, Accepted):
             self._known = True
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
@@ -180,6 +184,9 @@ class Stream:
             self._end(frames.error_of(frame))
 
     def _on_delta(self, delta: Delta) -> None:
+        if self._over:
+            return
+        self._heard = time.monotonic()
         if self._sequencer.is_next(delta):
             self._mailbox.put(delta)
             if self._held is not None:

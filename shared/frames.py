@@ -8,6 +8,7 @@ import msgspec
 from shared.errors import RequestError
 from shared.messages.client import (
     CancelReply,
+    DeltaBatch,
     DetokenizeReply,
     ErrorFrame,
     Frame,
@@ -16,7 +17,7 @@ from shared.messages.client import (
 )
 from shared.messages.open import Encoding
 
-Reply = Frame | TokenizeReply | DetokenizeReply | ModelList | CancelReply
+Reply = Frame | DeltaBatch | TokenizeReply | DetokenizeReply | ModelList | CancelReply
 """Whatever a client may be sent, but for the empty message that closes a stream."""
 
 _MESSAGE_LENGTH = 1000

@@ -1,4 +1,4 @@
-"""The gateway: MessagePack frames of many streams in, server-sent events of `/v1/completions` out."""
+"""The gateway: batches of deltas of many streams in, server-sent events of `/v1/completions` out."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ from shared import subjects
 from shared.bus import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.frames import encode_frame
-from shared.messages.client import Accepted, Delta
+from shared.messages.client import BATCH_INBOX, Accepted, Delta, DeltaBatch
 from shared.messages.open import Encoding
 
 _MODEL = "tiny"
@@ -28,16 +28,17 @@ _WORDS = ("once ", "upon ", "a ", "time ", "there ", "was ", '"quoted" ', "line\
 class _Readers:
     """Clients over HTTP, each with a stream that grows by one token per turn."""
 
-    per_message = 1.0
+    per_message = float(ROWS)
 
     def __init__(self, application: ASGIApp, tap: Tap) -> None:
         self.inboxes: list[str] = []
+        self.batch_inbox = ""
         self.sent = 0
         """Server-sent events."""
         self._application = application
         self._tap = tap
         self._start = 0
-        self._messages: list[Message] = []
+        self._message = Message("", b"")
 
     async def read(self) -> None:
         """One request, until cancelled."""
@@ -59,15 +60,14 @@ class _Readers:
     def prepare(self) -> None:
         """See `Rig`."""
         self.sent = 0
-        frame = Delta(0, self._start, _WORDS[self._start % len(_WORDS)], [500 + self._start])
-        data = encode_frame(frame, Encoding.MSGPACK)
-        self._messages = [Message(inbox, data) for inbox in self.inboxes]
+        delta = Delta(0, self._start, _WORDS[self._start % len(_WORDS)], [500 + self._start])
+        batch = DeltaBatch(self.inboxes, [delta] * len(self.inboxes))
+        self._message = Message(self.batch_inbox, encode_frame(batch, Encoding.MSGPACK))
         self._start += 1
 
     async def turn(self) -> float:
         """See `Rig`."""
-        for message in self._messages:
-            self._tap.feed(message.subject, message)
+        self._tap.feed(self.batch_inbox, self._message)
         await self._tap.progress.until(lambda: self.sent == ROWS)
         return ROWS
 
@@ -84,6 +84,7 @@ async def gateway(wrap: Wrap) -> AsyncIterator[Rig]:
     def on_generate(message: Message) -> None:
         peer.publish(message.reply, encode_frame(Accepted("r", subjects.CANCEL, subjects.RESUME), Encoding.MSGPACK))
         rig.inboxes.append(message.reply)
+        rig.batch_inbox = message.headers[BATCH_INBOX]
         tap.progress.notify()
 
     await peer.subscribe(f"{subjects.GENERATE}.{_MODEL}", on_generate)

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 
 from services.detokenizer import frames
+from services.detokenizer.batches import Batches
 from services.detokenizer.stream import Stream, StreamState
 from shared.bus import Bus
 from shared.errors import BusUnavailable, MessageTooLarge
@@ -16,7 +17,7 @@ RETRY = 0.01
 """Seconds between two looks at a connection that lags."""
 QUOTA = 64
 """Frames that a reader gets before the next one has its turn."""
-AT_ONCE = 32
+AT_ONCE = 128
 """Turns between two looks at what waits for the socket."""
 
 
@@ -24,18 +25,22 @@ class Mailbox:
     """One reader, as a position in its stream: frames are made when they are sent, so a slow reader costs nothing.
 
     Attributes:
+        encoding: the `Encoding` of its frames.
+        encode: makes their bytes.
+        batch_inbox: where its deltas may be sent with those of others; empty: nowhere.
         probe: reply subject of the next frame, which asks whether the reader is there; empty when that is not asked.
         asked: times that it was asked since it was last there.
         refused: times since then that the broker said that nobody listens.
     """
 
     __slots__ = (
-        "_encode",
-        "_encoding",
         "_greeting",
         "_next",
         "asked",
+        "batch_inbox",
         "closed",
+        "encode",
+        "encoding",
         "probe",
         "queued",
         "refused",
@@ -53,6 +58,7 @@ class Mailbox:
         streaming: bool,
         start: int = 0,
         greeting: Accepted | None = None,
+        batch_inbox: str = "",
     ) -> None:
         """`start`: position in each completion of the first token wanted."""
         self.stream = stream
@@ -63,13 +69,16 @@ class Mailbox:
         self.probe = ""
         self.asked = 0
         self.refused = 0
-        self._encoding = encoding
-        self._encode = encoder(encoding)
+        self.encoding = encoding
+        self.encode = encoder(encoding)
+        self.batch_inbox = batch_inbox
         self._greeting = greeting
         self._next = [start] * len(stream.completions)
 
-    def pump(self, bus: Bus, quota: int) -> int:
+    def pump(self, bus: Bus, batches: Batches, quota: int) -> int:
         """Sends up to about `quota` frames that are due; how many it sent. Less than `quota`: nothing is left for now.
+
+        Deltas that may come with others are left to `batches`, before which no later frame is sent.
 
         Raises:
             BusUnavailable: the connection takes no more; nothing is lost by that.
@@ -81,7 +90,7 @@ class Mailbox:
             return self._close(bus) if ended else 0
         sent = 0
         if self._greeting is not None:
-            bus.publish(self.reply, self._encode(self._greeting))
+            bus.publish(self.reply, self.encode(self._greeting))
             self._greeting = None
             sent = 1
         for index, completion in enumerate(self.stream.completions):
@@ -89,31 +98,43 @@ class Mailbox:
             end = min(len(completion.texts), position + quota - sent)
             while position < end:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
-                bus.publish(self.reply, self._encode(delta), reply=self.probe)
-                self.probe = ""
+                if self.batch_inbox and not self.probe:
+                    batches.add(self, delta)
+                else:
+                    if self.batch_inbox:
+                        batches.send()
+                    bus.publish(self.reply, self.encode(delta), reply=self.probe)
+                    self.probe = ""
                 position += 1
                 sent += 1
                 self._next[index] = position
-        return sent + self._close(bus) if ended and sent < quota else sent
+        if not ended or sent >= quota:
+            return sent
+        batches.send()
+        return sent + self._close(bus)
 
     def rewind(self, start: int, greeting: Accepted | None = None) -> None:
         """The reader wants the frames from `start` on again; what it was not sent yet, it gets in any case."""
         self._greeting = greeting or self._greeting
         self._next = [min(position, start) for position in self._next]
 
+    def take_back(self, delta: Delta) -> None:
+        """A delta could not be sent: it is due again."""
+        self._next[delta.index] = min(self._next[delta.index], delta.start)
+
     def keep_alive(self, bus: Bus) -> None:
         """Tells the reader that the request still waits."""
         if self.streaming and self._greeting is None:
-            bus.publish(self.reply, self._encode(Queued(self.stream.request_id)), reply=self.probe)
+            bus.publish(self.reply, self.encode(Queued(self.stream.request_id)), reply=self.probe)
             self.probe = ""
 
     def _close(self, bus: Bus) -> int:
         """Sends the last frame; the number of frames."""
-        data, headers = frames.closing(self.stream, self._encoding, streaming=self.streaming)
+        data, headers = frames.closing(self.stream, self.encoding, streaming=self.streaming)
         try:
             bus.publish(self.reply, data, headers=headers)
         except MessageTooLarge:
-            data, headers = frames.too_large(self.stream, self._encoding)
+            data, headers = frames.too_large(self.stream, self.encoding)
             bus.publish(self.reply, data, headers=headers)
         if self.streaming:
             bus.publish(self.reply, b"")
@@ -131,15 +152,14 @@ class Outbox:
     def __init__(self, bus: Bus) -> None:
         self.frames = 0
         self._bus = bus
+        self._batches = Batches(bus)
         self._waiting: deque[Mailbox] = deque()
         self._retry: asyncio.TimerHandle | None = None
 
     def post(self, stream: Stream) -> None:
         """The stream has something new for its readers; `drain` sends it."""
         for mailbox in stream.mailboxes:
-            if not mailbox.queued:
-                mailbox.queued = True
-                self._waiting.append(mailbox)
+            self._post(mailbox)
 
     def drain(self) -> None:
         """Sends what waits, until the connection lags; then goes on by itself as soon as it has caught up."""
@@ -147,8 +167,10 @@ class Outbox:
             while self._waiting and self._bus.backlog() < HIGH_WATER:
                 for _ in range(min(AT_ONCE, len(self._waiting))):
                     self._serve(self._waiting[0])
-        except BusUnavailable:
-            pass  # as with a lagging connection: what waits is sent when it is back
+                self._batches.send()
+        except BusUnavailable:  # as with a lagging connection: what waits is sent when it is back
+            for mailbox in self._batches.take_back():
+                self._post(mailbox)
         if self._waiting and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(RETRY, self._try_again)
 
@@ -168,8 +190,13 @@ class Outbox:
         if self._retry is not None:
             self._retry.cancel()
 
+    def _post(self, mailbox: Mailbox) -> None:
+        if not mailbox.queued:
+            mailbox.queued = True
+            self._waiting.append(mailbox)
+
     def _serve(self, mailbox: Mailbox) -> None:
-        sent = mailbox.pump(self._bus, QUOTA)
+        sent = mailbox.pump(self._bus, self._batches, QUOTA)
         self.frames += sent
         self._waiting.popleft()
         if sent >= QUOTA:

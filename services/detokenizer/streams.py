@@ -180,7 +180,16 @@ class Streams:
 
     def _read(self, stream: Stream, request: OpenStream) -> None:
         greeting = self._accepted(stream) if request.stream else None
-        self._add(Mailbox(stream, request.reply, request.encoding, streaming=request.stream, greeting=greeting))
+        self._add(
+            Mailbox(
+                stream,
+                request.reply,
+                request.encoding,
+                streaming=request.stream,
+                greeting=greeting,
+                batch_inbox=request.batch_inbox,
+            )
+        )
 
     def _add(self, mailbox: Mailbox) -> None:
         stream = mailbox.stream

@@ -30,6 +30,8 @@ class Caller:
     """Unix time in seconds."""
     fresh: bool
     """Whether the id was drawn for this very message."""
+    batch_inbox: str
+    """The inbox where its connection takes deltas of several streams; empty: there is none."""
 
 
 def digest_of(request: GenerateRequest) -> bytes:
@@ -61,6 +63,7 @@ def open_stream(
         min_tokens=params.min_tokens,
         timeout_ms=timeout_ms,
         fresh=caller.fresh,
+        batch_inbox=caller.batch_inbox,
     )
 
 

@@ -19,10 +19,10 @@ from services.tokenizer.model import Model
 from services.tokenizer.prompts import Chat, Ids, Texts, check_ids
 from services.tokenizer.replicas import Replicas
 from services.tokenizer.validate import validate
-from shared import telemetry
+from shared import subjects, telemetry
 from shared.bus import Bus, Message
 from shared.errors import DeadlineExceeded, RequestError
-from shared.messages.client import FRESH, GenerateRequest
+from shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
 from shared.peers import Peers
 
 _log = structlog.get_logger()
@@ -80,7 +80,15 @@ class Generate:
         )
         left = _left(expires)
         fresh = not request.request_id or FRESH in message.headers
-        caller = Caller(request_id, message.reply, encoding, deadline=time.time() + left, fresh=fresh)
+        batch_inbox = message.headers.get(BATCH_INBOX, "")
+        caller = Caller(
+            request_id,
+            message.reply,
+            encoding,
+            deadline=time.time() + left,
+            fresh=fresh,
+            batch_inbox=batch_inbox if subjects.is_client_inbox(batch_inbox) else "",
+        )
         headers: dict[str, str] = {}
         telemetry.inject(headers, span)
         return await self._handover.deliver(

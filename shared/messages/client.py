@@ -8,6 +8,8 @@ import msgspec
 FRESH = "Pagewire-Fresh"
 """Header of a generate request whose id was drawn for it and is sent for the first time: nobody looks for an earlier
 request of that id."""
+BATCH_INBOX = "Pagewire-Batch-Inbox"
+"""Header of a generate request that names another inbox of its connection: deltas may come there as `DeltaBatch`."""
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
@@ -148,6 +150,15 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     """May be empty while a character or a stop string is open."""
     token_ids: list[int]
     logprobs: None = None
+
+
+class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
+    """Deltas of several streams to one connection, as one message instead of one each."""
+
+    replies: list[str]
+    """The reply subject of each delta's request."""
+    deltas: list[Delta]
+    """Those of one stream are in order."""
 
 
 class Final(msgspec.Struct, tag="final", tag_field="type"):

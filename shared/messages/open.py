@@ -47,6 +47,8 @@ class OpenStream(Wire, frozen=True):
     """What is left of the deadline on arrival here."""
     fresh: bool = False
     """The id was drawn for this request, which comes for the first time: there is no record of it to look for."""
+    batch_inbox: str = ""
+    """Where deltas may come together with those of other streams; empty: nowhere."""
 
 
 class OpenState(IntEnum):

@@ -1,73 +1,13 @@
 import asyncio
 
-import msgspec
 import pytest
 
 from services.detokenizer import mailbox
-from services.detokenizer.completion import Completion
-from services.detokenizer.mailbox import Mailbox, Outbox
-from services.detokenizer.stream import Stream, StreamState
-from shared.bus import Headers
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable
-from shared.messages.client import Accepted, Delta, Final, Frame
-from shared.messages.open import Encoding
+from services.detokenizer.mailbox import Outbox
+from services.detokenizer.stream import StreamState
+from shared.messages.client import Final
+from tests.services.detokenizer.outboxes import HELLO, SlowBus, end, grow, read, stream_of
 from tests.support.waiting import until
-
-HELLO = Accepted("r1", "cancel", "resume")
-_frame = msgspec.json.Decoder(Frame)
-
-
-class SlowBus(MemoryBus):
-    """A connection whose socket takes nothing until it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__(MemoryBroker())
-        self.waiting = 0
-        self.broken = False
-        self.sent: list[tuple[str, bytes]] = []
-
-    def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        if self.broken:
-            raise BusUnavailable("cut")
-        del reply, headers
-        self.sent.append((subject, data))
-
-    def backlog(self) -> int:
-        return self.waiting
-
-    def frames(self, reader: str) -> list[Frame | None]:
-        """What a reader was sent; None for the empty message."""
-        return [_frame.decode(data) if data else None for subject, data in self.sent if subject == reader]
-
-    def starts(self, reader: str) -> list[int]:
-        return [frame.start for frame in self.frames(reader) if isinstance(frame, Delta)]
-
-
-def stream_of(tokens: int, choices: int = 1) -> Stream:
-    completions = [Completion(list(range(tokens)), [f"t{i}" for i in range(tokens)]) for _ in range(choices)]
-    return Stream("r1", b"", completions, prompt_tokens=1)
-
-
-def read(stream: Stream, reply: str, *, streaming: bool = True, start: int = 0) -> Mailbox:
-    reader = Mailbox(
-        stream, reply, Encoding.JSON, streaming=streaming, start=start, greeting=HELLO if streaming else None
-    )
-    stream.mailboxes.append(reader)
-    return reader
-
-
-def grow(stream: Stream, tokens: int) -> None:
-    for completion in stream.completions:
-        for _ in range(tokens):
-            completion.texts.append(f"t{len(completion.tokens)}")
-            completion.tokens.append(len(completion.tokens))
-
-
-def end(stream: Stream) -> None:
-    for completion in stream.completions:
-        completion.finish = "length"
-    stream.state = StreamState.ENDED
 
 
 def test_frames_wait_in_order_while_the_connection_lags() -> None:

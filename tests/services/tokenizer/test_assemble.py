@@ -9,7 +9,7 @@ from shared.messages.client import ChatMessage, GenerateRequest, SamplingParams
 from shared.messages.open import Encoding, OpenStream
 from shared.messages.work import Sampling, WorkItem
 
-CALLER = Caller("r1", "_INBOX.a", Encoding.MSGPACK, deadline=123.5, fresh=True)
+CALLER = Caller("r1", "_INBOX.a", Encoding.MSGPACK, deadline=123.5, fresh=True, batch_inbox="_INBOX.b")
 CHOSEN = Sampling(1.0, 1.0, 0, 0.0, 7, pack([0]), 0, 16)
 
 
@@ -40,6 +40,7 @@ def test_the_stream_is_told_what_the_client_asked_for() -> None:
         min_tokens=3,
         timeout_ms=500,
         fresh=True,
+        batch_inbox="_INBOX.b",
     )
     assert Decoder(OpenStream).decode(encode(opening)) == opening
 

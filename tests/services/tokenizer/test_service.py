@@ -26,7 +26,7 @@ from shared.config import Settings
 from shared.context import Context
 from shared.errors import ConfigurationError
 from shared.messages import unpack
-from shared.messages.client import FRESH, ErrorFrame, ModelList, TokenizeReply
+from shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelList, TokenizeReply
 from shared.messages.open import Encoding, OpenState
 from shared.model_folder import BUNDLED
 from shared.placement import rank
@@ -81,6 +81,24 @@ def test_an_id_is_fresh_when_it_is_drawn_here_or_the_client_says_so(
         async with serving() as setup:
             await setup.send({"prompt": "x", **named}, headers)
             assert [opening.fresh for opening in setup.detokenizer.opened] == [fresh]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("headers", "passed"),
+    [
+        ({}, ""),
+        ({BATCH_INBOX: "_INBOX.a.1"}, "_INBOX.a.1"),
+        ({BATCH_INBOX: "pagewire.svc.steps.e1"}, ""),
+        ({BATCH_INBOX: "_INBOX.*"}, ""),
+    ],
+)
+def test_deltas_may_come_together_where_a_client_has_an_inbox_for_them(headers: dict[str, str], passed: str) -> None:
+    async def main() -> None:
+        async with serving() as setup:
+            await setup.send({"prompt": "x", "stream": True}, headers)
+            assert [opening.batch_inbox for opening in setup.detokenizer.opened] == [passed]
 
     asyncio.run(main())
 

@@ -1,0 +1,250 @@
+import asyncio
+from pathlib import Path
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.detokenizer import batches
+from services.detokenizer.mailbox import Mailbox, Outbox
+from services.detokenizer.stream import Stream
+from shared.bus import Message
+from shared.errors import BusUnavailable
+from shared.messages.client import DeltaBatch, Final
+from shared.messages.open import Encoding, OpenState
+from shared.messages.step import Finish
+from tests.services.detokenizer.outboxes import SlowBus, batch_of, end, grow, read, stream_of
+from tests.services.detokenizer.rig import ids, rig, run
+from tests.support.waiting import until
+
+TOGETHER = "together"
+
+
+def streams(outbox: Outbox, count: int, batch_inbox: str = TOGETHER) -> list[tuple[Stream, Mailbox]]:
+    """Streams without a token whose readers have been greeted."""
+    made = []
+    for number in range(count):
+        stream = stream_of(0)
+        made.append((stream, read(stream, f"r{number}", batch_inbox=batch_inbox)))
+        outbox.post(stream)
+    outbox.drain()
+    return made
+
+
+def generate(outbox: Outbox, *growing: Stream, tokens: int = 1) -> None:
+    """What a step does."""
+    for stream in growing:
+        grow(stream, tokens)
+        outbox.post(stream)
+    outbox.drain()
+
+
+def test_deltas_that_are_due_together_are_one_message() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus)
+    (a, _), (b, _), (c, _) = streams(outbox, 3)
+    bus.sent.clear()
+    generate(outbox, a, b, c, tokens=2)
+    ((subject, data),) = bus.sent
+    assert subject == TOGETHER
+    assert batch_of(data) == [(reader, start) for reader in ("r0", "r1", "r2") for start in (0, 1)]
+    assert outbox.frames == 9
+
+
+def test_a_delta_without_company_goes_to_its_own_reader() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus)
+    (a, _), _ = streams(outbox, 2)
+    bus.sent.clear()
+    generate(outbox, a)
+    assert [subject for subject, _ in bus.sent] == ["r0"]
+    assert bus.starts("r0") == [0]
+
+
+def test_connections_and_encodings_are_kept_apart() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus)
+    growing = []
+    for number in range(8):
+        stream = stream_of(0)
+        growing.append(stream)
+        encoding = Encoding.MSGPACK if number % 4 > 1 else Encoding.JSON
+        read(stream, f"r{number}", batch_inbox=f"inbox{number % 2}", encoding=encoding)
+        outbox.post(stream)
+    outbox.drain()
+    bus.sent.clear()
+    generate(outbox, *growing)
+    decode = [msgspec.json.Decoder(DeltaBatch).decode, msgspec.msgpack.Decoder(DeltaBatch).decode]
+    sent = [(subject, decode[data[:1] != b"{"](data).replies) for subject, data in bus.sent]
+    assert sorted(sent) == [
+        ("inbox0", ["r0", "r4"]),
+        ("inbox0", ["r2", "r6"]),
+        ("inbox1", ["r1", "r5"]),
+        ("inbox1", ["r3", "r7"]),
+    ]
+
+
+def test_readers_without_a_batch_inbox_get_a_frame_per_token() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus)
+    (a, _), (b, _) = streams(outbox, 2, batch_inbox="")
+    generate(outbox, a, b)
+    assert bus.starts("r0") == bus.starts("r1") == [0]
+
+
+def test_an_end_stands_behind_its_deltas() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus)
+    (a, _), (b, _), (c, _) = streams(outbox, 3)
+    bus.sent.clear()
+    grow(a, 1)
+    grow(b, 1)
+    end(b)
+    outbox.post(a)
+    outbox.post(b)
+    generate(outbox, c)
+    assert [subject for subject, _ in bus.sent] == [TOGETHER, "r1", "r1", "r2"]
+    assert batch_of(bus.sent[0][1]) == [("r0", 0), ("r1", 0)]
+    assert isinstance(bus.frames("r1")[0], Final)
+
+
+def test_a_probe_goes_to_its_reader_behind_what_came_before() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus)
+    (a, _), (b, asked), (c, _), (d, _) = streams(outbox, 4)
+    bus.sent.clear()
+    asked.probe = "anybody"
+    generate(outbox, a, b, c, d, tokens=2)
+    assert bus.probes == ["r1"]
+    assert [subject for subject, _ in bus.sent] == [TOGETHER, "r1", TOGETHER]
+    assert bus.starts("r1") == [0]
+    assert batch_of(bus.sent[2][1])[0] == ("r1", 1)
+    assert asked.probe == ""
+
+
+def test_long_texts_make_several_messages() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus)
+    made = streams(outbox, 20)
+    bus.sent.clear()
+    for stream, _ in made:
+        stream.completions[0].tokens.append(1)
+        stream.completions[0].texts.append("é" * (batches.BATCH_BYTES // 20))
+    generate(outbox)
+    for stream, _ in made:
+        outbox.post(stream)
+    outbox.drain()
+    assert len(bus.sent) > 2
+    assert all(len(data) < 2 * batches.BATCH_BYTES for _, data in bus.sent)
+    together = [one for subject, data in bus.sent if subject == TOGETHER for one in batch_of(data)]
+    assert {reader for reader, _ in together} | {subject for subject, _ in bus.sent} >= {f"r{n}" for n in range(20)}
+
+
+def test_what_a_broken_connection_did_not_take_is_sent_when_it_is_back() -> None:
+    async def main() -> None:
+        bus = SlowBus()
+        outbox = Outbox(bus)
+        (a, _), (b, _) = streams(outbox, 2)
+        bus.sent.clear()
+        bus.broken = True
+        generate(outbox, a, b)
+        generate(outbox, a, b)
+        assert bus.sent == []
+        bus.broken = False
+        await until(lambda: bus.sent)
+        ((_, data),) = bus.sent
+        assert batch_of(data) == [("r0", 0), ("r0", 1), ("r1", 0), ("r1", 1)]
+
+    asyncio.run(main())
+
+
+class Breaking(SlowBus):
+    """Takes or refuses each message as it was told."""
+
+    def __init__(self, refusals: list[bool]) -> None:
+        super().__init__()
+        self.refusals = iter(refusals)
+
+    def publish(self, subject: str, data: bytes, **options: object) -> None:
+        if next(self.refusals, False):
+            raise BusUnavailable("cut")
+        self.sent.append((subject, data))
+
+
+@settings(deadline=None)
+@given(
+    refusals=st.lists(st.booleans(), max_size=60),
+    steps=st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=8),
+    together=st.lists(st.booleans(), min_size=4, max_size=4),
+    probed=st.sets(st.integers(0, 7)),
+)
+def test_every_reader_gets_every_token_once_and_in_order(
+    refusals: list[bool], steps: list[list[int]], together: list[bool], probed: set[int]
+) -> None:
+    bus = Breaking(refusals)
+    got: dict[str, list[int]] = {f"r{number}": [] for number in range(4)}
+
+    async def main() -> None:
+        outbox = Outbox(bus)
+        readers = []
+        for number, batched in enumerate(together):
+            stream = stream_of(0)
+            readers.append(read(stream, f"r{number}", batch_inbox=TOGETHER if batched else ""))
+        for number, step in enumerate(steps):
+            for reader, tokens in zip(readers, step, strict=True):
+                if number in probed:
+                    reader.probe = "probe"
+                grow(reader.stream, tokens)
+                outbox.post(reader.stream)
+            outbox.drain()
+        for reader in readers:
+            end(reader.stream)
+            outbox.post(reader.stream)
+        while any(reader.stream.mailboxes for reader in readers):
+            outbox.drain()
+        outbox.close()
+
+    asyncio.run(main())
+    ended = set()
+    for subject, data in bus.sent:
+        parts = batch_of(data) if subject == TOGETHER else []
+        if subject != TOGETHER and data:
+            frame = msgspec.json.decode(data)
+            parts = [(subject, frame["start"])] if frame["type"] == "delta" else []
+            if frame["type"] == "final":
+                ended.add(subject)
+        for reader, start in parts:
+            assert reader not in ended
+            got[reader].append(start)
+    assert ended == set(got)
+    totals = [sum(step[number] for step in steps) for number in range(4)]
+    assert list(got.values()) == [list(range(total)) for total in totals]
+
+
+def test_clients_that_ask_for_it_get_the_rows_of_a_step_as_one_message(folder: Path) -> None:
+    async def main() -> None:
+        async with rig(folder) as world:
+            together: list[Message] = []
+            inbox = world.client.new_inbox()
+            await world.client.subscribe(inbox, together.append)
+            readers = []
+            for name, first in (("r1", 100), ("r2", 200)):
+                reader = await world.reader(Encoding.MSGPACK)
+                opened = await world.open_for(
+                    reader, request_id=name, encoding=Encoding.MSGPACK, batch_inbox=inbox, timeout_ms=5000
+                )
+                assert opened == OpenState.OPENED
+                await world.attach(request_id=name, first_sequence=first)
+                readers.append(reader)
+            for position, token in enumerate(ids("Hello world!")):
+                finish = Finish.LENGTH if position == 2 else Finish.NONE
+                world.step((100, position, token, finish), (200, position, token, finish))
+            for reader in readers:
+                assert (await reader.end()).usage.completion_tokens == 3
+                assert reader.deltas == []
+            batched = [msgspec.msgpack.decode(message.data, type=DeltaBatch) for message in together]
+            assert [sorted(batch.replies) for batch in batched] == [sorted(reader.inbox for reader in readers)] * 3
+            texts = [[delta.text for delta in batch.deltas] for batch in batched]
+            assert texts == [["Hello"] * 2, [" world"] * 2, ["!"] * 2]
+
+    run(main())
