@@ -43,6 +43,8 @@ CLASSES = ("urgent", "normal", "background")
 ANY = "any"
 """Target of work that no replica is to have before another; otherwise the target is a scheduler's instance id."""
 
+INBOX_LENGTH = 255
+"""Characters of a client's inbox, at most: a line of the protocol has room for two, and for a subject of ours."""
 _CLIENT_INBOX = re.compile(r"_INBOX(\.[A-Za-z0-9_-]+)+")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -65,7 +67,7 @@ def work_queues(model: str, target: str) -> list[str]:
 
 def is_client_inbox(reply: str) -> bool:
     """Whether a reply subject is an inbox. Anything else is never answered: it could be a subject of ours."""
-    return _CLIENT_INBOX.fullmatch(reply) is not None
+    return len(reply) <= INBOX_LENGTH and _CLIENT_INBOX.fullmatch(reply) is not None
 
 
 def is_token(text: str) -> bool:

@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from services.detokenizer.mailbox import Mailbox
 
 BATCH_BYTES = 1 << 15
-"""About how large a message may become."""
+"""Of several deltas in one message, at most."""
 _FRAME_BYTES = 128
-"""What a delta takes beside its text, at most."""
+"""What a delta takes at most, beside its text and its reader's inbox."""
+_CHARACTER_BYTES = 6
+"""What a character of a text takes at most: JSON escapes some."""
 
 
 class Batches:
@@ -28,12 +30,13 @@ class Batches:
         """Takes the next delta of a reader.
 
         Raises:
-            BusUnavailable: see `send`; the delta is among what waits.
+            BusUnavailable: see `send`; the delta was not taken.
         """
-        self._waiting.setdefault((mailbox.batch_inbox, mailbox.encoding), []).append((mailbox, delta))
-        self._size += _FRAME_BYTES + 4 * len(delta.text)  # characters of up to four bytes
-        if self._size >= self._limit:
+        size = _FRAME_BYTES + len(mailbox.reply) + _CHARACTER_BYTES * len(delta.text)
+        if self._size + size > self._limit:
             self.send()
+        self._waiting.setdefault((mailbox.batch_inbox, mailbox.encoding), []).append((mailbox, delta))
+        self._size += size
 
     def send(self) -> None:
         """Sends what waits. One delta goes to its own reader, as if there were no batches.

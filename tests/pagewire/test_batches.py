@@ -12,7 +12,6 @@ from tests.support.responder import MODEL, WORDS, Responder, deltas, final
 from tests.support.waiting import until
 
 TEXT = "".join(WORDS)
-Scenario = Callable[[AsyncClient, Responder], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(autouse=True)

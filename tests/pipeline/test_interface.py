@@ -352,8 +352,10 @@ def test_a_reply_subject_that_is_no_inbox_is_never_answered() -> None:
         heard: list[str] = []
         await pipeline.bus.subscribe("pagewire.svc.finish.>", lambda m: heard.append(m.subject))
         await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: heard.append(m.subject))
+        long = "_INBOX." + "x" * 4000
+        await pipeline.bus.subscribe(long, lambda m: heard.append(m.subject))
         body = json.dumps({"prompt": "One", "sampling": {"max_tokens": 1}}).encode()
-        for reply in ("pagewire.svc.finish.x", "pagewire.v1.models.x", "$JS.API.INFO"):
+        for reply in ("pagewire.svc.finish.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
             await client.publish(SUBJECT, body, reply=reply)
         await client.publish(SUBJECT, body)
         assert (await ask(client, {"prompt": "One", "sampling": {"max_tokens": 1}}))["type"] == "result"

@@ -1,6 +1,7 @@
 import pytest
 
-from shared.subjects import ANY, model_token, work_queue, work_queues
+from shared.bus.framing import MAX_CONTROL_LINE
+from shared.subjects import ANY, INBOX_LENGTH, is_client_inbox, model_token, work_queue, work_queues
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,21 @@ def test_the_queues_of_a_target_are_those_that_its_work_goes_to() -> None:
 
 def test_a_model_is_one_token() -> None:
     assert model_token("org/model-1.5 b") == "org_model-1_5_b"
+
+
+@pytest.mark.parametrize("subject", ["_INBOX.a", "_INBOX.aB3-_.0.1", "_INBOX." + "x" * (INBOX_LENGTH - 7)])
+def test_what_is_a_clients_inbox(subject: str) -> None:
+    assert is_client_inbox(subject)
+
+
+@pytest.mark.parametrize(
+    "subject", ["", "_INBOX", "_INBOX.", "_INBOX.a b", "_INBOX.a.*", "_INBOX.>", "_INBOX.\n", "_SVC.a", "x._INBOX.a"]
+)
+def test_what_is_none(subject: str) -> None:
+    assert not is_client_inbox(subject)
+
+
+def test_an_inbox_and_a_reply_subject_fit_into_a_line_of_the_protocol() -> None:
+    """With a longer one, a frame that asks whether its reader is there could not be sent, nor anything behind it."""
+    assert not is_client_inbox("_INBOX." + "x" * (INBOX_LENGTH - 6))
+    assert 2 * INBOX_LENGTH < MAX_CONTROL_LINE // 4

@@ -2,6 +2,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,22 +123,23 @@ def test_a_probe_goes_to_its_reader_behind_what_came_before() -> None:
     assert asked.probe == ""
 
 
-def test_long_texts_make_several_messages() -> None:
+@pytest.mark.parametrize("character", ["e", "é", "\x01", "😀"])
+@pytest.mark.parametrize("length", [1, 40, batches.BATCH_BYTES // 40, batches.BATCH_BYTES])
+def test_a_message_with_several_deltas_has_its_bound(character: str, length: int) -> None:
     bus = SlowBus()
     outbox = Outbox(bus)
-    made = streams(outbox, 20)
-    bus.sent.clear()
-    for stream, _ in made:
+    made = [(stream_of(0), f"r{number}" + "x" * 200) for number in range(40)]
+    for stream, reply in made:
+        read(stream, reply, batch_inbox=TOGETHER)
         stream.completions[0].tokens.append(1)
-        stream.completions[0].texts.append("é" * (batches.BATCH_BYTES // 20))
-    generate(outbox)
-    for stream, _ in made:
+        stream.completions[0].texts.append(character * length)
         outbox.post(stream)
     outbox.drain()
-    assert len(bus.sent) > 2
-    assert all(len(data) < 2 * batches.BATCH_BYTES for _, data in bus.sent)
-    together = [one for subject, data in bus.sent if subject == TOGETHER for one in batch_of(data)]
-    assert {reader for reader, _ in together} | {subject for subject, _ in bus.sent} >= {f"r{n}" for n in range(20)}
+    assert all(len(data) <= batches.BATCH_BYTES for subject, data in bus.sent if subject == TOGETHER)
+    together = [reader for subject, data in bus.sent if subject == TOGETHER for reader, _ in batch_of(data)]
+    alone = [reply for _, reply in made if bus.starts(reply)]
+    assert sorted(together + alone) == sorted(reply for _, reply in made)
+    assert bool(together) == (length < batches.BATCH_BYTES)
 
 
 def test_what_a_broken_connection_did_not_take_is_sent_when_it_is_back() -> None:

@@ -92,6 +92,7 @@ def test_an_id_is_fresh_when_it_is_drawn_here_or_the_client_says_so(
         ({BATCH_INBOX: "_INBOX.a.1"}, "_INBOX.a.1"),
         ({BATCH_INBOX: "pagewire.svc.steps.e1"}, ""),
         ({BATCH_INBOX: "_INBOX.*"}, ""),
+        ({BATCH_INBOX: "_INBOX." + "x" * 5000}, ""),
     ],
 )
 def test_deltas_may_come_together_where_a_client_has_an_inbox_for_them(headers: dict[str, str], passed: str) -> None:
@@ -317,7 +318,8 @@ def test_an_accepted_request_gets_nothing_from_the_tokenizer() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", ["", "pagewire.svc.claim", "_SVC.abc", f"{GENERATE}", "$JS.API.STREAM.DELETE.work", "_INBOX"]
+    "reply",
+    ["", "pagewire.svc.claim", "_SVC.abc", GENERATE, "$JS.API.STREAM.DELETE.work", "_INBOX", "_INBOX." + "x" * 249],
 )
 @pytest.mark.parametrize(
     "verb", [GENERATE, f"{subjects.GENERATE}.other", f"{subjects.TOKENIZE}.{MODEL}", subjects.MODELS]
