@@ -74,6 +74,7 @@ class AsyncClient:
                 connect_timeout=self._connect_timeout,
             )
             self._directory = Directory(self._bus, self._model)
+            self._batches = Batches()  # streams of an earlier connection may not have been left yet
         return self
 
     async def __aexit__(self, *_: object) -> None:

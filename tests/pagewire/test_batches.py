@@ -6,8 +6,11 @@ import msgspec
 import pytest
 
 from pagewire import AsyncClient, stream
+from pagewire.broker import Broker
+from shared.bus import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages.client import BATCH_INBOX, Delta, DeltaBatch
+from tests.support.broker import connect_service, running_broker
 from tests.support.responder import MODEL, WORDS, Responder, deltas, final
 from tests.support.waiting import until
 
@@ -23,7 +26,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pipeline(Responder):
     """Answers nothing of its own accord, and can send a batch."""
 
-    def __init__(self, bus: MemoryBus) -> None:
+    def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
         self.replies: list[str] = []
         self.script = self._note
@@ -157,3 +160,31 @@ def test_a_stream_that_is_left_takes_nothing_more() -> None:
         await until(lambda: pipeline.cancels)
 
     play(scenario)
+
+
+def test_another_connection_has_an_inbox_of_its_own() -> None:
+    """A stream of the first one has not been left yet."""
+
+    async def main(broker: Broker) -> None:
+        pipeline = Pipeline(await connect_service(broker))
+        await pipeline.start()
+        client = AsyncClient(broker.url, model=MODEL)
+        async with client:
+            left = aiter(client.stream("x"))
+            first = asyncio.create_task(anext(left))
+            await until(lambda: pipeline.replies)
+            pipeline.send(deltas()[0])
+            assert await first == deltas()[0]
+        async with client:
+            reading = asyncio.create_task(read(client.stream("x")))
+            await until(lambda: len(pipeline.replies) == 2)
+            for part in deltas():
+                pipeline.send_batch((pipeline.replies[1], part))
+            pipeline.end(pipeline.replies[1])
+            assert await reading == deltas()
+            assert pipeline.resumes == []
+        await left.aclose()
+        await pipeline.bus.close()
+
+    with running_broker() as broker:
+        asyncio.run(asyncio.wait_for(main(broker), 20))
