@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from pagewire import frames
-from pagewire.batches import Batches
+from pagewire.batch_inbox import BatchInbox
 from pagewire.directory import Directory
 from pagewire.stream import Stream
 from shared import subjects
@@ -60,7 +60,7 @@ class AsyncClient:
         self._owns = bus is None
         self._bus = bus
         self._directory = Directory(bus, model) if bus is not None else None
-        self._batches = Batches()
+        self._batch_inbox = BatchInbox(bus) if bus is not None else None
 
     async def __aenter__(self) -> Self:
         if self._bus is None:
@@ -74,12 +74,12 @@ class AsyncClient:
                 connect_timeout=self._connect_timeout,
             )
             self._directory = Directory(self._bus, self._model)
-            self._batches = Batches()  # streams of an earlier connection may not have been left yet
+            self._batch_inbox = BatchInbox(self._bus)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._owns and self._bus is not None:
-            bus, self._bus, self._directory = self._bus, None, None
+            bus, self._bus, self._directory, self._batch_inbox = self._bus, None, None, None
             await bus.close()
 
     def stream(
@@ -130,8 +130,8 @@ class AsyncClient:
             built = msgspec.convert(msgspec.to_builtins(request), GenerateRequest)
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error)) from error
-        bus, directory = self._connection()
-        return Stream(bus, directory, self._batches, model, built, traceparent, fresh=not request_id)
+        bus, directory, batch_inbox = self._connection()
+        return Stream(bus, directory, batch_inbox, model, built, traceparent, fresh=not request_id)
 
     async def generate(
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
@@ -150,7 +150,7 @@ class AsyncClient:
         Raises:
             BusError: nobody answers.
         """
-        bus, _ = self._connection()
+        bus, *_ = self._connection()
         return await frames.cancel(bus, f"{subjects.CANCEL}.{request_id}")
 
     async def models(self) -> list[ModelInfo]:
@@ -179,7 +179,7 @@ class AsyncClient:
         return (await self._ask(subjects.DETOKENIZE, model, request, DetokenizeReply)).text
 
     async def _ask(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
-        bus, directory = self._connection()
+        bus, directory, _ = self._connection()
         name = await directory.resolve(model)
         subject = f"{verb}.{subjects.model_token(name)}"
         try:
@@ -192,7 +192,7 @@ class AsyncClient:
             raise frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
         return msgspec.json.decode(reply.data, type=kind)
 
-    def _connection(self) -> tuple[Bus, Directory]:
-        if self._bus is None or self._directory is None:
+    def _connection(self) -> tuple[Bus, Directory, BatchInbox]:
+        if self._bus is None or self._directory is None or self._batch_inbox is None:
             raise BusUnavailable("the client is not connected: use it as `async with AsyncClient(...) as client:`")
-        return self._bus, self._directory
+        return self._bus, self._directory, self._batch_inbox

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from pagewire import frames
-from pagewire.batches import Batches
+from pagewire.batch_inbox import BatchInbox
 from pagewire.directory import Directory
 from pagewire.mailbox import Mailbox
 from pagewire.sequencer import Sequencer
@@ -59,7 +59,7 @@ class Stream:
         self,
         bus: Bus,
         directory: Directory,
-        batches: Batches,
+        batch_inbox: BatchInbox,
         model: str,
         request: GenerateRequest,
         traceparent: str = "",
@@ -71,7 +71,7 @@ class Stream:
         self.final: Final | None = None
         self._bus = bus
         self._directory = directory
-        self._batches = batches
+        self._batch_inbox = batch_inbox
         self.model = model
         self._request = request
         self._headers = frames.MSGPACK | ({"traceparent": traceparent} if traceparent else {})
@@ -130,9 +130,8 @@ class Stream:
         self._body = frames.encode(self._request)
         with (
             self._bus.inbox(self._on_message) as self._inbox,
-            self._batches.reading(self._bus, self._inbox, self._on_delta) as batch_inbox,
+            self._batch_inbox.reading(self._inbox, self._on_delta) as self._headers[BATCH_INBOX],
         ):
-            self._headers[BATCH_INBOX] = batch_inbox
             headers = self._headers | ({FRESH: "1"} if self._fresh else {})
             watch = asyncio.create_task(self._watch(silence))
             try:

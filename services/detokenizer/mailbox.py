@@ -101,8 +101,7 @@ class Mailbox:
                 if self.batch_inbox and not self.probe:
                     batches.add(self, delta)
                 else:
-                    if self.batch_inbox:
-                        batches.send()
+                    self._catch_up(batches)
                     bus.publish(self.reply, self.encode(delta), reply=self.probe)
                     self.probe = ""
                 position += 1
@@ -110,7 +109,7 @@ class Mailbox:
                 self._next[index] = position
         if not ended or sent >= quota:
             return sent
-        batches.send()
+        self._catch_up(batches)
         return sent + self._close(bus)
 
     def rewind(self, start: int, greeting: Accepted | None = None) -> None:
@@ -127,6 +126,11 @@ class Mailbox:
         if self.streaming and self._greeting is None:
             bus.publish(self.reply, self.encode(Queued(self.stream.request_id)), reply=self.probe)
             self.probe = ""
+
+    def _catch_up(self, batches: Batches) -> None:
+        """What was left to the batches goes before what is sent next."""
+        if self.batch_inbox:
+            batches.send()
 
     def _close(self, bus: Bus) -> int:
         """Sends the last frame; the number of frames."""

@@ -12,24 +12,25 @@ from shared.messages.client import Delta, DeltaBatch
 _decoder = msgspec.msgpack.Decoder(DeltaBatch)
 
 
-class Batches:
-    """The batch inbox of one connection. It is there while a stream reads."""
+class BatchInbox:
+    """That of one connection. It is there while a stream reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
         self._readers: dict[str, Callable[[Delta], None]] = {}
         """By reply subject."""
         self._inbox = ExitStack()
         self._subject = ""
 
     @contextmanager
-    def reading(self, bus: Bus, reply: str, take: Callable[[Delta], None]) -> Iterator[str]:
-        """Inside the block deltas for `reply` go to `take`; the subject of the batch inbox.
+    def reading(self, reply: str, take: Callable[[Delta], None]) -> Iterator[str]:
+        """Inside the block deltas for `reply` go to `take`; the subject of the inbox.
 
         Raises:
             ConnectionLost: there is no connection at its beginning.
         """
         if not self._readers:
-            self._subject = self._inbox.enter_context(bus.inbox(self._on_message))
+            self._subject = self._inbox.enter_context(self._bus.inbox(self._on_message))
         self._readers[reply] = take
         try:
             yield self._subject

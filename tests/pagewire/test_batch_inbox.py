@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -113,17 +114,32 @@ def test_what_a_batch_did_not_bring_is_asked_for(lost: bytes | None) -> None:
     play(scenario)
 
 
-def test_batches_are_signs_of_life() -> None:
+def test_batches_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now))
+
     async def scenario(client: AsyncClient, pipeline: Pipeline) -> None:
-        reading = asyncio.create_task(read(client.stream("x", max_tokens=30)))
+        nonlocal now
+        got: list[Delta] = []
+
+        async def follow() -> None:
+            async for delta in client.stream("x", max_tokens=30):
+                got.append(delta)
+
+        reading = asyncio.create_task(follow())
         await until(lambda: pipeline.replies)
         parts = deltas(words=["x"] * 12)
+        sent = []
         for part in parts:
+            now += 0.04
             pipeline.send_batch((pipeline.replies[0], part))
-            await asyncio.sleep(0.01)
+            sent.append(part)
+            await until(lambda: got == sent)
         assert pipeline.resumes == []
+        now += 0.06
+        await until(lambda: pipeline.resumes)
         pipeline.send(final("", parts), None)
-        assert await reading == parts
+        await reading
 
     play(scenario)
 
