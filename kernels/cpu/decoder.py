@@ -68,6 +68,7 @@ class CompiledDecoder:
     ) -> None:
         """`norm` [D] comes after the last layer, `table` is as for `Operators.rotate`, `heads` are the queries'."""
         self.seconds = (c_double * 2)()
+        self._operators = operators
         self._tensors = (list(layers), norm, table)  # they must live as long as the pointers to them
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._fixed = {
@@ -79,7 +80,6 @@ class CompiledDecoder:
             "norm": norm.data_ptr(),
             "table": table.data_ptr(),
             "eps": eps,
-            "threads": operators.threads,
         }
         self._pools: Sequence[Pool] = ()
         self._decode = operators.function(
@@ -97,6 +97,7 @@ class CompiledDecoder:
         """
         if pools is not self._pools:
             self._bind(pools)
+        self._model.threads = self._operators.threads
         out = torch.empty(x.shape)
         pointers = byref(self._model), self._addresses, byref(batch), positions.data_ptr()
         self._decode(*pointers, len(x), x.data_ptr(), out.data_ptr(), self.seconds)

@@ -78,7 +78,8 @@ class Operators:
     """Kernels of a loaded library.
 
     Attributes:
-        threads: how many may take part in a call. They are the kernels' own, not those of torch.
+        threads: how many may take part in a call, and may be another number in the next. They are the kernels' own, not
+            those of torch.
         paired: numbers that are multiplied at a time with weights or KV in bf16: 2 where the CPU has instructions for
             that, and there they are rounded to bf16 themselves; else 1.
     """

@@ -76,13 +76,14 @@ class Driver:
         torch.set_num_threads(1)
         self.model = load_model(folder, read_config(folder), dtype)
         self.compiled: CompiledLM | None = None
+        self.operators: Operators | None = None
         self._block_size = block_size
         blocks = SLOTS * -(-CONTEXT // block_size)
         capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY)
         spec, stored = self.model.spec, self.model.embedding.dtype
         backend: Backend
         if compiled:
-            operators = Operators(build.load(), threads)
+            self.operators = operators = Operators(build.load(), threads)
             self.compiled = CompiledLM(self.model, operators, CONTEXT, one_dnn=one_dnn)
             backend = CompiledBackend(operators, spec, capacity, stored)
         else:

@@ -1,7 +1,6 @@
 """The devices that an executor can run on, behind one protocol."""
 
 import os
-import threading
 from pathlib import Path
 
 import structlog
@@ -12,6 +11,7 @@ from kernels.cpu.operators import Operators
 from services.executor.devices.attention import KVCache
 from services.executor.devices.capacity import free_memory, pool_blocks
 from services.executor.devices.compiled import CompiledBackend
+from services.executor.devices.cores import Cores
 from services.executor.devices.cpu import Bf16, CpuDevice, bf16_support
 from services.executor.devices.protocol import Capacity, Device
 from services.executor.devices.pytorch import PyTorchBackend
@@ -25,10 +25,6 @@ from shared.model_folder import eos_ids, max_model_len, read_config
 
 __all__ = ["open_device"]
 
-COMPUTE_NICE = 2
-"""Niceness of the threads that compute on the CPU: whoever has a message to handle goes first, but does not keep a
-thread for long from the end of a part that the others wait for. Where Linux shares the cores out by sessions or by
-containers, that is the executor's own event loop alone."""
 MAX_CANDIDATES = 128
 """Of a row on the devices that report candidates: bounds a step's message, and is more than a beam search needs."""
 MAX_STEP_TOKENS = 4096
@@ -65,7 +61,6 @@ def open_device(settings: Settings, folder: Path) -> Device:
 def _open_cpu(settings: Settings, folder: Path) -> Device:
     if settings.tensor_parallel_size > 1:
         raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for the cpu: set it to 1")
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPUTE_NICE)
     config = read_config(folder)
     length = max_model_len(settings, config)
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
@@ -74,7 +69,14 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     threads = max(1, threads // settings.data_parallel_size)
     bf16, operators = bf16_support(Path("/proc/cpuinfo")), _operators(threads)
     one_dnn = bf16 == Bf16.MATRICES
-    torch.set_num_threads(threads if one_dnn or operators is None else 1)  # torch has no large work beside the kernels
+
+    def compute_on(threads: int) -> None:
+        if operators is not None:
+            operators.threads = threads
+        # Torch has no large work beside the kernels.
+        torch.set_num_threads(threads if one_dnn or operators is None else 1)
+
+    shared_cores = Cores(threads, compute_on)
     emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and operators is None
     model = load_model(folder, config, "float32" if emulated else settings.dtype)
     spec, dtype = model.spec, model.embedding.dtype
@@ -88,8 +90,8 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
     if operators is None:
-        return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype))
-    return CpuDevice(model, capacity, CompiledBackend(operators, spec, capacity, dtype))
+        return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype), shared_cores)
+    return CpuDevice(model, capacity, CompiledBackend(operators, spec, capacity, dtype), shared_cores)
 
 
 def _open_cuda(settings: Settings, folder: Path) -> Device:

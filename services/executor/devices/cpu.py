@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from services.executor.candidates import likeliest
+from services.executor.devices.cores import Cores
 from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.slots import DeviceSlots
 from services.executor.models.model import Attend, CausalLM
@@ -70,12 +71,14 @@ class CpuDevice:
 
     depth = 1
 
-    def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend) -> None:
+    def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend, cores: Cores | None = None) -> None:
+        """`cores`: those that it shares with others; without, nobody else computes."""
         self.capacity = capacity
         self.busy = 0.0
         self._model = model
         self._slots = DeviceSlots(capacity)
         self._backend = backend
+        self._cores = cores
 
     def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
         """See `Device.add`."""
@@ -96,6 +99,8 @@ class CpuDevice:
     def launch(self, batch: StepBatch) -> Done:
         """See `Device.launch`: the step has ended when this returns."""
         began = time.perf_counter()
+        if self._cores is not None:
+            self._cores.look(began)
         slots, positions, ends = batch.slots, batch.positions, batch.ends
         attend = self._backend.attention(batch, self._slots, positions)
         hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from shared.config import load
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.device import GREEDY, Driver, Row
 
+MANY_THREADS = 23
+"""More than any other test uses: the kernels keep those that they have had."""
 NAMES = ["llama", "llama-biased", "mistral", "qwen2-sliding", "qwen3", "opt"]
 
 
@@ -159,3 +163,24 @@ def test_threads_of_the_executor_do_not_spin() -> None:
         check=True,
     )
     assert ran.stdout.strip() == "passive"
+
+
+def test_layers_that_run_together_follow_the_number_of_threads() -> None:
+    driver = Driver(checkpoint("llama"), "bfloat16", compiled=True)
+    expected = logits(driver, text(1, 90), chunk=90)
+    model, operators = driver.compiled, driver.operators
+    assert model is not None
+    assert operators is not None
+    layers = model.decoder
+    assert layers is not None
+
+    def with_more_threads(*args: Any) -> torch.Tensor:
+        operators.threads = MANY_THREADS
+        hidden = layers(*args)
+        operators.threads = 1
+        return hidden
+
+    before = len(os.listdir("/proc/self/task"))
+    with patch.object(model, "decoder", with_more_threads):
+        assert torch.equal(logits(driver, text(1, 90), chunk=90), expected)
+    assert len(os.listdir("/proc/self/task")) > before
