@@ -91,11 +91,13 @@ class Cores:
         except OSError:
             return  # nobody knows: all compute
         computed, before = time.process_time(), self._used
-        if before is not None and used.total > before.total:  # some sandboxes do not count
+        threads = self._most
+        # After a pause nobody knows what this load needs; and some sandboxes do not count.
+        if before is not None and used.total > before.total and seconds < 2 * LOOK:
             computing, idle = (computed - self._computed) / seconds, (used.idle - before.idle) / seconds
             threads = next_threads(self._threads, self._most, computing, idle)
-            if threads != self._threads:
-                self._begin(threads)
+        if threads != self._threads:
+            self._begin(threads)
         self._computed, self._used = computed, used
 
     def _begin(self, threads: int) -> None:

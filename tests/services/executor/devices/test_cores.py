@@ -131,9 +131,17 @@ def test_a_thread_is_given_up_under_load_and_comes_back_behind_it(machine: Machi
 
 def test_what_was_long_ago_does_not_count(machine: Machine) -> None:
     machine.begin()
-    machine.passes(3600, computing=0.0, idle=CORES)
+    machine.passes(3600, computing=0.0, idle=0.0)
+    assert machine.counts == [2]
     machine.passes(LOOK, computing=0.8, idle=0.1)
     assert machine.counts == [2, 1]
+
+
+def test_behind_a_pause_all_compute(machine: Machine) -> None:
+    machine.begin()
+    machine.passes(LOOK, computing=0.8, idle=0.1)
+    machine.passes(3600, computing=0.0, idle=0.0)
+    assert machine.counts == [2, 1, 2]
 
 
 def test_a_single_thread_has_nothing_to_give(machine: Machine) -> None:
