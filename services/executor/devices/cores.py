@@ -40,9 +40,9 @@ def read_used(stat: Path, cores: Collection[int]) -> Used:
     names = {f"cpu{core}" for core in cores}
     total = idle = 0
     for line in stat.read_text().splitlines():
-        name, *ticks = line.split()
+        name, _, ticks = line.partition(" ")
         if name in names:
-            counts = [int(tick) for tick in ticks[:8]]  # guests are counted among the users
+            counts = [int(tick) for tick in ticks.split()[:8]]  # guests are counted among the users
             total += sum(counts)
             idle += counts[3] + counts[4]
     return Used(total / _TICKS, idle / _TICKS)
@@ -89,7 +89,7 @@ class Cores:
         try:
             used = read_used(self._stat, self._cores)
         except OSError:
-            return  # nobody knows: all compute
+            return  # nobody knows: it stays as it is
         computed, before = time.process_time(), self._used
         threads = self._most
         # After a pause nobody knows what this load needs; and some sandboxes do not count.

@@ -74,6 +74,7 @@ def test_what_linux_counts(tmp_path: Path) -> None:
         "cpu1 1 1 1 1 1 1 1 1 0 0\n"
         "cpu10 1000 1000 1000 1000 1000 1000 1000 1000 0 0\n"
         "intr 1 2 3\n"
+        "\n"
     )
     assert read_used(stat, {0, 1}) == Used(total=(621 + 8) / TICKS, idle=(450 + 2) / TICKS)
 
