@@ -23,6 +23,7 @@ from bench._output import json_file
 from kernels.cpu import build
 from kernels.cpu.operators import Operators
 from services.executor.devices.compiled import CompiledBackend
+from services.executor.devices.cores import Cores
 from services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
 from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.pytorch import PyTorchBackend
@@ -206,7 +207,8 @@ def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice
         for tensor in pool:
             tensor.fill_(0.1)  # untouched memory would be read from one page of zeros
     timed = Timed(model, backend)
-    device = CpuDevice(model, capacity, timed)
+    cores = Cores(1, lambda _: None)  # nothing to share: the threads remain those that were asked for
+    device = CpuDevice(model, capacity, timed, cores)
     ids = np.random.default_rng(0).permutation(capacity.num_blocks).reshape(case.rows, blocks)
     for slot in range(case.rows):
         picks = replace(sampling, key=sequence_key(0, slot, 0))

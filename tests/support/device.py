@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.cpu import build
 from kernels.cpu.operators import Operators
 from services.executor.devices.compiled import CompiledBackend
+from services.executor.devices.cores import Cores
 from services.executor.devices.cpu import Backend, CpuDevice, Done
 from services.executor.devices.protocol import Capacity, SlotSampling, StepBatch
 from services.executor.devices.pytorch import PyTorchBackend
@@ -73,7 +74,7 @@ class Driver:
         threads: int = 1,
         one_dnn: bool = False,
     ) -> None:
-        torch.set_num_threads(1)
+        cores = Cores(1, torch.set_num_threads)
         self.model = load_model(folder, read_config(folder), dtype)
         self.compiled: CompiledLM | None = None
         self.operators: Operators | None = None
@@ -89,7 +90,7 @@ class Driver:
         else:
             backend = PyTorchBackend(spec, capacity, stored)
         self._recorder = Recorder(self.compiled or self.model)
-        self.device = CpuDevice(self._recorder, capacity, backend)
+        self.device = CpuDevice(self._recorder, capacity, backend, cores)
         self._free = np.random.default_rng(0).permutation(blocks).tolist()
 
     def add(self, slot: int, tokens: int, sampling: SlotSampling = GREEDY) -> list[int]:

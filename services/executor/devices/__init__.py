@@ -70,11 +70,11 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     bf16, operators = bf16_support(Path("/proc/cpuinfo")), _operators(threads)
     one_dnn = bf16 == Bf16.MATRICES
 
-    def compute_on(threads: int) -> None:
+    def compute_on(count: int) -> None:
         if operators is not None:
-            operators.threads = threads
+            operators.threads = count
         # Torch has no large work beside the kernels.
-        torch.set_num_threads(threads if one_dnn or operators is None else 1)
+        torch.set_num_threads(count if one_dnn or operators is None else 1)
 
     shared_cores = Cores(threads, compute_on)
     emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and operators is None

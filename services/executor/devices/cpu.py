@@ -71,8 +71,7 @@ class CpuDevice:
 
     depth = 1
 
-    def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend, cores: Cores | None = None) -> None:
-        """`cores`: those that it shares with others; without, nobody else computes."""
+    def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend, cores: Cores) -> None:
         self.capacity = capacity
         self.busy = 0.0
         self._model = model
@@ -99,8 +98,7 @@ class CpuDevice:
     def launch(self, batch: StepBatch) -> Done:
         """See `Device.launch`: the step has ended when this returns."""
         began = time.perf_counter()
-        if self._cores is not None:
-            self._cores.look(began)
+        self._cores.look(began)
         slots, positions, ends = batch.slots, batch.positions, batch.ends
         attend = self._backend.attention(batch, self._slots, positions)
         hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices import cores
 from services.executor.devices.cores import FIRST, LOOK, MARGIN, POLITE, SPARE, Cores, Used, next_threads, read_used
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -59,10 +58,10 @@ def test_two_cores(threads: int, computing: float, idle: float, then: int) -> No
     assert next_threads(threads, 2, computing, idle) == then
 
 
-def counters(user: float, idle: float, *, cores: int = CORES) -> str:
-    """A /proc/stat of seconds that `cores` cores have shared evenly."""
-    each = f"{user * TICKS / cores:.0f} 0 0 {idle * TICKS / cores:.0f} 0 0 0 0 0 0"
-    lines = [f"cpu{core} {each}" for core in sorted(os.sched_getaffinity(0))[:cores]]
+def counters(user: float, idle: float) -> str:
+    """A /proc/stat of seconds that the cores have shared evenly."""
+    each = f"{user * TICKS / CORES:.0f} 0 0 {idle * TICKS / CORES:.0f} 0 0 0 0 0 0"
+    lines = [f"cpu{core} {each}" for core in os.sched_getaffinity(0)]
     return "\n".join(["cpu  1 2 3 4 5 6 7 8 9 10", *lines, "intr 12345 0 0", "ctxt 99", ""])
 
 
@@ -214,7 +213,7 @@ def test_who_computes_alone_goes_first_where_that_is_allowed(
 ) -> None:
     """Among those that the whole pipeline was made to compete with."""
     here = os.getpriority(os.PRIO_PROCESS, 0)
-    monkeypatch.setattr(cores, "NICE", here + nice)
+    monkeypatch.setattr("services.executor.devices.cores.NICE", here + nice)
     polite = min(19, here + nice + POLITE)
     alone = here + nice + FIRST
     expected = Niceness(polite, max(-20, alone) if may_have(alone) else polite, polite)

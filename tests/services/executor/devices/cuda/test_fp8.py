@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.executor.devices.cores import Cores
 from services.executor.devices.cpu import CpuDevice
 from services.executor.devices.cuda.attention import KVPool
 from services.executor.devices.cuda.device import CudaDevice
@@ -48,7 +49,7 @@ class Rounding(PyTorchBackend):
 
 def rounding_device(name: str) -> CpuDevice:
     model = load_model(checkpoint(name), read_config(checkpoint(name)), "float32")
-    return CpuDevice(model, CAPACITY, Rounding(model.spec, CAPACITY, torch.float32))
+    return CpuDevice(model, CAPACITY, Rounding(model.spec, CAPACITY, torch.float32), Cores(1, torch.set_num_threads))
 
 
 def logits(device: CpuDevice | CudaDevice) -> Tensor:

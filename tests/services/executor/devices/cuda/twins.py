@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from services.executor.devices.cores import Cores
 from services.executor.devices.cpu import CpuDevice
 from services.executor.devices.cuda.attention import KVPool
 from services.executor.devices.cuda.device import CudaDevice
@@ -45,7 +46,8 @@ def cuda_device(
 
 def cpu_device(name: str) -> CpuDevice:
     model = load_model(checkpoint(name), read_config(checkpoint(name)), "float32")
-    return CpuDevice(model, CAPACITY, PyTorchBackend(model.spec, CAPACITY, torch.float32))
+    backend = PyTorchBackend(model.spec, CAPACITY, torch.float32)
+    return CpuDevice(model, CAPACITY, backend, Cores(1, torch.set_num_threads))
 
 
 @dataclass(slots=True)
