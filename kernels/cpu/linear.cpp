@@ -155,11 +155,12 @@ void product(const X* x, const W* packed, const float* bias, Target& target, int
     // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
     int64_t run = std::max<int64_t>(1, CACHED / size), runs = (panels + run - 1) / run;
     int64_t chunks = std::min(runs, CHUNKS * threads);
+    int64_t groups = chunks < threads ? std::min(parts, CHUNKS * threads) : 1;  // of rows, where there are few outputs
     if (rows * panels * size < SMALL) threads = 1;
     target.prepare(chunks);
 
-    auto multiply_run = [&](int64_t chunk, int64_t begin, int64_t end) {
-        for (int64_t part = 0; part < parts; part++) {
+    auto multiply_run = [&](int64_t chunk, int64_t group, int64_t begin, int64_t end) {
+        for (int64_t part = parts * group / groups; part < parts * (group + 1) / groups; part++) {
             int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
             for (int64_t p = begin; p < end; p++) {
                 int64_t first = p * PANEL;
@@ -168,10 +169,12 @@ void product(const X* x, const W* packed, const float* bias, Target& target, int
             }
         }
     };
-    parallel(chunks, 1, threads, [&](int64_t from, int64_t to) {
-        for (int64_t chunk = from; chunk < to; chunk++)
+    parallel(chunks * groups, 1, threads, [&](int64_t from, int64_t to) {
+        for (int64_t at = from; at < to; at++) {
+            int64_t chunk = at / groups;
             for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
-                multiply_run(chunk, i * run, std::min((i + 1) * run, panels));
+                multiply_run(chunk, at % groups, i * run, std::min((i + 1) * run, panels));
+        }
     });
 }
 
