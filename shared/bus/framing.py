@@ -18,6 +18,7 @@ SUBJECTS = 4096
 NO_RESPONDERS = "503"
 """Status sent to the reply subject of a message that nobody subscribes to."""
 
+_VERSION = "NATS/1.0"
 _is_subject = re.compile(r"[!-)+-=?-~]+").fullmatch
 _is_pattern = re.compile(r"(?:(?:\*|[!-)+\-/-=?-~]+)\.)*(?:\*|>|[!-)+\-/-=?-~]+)").fullmatch
 _is_header_name = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
@@ -55,12 +56,27 @@ def header_block(headers: Mapping[str, str] | None) -> bytes:
     """
     if not headers:
         return b""
-    lines = ["NATS/1.0"]
+    lines = [_VERSION]
     for name, value in headers.items():
         if _is_header_name(name) is None:
             raise ValueError(f"not a header name: {name!r}")
         lines.append(f"{name}: {value.translate(_LINE_BREAKS).strip()}")
     return "\r\n".join([*lines, "", ""]).encode()
+
+
+def read_headers(block: bytes) -> dict[str, str]:
+    """The headers in what `header_block` or a server has written; a status on the first line is the header `STATUS`.
+
+    What is not UTF-8 is replaced, and lines without a colon are passed over.
+    """
+    first, *lines = block.decode(errors="replace").split("\r\n")
+    status = first.removeprefix(_VERSION).split(maxsplit=1)
+    headers = {STATUS: status[0]} if status else {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip()] = value.strip()
+    return headers
 
 
 def deliver(handler: Handler, message: Message) -> None:

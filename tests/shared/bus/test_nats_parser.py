@@ -13,6 +13,7 @@ from nats.protocol.parser import Parser
 from shared.bus.nats_parser import BulkParser
 
 Heard = tuple[object, ...]
+HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"
 
 
 @dataclass
@@ -23,9 +24,9 @@ class Listener:
     in_bulk: int = 0
     """Messages that took the shorter way."""
 
-    def deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes) -> None:
+    def deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         self.in_bulk += 1
-        self.heard.append((sid, subject, reply, data, None))
+        self.heard.append((sid, subject, reply, data, headers or None))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         self.heard.append((sid, bytes(subject), bytes(reply), data, headers))
@@ -60,7 +61,7 @@ messages = st.builds(
     st.integers(1, 10_000),
     st.one_of(st.just(""), subjects),
     payloads,
-    st.sampled_from([b"", b"", b"NATS/1.0\r\nA: 1\r\n\r\n"]),
+    st.sampled_from([b"", b"", HEADERS]),
 )
 others = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Slow'\r\n", b'INFO {"a": 1}\r\n'])
 
@@ -92,9 +93,13 @@ def test_hears_what_nats_py_hears(commands: list[bytes], data: st.DataObject) ->
 
 def test_whole_messages_take_the_shorter_way() -> None:
     listener, parser = bulk()
-    parse(parser, [message("a", 1, "", b"x") * 3 + message("b", 2, "r", b"y") + message("c", 3, "", b"z")[:-4]])
-    assert listener.in_bulk == 4
-    assert listener.heard[3] == (2, b"b", b"r", b"y", None)
+    headed = message("d", 4, "", b"w", HEADERS) + message("e", 5, "r", b"", HEADERS)
+    bare = message("b", 2, "r", b"y") + message("c", 3, "", b"z")[:-4]
+    parse(parser, [message("a", 1, "", b"x") * 3 + headed + bare])
+    assert listener.in_bulk == 6
+    assert listener.heard[3] == (4, b"d", b"", b"w", HEADERS)
+    assert listener.heard[4] == (5, b"e", b"r", b"", HEADERS)
+    assert listener.heard[5] == (2, b"b", b"r", b"y", None)
 
 
 @pytest.mark.parametrize("size", [40, 100, 1000])
@@ -107,7 +112,19 @@ def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"MSG a\r\n", b"MSG a b 3\r\n", b"MSG a 1 x\r\n", b"MSG a 1 -3\r\n", b"MSG \r\n", b"MSH a 1 3\r\n"]
+    "line",
+    [
+        b"MSG a\r\n",
+        b"MSG a b 3\r\n",
+        b"MSG a 1 x\r\n",
+        b"MSG a 1 -3\r\n",
+        b"MSG \r\n",
+        b"MSH a 1 3\r\n",
+        b"HMSG a 1 3\r\nabc\r\n",
+        b"HMSG a 1 x 3\r\nabc\r\n",
+        b"HMSG a b 1 3\r\nabc\r\n",
+        b"HMSG a 1 -1 3\r\nabc\r\n",
+    ],
 )
 def test_malformed_lines_are_for_the_parent_to_refuse(line: bytes) -> None:
     listener, parser = bulk()
