@@ -52,6 +52,7 @@ class Stream:
     Attributes:
         request_id: the id of the request.
         model: the served name; when it was not given, known once frames arrive.
+        prompt_tokens: of all prompts; None until the request was accepted.
         final: how the stream ended, with its usage; None until then.
     """
 
@@ -68,6 +69,7 @@ class Stream:
     ) -> None:
         """`fresh`: the id was drawn for this request."""
         self.request_id = request.request_id or ""
+        self.prompt_tokens: int | None = None
         self.final: Final | None = None
         self._bus = bus
         self._directory = directory
@@ -173,6 +175,7 @@ class Stream:
             self._known = True
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
+            self.prompt_tokens = frame.prompt_tokens
         elif isinstance(frame, Final):
             self._on_final(frame)
         elif isinstance(frame, Result):

@@ -82,7 +82,8 @@ async def gateway(wrap: Wrap) -> AsyncIterator[Rig]:
     rig = _Readers(app.build(client, Completions(client, tap.max_payload), health, ""), tap)
 
     def on_generate(message: Message) -> None:
-        peer.publish(message.reply, encode_frame(Accepted("r", subjects.CANCEL, subjects.RESUME), Encoding.MSGPACK))
+        accepted = Accepted("r", subjects.CANCEL, subjects.RESUME, 1)
+        peer.publish(message.reply, encode_frame(accepted, Encoding.MSGPACK))
         rig.inboxes.append(message.reply)
         rig.batch_inbox = message.headers[BATCH_INBOX]
         tap.progress.notify()

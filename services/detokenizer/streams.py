@@ -204,7 +204,7 @@ class Streams:
 
     def _accepted(self, stream: Stream) -> Accepted:
         cancel, resume = (f"{verb}.{self._instance}.{stream.request_id}" for verb in (subjects.CANCEL, subjects.RESUME))
-        return Accepted(stream.request_id, cancel, resume)
+        return Accepted(stream.request_id, cancel, resume, stream.prompt_tokens)
 
     def _take_over(self, choice: Choice, tokens: list[int], finish: int) -> None:
         """Takes in what the scheduler knows, as if it had just been generated."""

@@ -12,7 +12,7 @@ from pagewire.stream import Stream
 from services.gateway import errors
 from services.gateway.connection import ClientGone, read_body, while_connected
 from services.gateway.events import DONE, Events, event
-from services.gateway.request import CompletionRequest, decode, sampling
+from services.gateway.request import CompletionRequest, StreamOptions, decode, sampling
 from services.gateway.shapes import Choice, Completion, usage_of
 from shared.errors import PagewireError
 from shared.messages.client import Delta
@@ -46,8 +46,7 @@ class Completions:
             stream = self._stream(request, _traceparent(scope))
             async with while_connected(receive):
                 if request.stream:
-                    options = request.stream_options
-                    await _send_events(stream, send, usage=options is not None and options.include_usage)
+                    await _send_events(stream, send, request.stream_options or StreamOptions())
                 else:
                     await _send_whole(stream, scope, receive, send)
         except ClientGone:
@@ -87,24 +86,25 @@ async def _send_whole(stream: Stream, scope: Scope, receive: Receive, send: Send
     await Response(_encode(answer), media_type="application/json")(scope, receive, send)
 
 
-async def _send_events(stream: Stream, send: Send, *, usage: bool) -> None:
+async def _send_events(stream: Stream, send: Send, options: StreamOptions) -> None:
     """A request that fails before its first token is answered with the status of its error. While the reader lags, each
     `send` waits, and the stream merges what arrives."""
     async with aclosing(stream.batches()) as batches:
         first: list[Delta] = await anext(batches, [])
         events = Events(stream.request_id, stream.model)
+        counted = options.include_usage and options.continuous_usage_stats
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
         try:
-            if body := events.texts(first):
+            if body := events.counted_texts(first, stream.prompt_tokens) if counted else events.texts(first):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             async for batch in batches:
-                if body := events.texts(batch):
+                if body := events.counted_texts(batch, stream.prompt_tokens) if counted else events.texts(batch):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         except PagewireError as error:
             end = event(errors.body_of(error)[1])
         else:
             assert stream.final is not None
-            end = events.ends(stream.final, usage=usage)
+            end = events.ends(stream.final, usage=options.include_usage)
     await send({"type": "http.response.body", "body": end + DONE})
 
 

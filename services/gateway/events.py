@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.gateway.shapes import Choice, Completion, usage_of
+from services.gateway.shapes import Choice, Completion, Usage, usage_of
 from shared.messages.client import Delta, Final
 
 DONE = b"data: [DONE]\n\n"
@@ -22,10 +22,22 @@ class Events:
         self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """By choice: what stands before its texts, and what behind."""
+        self._tokens = 0
 
     def texts(self, batch: Sequence[Delta]) -> bytes:
         """One event per delta that has text."""
         return b"".join([self._text(delta) for delta in batch if delta.text])
+
+    def counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
+        """The same with the usage so far, if the prompt's is known. All batches come here, or none."""
+        events = []
+        for delta in batch:
+            self._tokens += len(delta.token_ids)
+            if prompt_tokens is not None:
+                self._event.usage = Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
+            if delta.text:
+                events.append(self._encoded([Choice(delta.index, delta.text)]))
+        return b"".join(events)
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
         """One event per completion with the reason of its end, then one with the usage if it is wanted."""

@@ -15,7 +15,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
     """A last event with the usage."""
     continuous_usage_stats: bool = False
-    """Not built."""
+    """With `include_usage`: every event has the usage so far."""
 
 
 class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -20,7 +20,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails
+    prompt_tokens_details: PromptDetails | None
+    """None while the request runs."""
 
 
 class Choice(msgspec.Struct):

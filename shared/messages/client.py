@@ -132,6 +132,8 @@ class Accepted(msgspec.Struct, tag="accepted", tag_field="type"):
     """Subject that cancels the request."""
     resume: str
     """Subject that repeats frames."""
+    prompt_tokens: int
+    """Of all prompts."""
 
 
 class Queued(msgspec.Struct, tag="queued", tag_field="type"):

@@ -43,6 +43,7 @@ def test_gives_each_delta_then_the_end() -> None:
     async def scenario(client: AsyncClient, responder: Responder) -> None:
         request = client.stream("x", max_tokens=5, request_id="r1")
         assert [delta async for delta in request] == deltas()
+        assert request.prompt_tokens == 3
         assert request.final is not None
         assert request.final.usage.completion_tokens == 5
         assert responder.requests[0].request_id == "r1"
@@ -137,7 +138,7 @@ def test_a_request_that_nobody_knows_any_more_is_sent_again() -> None:
         def script(request: GenerateRequest) -> list[Any]:
             if len(responder.requests) > 1:
                 return responder.answer(request)
-            responder.send(Accepted(request.request_id or "", "pagewire.v1.cancel.gone", "pagewire.gone"))
+            responder.send(Accepted(request.request_id or "", "pagewire.v1.cancel.gone", "pagewire.gone", 3))
             return [parts[0]]
 
         responder.script = script

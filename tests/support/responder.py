@@ -102,7 +102,8 @@ class Responder:
         self.reply = message.reply
         request_id = request.request_id or ""
         if request.stream:
-            self.send(Accepted(request_id, f"{subjects.CANCEL}.{request_id}", f"{subjects.RESUME}.{request_id}"))
+            cancel, resume = (f"{verb}.{request_id}" for verb in (subjects.CANCEL, subjects.RESUME))
+            self.send(Accepted(request_id, cancel, resume, prompt_tokens=3))
         self.send(*self.script(request))
 
     def _resume(self, message: Message) -> None:

@@ -11,7 +11,7 @@ from shared.errors import BusUnavailable
 from shared.messages.client import Accepted, Delta, DeltaBatch, Frame
 from shared.messages.open import Encoding
 
-HELLO = Accepted("r1", "cancel", "resume")
+HELLO = Accepted("r1", "cancel", "resume", 1)
 _frame = msgspec.json.Decoder(Frame)
 _batch = msgspec.json.Decoder(DeltaBatch)
 

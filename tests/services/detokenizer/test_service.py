@@ -26,7 +26,7 @@ def test_a_stream_from_its_first_frame_to_the_empty_one(folder: Path, encoding: 
         async with rig(folder) as world:
             ack = await world.store_item()
             reader = await world.open(encoding)
-            assert reader.frames == [Accepted("r1", "pagewire.v1.cancel.d1.r1", "pagewire.v1.resume.d1.r1")]
+            assert reader.frames == [Accepted("r1", "pagewire.v1.cancel.d1.r1", "pagewire.v1.resume.d1.r1", PROMPT)]
             await world.attach(ack=ack)
             world.generate(ids("Hello world!"), Finish.LENGTH)
             final = await reader.end()

@@ -71,6 +71,22 @@ def test_usage_comes_last_when_it_is_wanted() -> None:
     play(scenario)
 
 
+def test_usage_comes_with_every_event_when_it_is_wanted() -> None:
+    async def scenario(gateway: Gateway) -> None:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": options}
+        *others, last = (await gateway.post(body)).events
+        prompt_tokens = last["usage"]["prompt_tokens"]
+        assert {event["usage"]["prompt_tokens"] for event in others} == {prompt_tokens}
+        counts = [event["usage"]["completion_tokens"] for event in others]
+        assert counts[0] < counts[-1] == last["usage"]["completion_tokens"]
+        assert counts == sorted(counts)
+        alone = {**body, "stream_options": {"continuous_usage_stats": True}}
+        assert all(event["usage"] is None for event in (await gateway.post(alone)).events)
+
+    play(scenario)
+
+
 def test_each_choice_of_a_stream_ends_by_itself() -> None:
     async def scenario(gateway: Gateway) -> None:
         events = (await gateway.post({"model": MODEL, "prompt": "x", "n": 2, "stream": True})).events
