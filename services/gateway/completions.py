@@ -91,14 +91,14 @@ async def _send_events(stream: Stream, send: Send, options: StreamOptions) -> No
     `send` waits, and the stream merges what arrives."""
     async with aclosing(stream.batches()) as batches:
         first: list[Delta] = await anext(batches, [])
-        events = Events(stream.request_id, stream.model)
         counted = options.include_usage and options.continuous_usage_stats
+        events = Events(stream.request_id, stream.model, counted=counted)
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
         try:
-            if body := events.counted_texts(first, stream.prompt_tokens) if counted else events.texts(first):
+            if body := events.texts(first, stream.prompt_tokens):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             async for batch in batches:
-                if body := events.counted_texts(batch, stream.prompt_tokens) if counted else events.texts(batch):
+                if body := events.texts(batch, stream.prompt_tokens):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         except PagewireError as error:
             end = event(errors.body_of(error)[1])

@@ -18,26 +18,19 @@ _encode = msgspec.json.Encoder().encode
 class Events:
     """Those of one request. Of the events with text nothing but the text differs: the rest is encoded once."""
 
-    def __init__(self, request_id: str, model: str) -> None:
+    def __init__(self, request_id: str, model: str, *, counted: bool = False) -> None:
+        """`counted`: every event has the usage so far."""
         self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """By choice: what stands before its texts, and what behind."""
+        self._counted = counted
         self._tokens = 0
 
-    def texts(self, batch: Sequence[Delta]) -> bytes:
-        """One event per delta that has text."""
+    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
+        """One event per delta that has text. While the prompt's tokens are not known, it has no usage."""
+        if self._counted:
+            return self._counted_texts(batch, prompt_tokens)
         return b"".join([self._text(delta) for delta in batch if delta.text])
-
-    def counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
-        """The same with the usage so far, if the prompt's is known. All batches come here, or none."""
-        events = []
-        for delta in batch:
-            self._tokens += len(delta.token_ids)
-            if prompt_tokens is not None:
-                self._event.usage = Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
-            if delta.text:
-                events.append(self._encoded([Choice(delta.index, delta.text)]))
-        return b"".join(events)
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
         """One event per completion with the reason of its end, then one with the usage if it is wanted."""
@@ -51,6 +44,16 @@ class Events:
             return ends
         self._event.usage = usage_of(final.usage)
         return ends + self._encoded([])
+
+    def _counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
+        events = []
+        for delta in batch:
+            self._tokens += len(delta.token_ids)
+            if prompt_tokens is not None:
+                self._event.usage = Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
+            if delta.text:
+                events.append(self._encoded([Choice(delta.index, delta.text)]))
+        return b"".join(events)
 
     def _text(self, delta: Delta) -> bytes:
         around = self._around.get(delta.index)

@@ -42,10 +42,11 @@ class BulkParser(Parser):  # type: ignore[misc]
             if end < 0:
                 break
             arguments = data[begin:end].split()
-            least = 5 if arguments[0] == b"HMSG" else 4
+            headed = arguments[0] == b"HMSG"
+            least = 4 + headed
             try:
                 sid, size = int(arguments[2]), int(arguments[-1])
-                header = int(arguments[-2]) if least == 5 else 0
+                header = int(arguments[-2]) if headed else 0
             except (IndexError, ValueError):
                 break
             block = end + CRLF_SIZE

@@ -52,7 +52,7 @@ def test_the_ends_tell_why_and_the_usage_comes_last() -> None:
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=6), st.integers(1, 3)), max_size=4), max_size=4))
 def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str, int]]]) -> None:
-    counted, plain = Events("r", "m"), Events("r", "m")
+    counted, plain = Events("r", "m", counted=True), Events("r", "m")
     tokens = 0
     for batch in batches:
         deltas = [Delta(index, 0, text, [1] * count) for index, text, count in batch]
@@ -61,19 +61,20 @@ def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str,
             tokens += len(delta.token_ids)
             if delta.text:
                 expected.append((5, tokens, 5 + tokens, None))
-        found = parsed(counted.counted_texts(deltas, 5))
+        found = parsed(counted.texts(deltas, 5))
         assert [tuple(event.pop("usage").values()) for event in found] == expected
-        bare = parsed(plain.texts(deltas))
+        bare = parsed(plain.texts(deltas, 5))
         assert [event["choices"] for event in found] == [event["choices"] for event in bare]
+        assert all(event["usage"] is None for event in bare)
     final = Final("r", [FinalChoice(0, "stop", None)], Usage(5, tokens, 2))
     end, last = parsed(counted.ends(final, usage=True))
     assert end["usage"] == (dict(last["usage"], prompt_tokens_details=None) if tokens else None)
 
 
 def test_without_the_prompts_length_there_is_no_usage_yet() -> None:
-    events = Events("r", "m")
-    (early,) = parsed(events.counted_texts([Delta(0, 0, "a", [1])], None))
-    (late,) = parsed(events.counted_texts([Delta(0, 1, "b", [2])], 7))
+    events = Events("r", "m", counted=True)
+    (early,) = parsed(events.texts([Delta(0, 0, "a", [1])], None))
+    (late,) = parsed(events.texts([Delta(0, 1, "b", [2])], 7))
     assert early["usage"] is None
     assert late["usage"]["total_tokens"] == 9
 
