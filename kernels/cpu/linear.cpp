@@ -53,6 +53,8 @@ struct Whole {
 
     void prepare(int64_t) {}
 
+    bool wants(const Tile&, int64_t, Vec, Vec) const { return true; }
+
     void take(const Tile& tile, int64_t m, Vec left, Vec right) {
         float* row = place(tile, m);
         store(row, left);
@@ -83,9 +85,12 @@ public:
     void prepare(int64_t chunks) { peaks.resize(rows * chunks); }
 
     // Nearly all outputs are less than one that was seen already, by whichever thread.
+    bool wants(const Tile& tile, int64_t m, Vec left, Vec right) const {
+        return !all_less(left, right, splat(bars[tile.row + m].load(std::memory_order_relaxed)));
+    }
+
     void take(const Tile& tile, int64_t m, Vec left, Vec right) {
-        Vec bar = splat(bars[tile.row + m].load(std::memory_order_relaxed));
-        if (!all_less(left, right, bar)) keep(tile, m, left, right);
+        if (wants(tile, m, left, right)) keep(tile, m, left, right);
     }
 
     void take_some(const Tile& tile, int64_t m, Vec left, Vec right) {
@@ -138,8 +143,9 @@ void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Targ
         Vec l = load(tile.bias), r = load(tile.bias + LANES);
         ((left[M] += l, right[M] += r), ...);
     }
-    if (tile.columns == PANEL) (target.take(tile, M, left[M], right[M]), ...);
-    else (target.take_some(tile, M, left[M], right[M]), ...);
+    if (tile.columns < PANEL) (target.take_some(tile, M, left[M], right[M]), ...);
+    // One question for all rows: to ask each one would mean to put all sums away.
+    else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
 template <int M = ROWS, typename X, typename W, typename Target>
