@@ -1,4 +1,4 @@
-// All layers of a decoder in one call: at small batches a call from Python costs more than what it computes.
+// A decoder in one call, from ids to hidden states: at small batches a call from Python costs more than what it computes.
 
 #include <algorithm>
 #include <chrono>
@@ -21,9 +21,10 @@ struct Layer {
 struct Decoder {
     const Layer* layers;
     int64_t count, width, heads, kv_heads, dim, block_size;
+    const void* embedding;      // [.., width]
     const float *norm, *table;  // after the last layer; cosines and sines by position
     double eps;
-    int64_t dtype, threads;  // of weights and KV
+    int64_t dtype, threads;  // of embedding, weights and KV
 };
 
 struct Pool {
@@ -37,8 +38,9 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 // What one call works with: the hidden states, and room for what a layer makes of them.
 class Run {
 public:
-    Run(const Decoder& model, const Batch& batch, const int64_t* positions, int64_t tokens, float* x, double* seconds)
-        : model(model), batch(batch), positions(positions), tokens(tokens), x(x), seconds(seconds) {
+    Run(const Decoder& model, const Batch& batch, const int64_t* ids, const int64_t* positions, int64_t tokens,
+        double* seconds)
+        : model(model), batch(batch), positions(positions), tokens(tokens), seconds(seconds) {
         int64_t wide = 0, narrow = 0;
         for (int64_t i = 0; i < model.count; i++) {
             wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].gate_up.outputs});
@@ -48,6 +50,8 @@ public:
         inner = room(tokens * narrow);
         normed = room(tokens * model.width);
         delta = room(tokens * model.width);
+        x = room(tokens * model.width);
+        embed(model.embedding, model.dtype, ids, x.get(), tokens, model.width, model.threads);
     }
 
     void layer(const Layer& layer, const Pool& pool, bool first) {
@@ -66,7 +70,7 @@ public:
 private:
     // Adds `delta`, if there is one, to the hidden states, and normalises them.
     void norm(const float* delta, const float* weight, float* out) {
-        rms_norm(x, model.width, delta, weight, model.eps, out, model.width, tokens, 1, model.width, model.threads);
+        rms_norm(x.get(), model.width, delta, weight, model.eps, out, model.width, tokens, 1, model.width, model.threads);
     }
 
     void linear(const float* in, const Weights& weights, float* out) {
@@ -95,20 +99,19 @@ private:
     const Batch& batch;
     const int64_t* positions;
     int64_t tokens;
-    float* x;
     double* seconds;
-    Room projected, inner, normed, delta;
+    Room x, projected, inner, normed, delta;
 };
 
 }  // namespace
 
 extern "C" {
 
-// From embeddings x [tokens, width], which are overwritten, to `out` of the same shape. `seconds` gains the time in
-// matrix products and that in attention.
-void decode(const Decoder* model, const Pool* pools, const Batch* batch, const int64_t* positions, int64_t tokens,
-            float* x, float* out, double* seconds) {
-    Run run(*model, *batch, positions, tokens, x, seconds);
+// From `ids` at `positions` to hidden states `out` [tokens, width]. `seconds` gains the time in matrix products and that
+// in attention.
+void decode(const Decoder* model, const Pool* pools, const Batch* batch, const int64_t* ids, const int64_t* positions,
+            int64_t tokens, float* out, double* seconds) {
+    Run run(*model, *batch, ids, positions, tokens, seconds);
     for (int64_t i = 0; i < model->count; i++) run.layer(model->layers[i], pools[i], i == 0);
     run.finish(out);
 }

@@ -1,4 +1,4 @@
-"""All layers of a decoder as one call of the compiled kernels."""
+"""A decoder as one call of the compiled kernels."""
 
 import ctypes
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class _Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", POINTER(_Layer)),
         *((name, c_int64) for name in ("count", "width", "heads", "kv_heads", "dim", "block_size")),
-        *((name, c_void_p) for name in ("norm", "table")),
+        *((name, c_void_p) for name in ("embedding", "norm", "table")),
         ("eps", c_double),
         *((name, c_int64) for name in ("dtype", "threads")),
     )
@@ -57,40 +57,52 @@ class _Pool(ctypes.Structure):
 
 
 class CompiledDecoder:
-    """Layers that are run together.
+    """Embedding and layers that are run together.
 
     Attributes:
         seconds: two numbers that count the time in matrix products and in attention.
     """
 
     def __init__(
-        self, operators: Operators, layers: Sequence[Layer], norm: Tensor, table: Tensor, eps: float, heads: int
+        self,
+        operators: Operators,
+        embedding: Tensor,
+        layers: Sequence[Layer],
+        norm: Tensor,
+        table: Tensor,
+        eps: float,
+        heads: int,
     ) -> None:
-        """`norm` [D] comes after the last layer, `table` is as for `Operators.rotate`, `heads` are the queries'."""
+        """`embedding` [V, D] is contiguous, and of the pools' dtype.
+
+        `norm` [D] comes after the last layer, `table` is as for `Operators.rotate`, `heads` are the queries'.
+        """
         self.seconds = (c_double * 2)()
         self._operators = operators
-        self._tensors = (list(layers), norm, table)  # they must live as long as the pointers to them
+        self._tensors = (embedding, list(layers), norm, table)  # they must live as long as the pointers to them
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._fixed = {
             "layers": self._layers,
             "count": len(layers),
             "width": len(norm),
+            "embedding": embedding.data_ptr(),
             "heads": heads,
             "dim": layers[0].o.inputs // heads,
             "norm": norm.data_ptr(),
             "table": table.data_ptr(),
             "eps": eps,
         }
+        self._width = len(norm)
         self._pools: Sequence[Pool] = ()
         self._decode = operators.function(
-            "decode", [c_void_p, c_void_p, POINTER(Batch), c_void_p, c_int64, c_void_p, c_void_p, c_void_p]
+            "decode", [c_void_p, c_void_p, POINTER(Batch), c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
         )
 
-    def __call__(self, x: Tensor, positions: Tensor, batch: Batch, pools: Sequence[Pool]) -> Tensor:
-        """Embeddings [T, D], which are overwritten, at `positions` [T] -> hidden states [T, D].
+    def __call__(self, ids: Tensor, positions: Tensor, batch: Batch, pools: Sequence[Pool]) -> Tensor:
+        """Int64 ids [T] at int64 positions [T] -> hidden states [T, D].
 
         Args:
-            x: see above.
+            ids: see above.
             positions: see above.
             batch: of `batch_of`.
             pools: by layer; always the same object after the first call costs nothing.
@@ -98,9 +110,10 @@ class CompiledDecoder:
         if pools is not self._pools:
             self._bind(pools)
         self._model.threads = self._operators.threads
-        out = torch.empty(x.shape)
-        pointers = byref(self._model), self._addresses, byref(batch), positions.data_ptr()
-        self._decode(*pointers, len(x), x.data_ptr(), out.data_ptr(), self.seconds)
+        tokens = ids.shape[0]
+        out = torch.empty(tokens, self._width)
+        pointers = byref(self._model), self._addresses, byref(batch), ids.data_ptr(), positions.data_ptr()
+        self._decode(*pointers, tokens, out.data_ptr(), self.seconds)
         return out
 
     def _bind(self, pools: Sequence[Pool]) -> None:

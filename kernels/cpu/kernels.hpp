@@ -34,6 +34,7 @@ struct Inputs {
 extern "C" {
 
 // See layers.cpp.
+void embed(const void* table, int dtype, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads);
 void rms_norm(float* x, int64_t stride, const float* delta, const float* weight, float eps, float* out,
               int64_t out_stride, int64_t rows, int64_t count, int64_t width, int threads);
 void rotate(float* x, int64_t stride, const float* table, const int64_t* positions, int64_t rows, int64_t heads,

@@ -5,7 +5,7 @@ All compute in float32, whatever weights and KV are stored in; of bf16 see `Oper
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, addressof, byref, c_char, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,23 +168,23 @@ class Operators:
     def linear(self, x: Tensor, weights: Packed, out: Tensor | None = None) -> Tensor:
         """[T, inputs] -> [T, outputs], in `out` if given; a row's result does not depend on the rows beside it."""
         out = torch.empty(len(x), weights.outputs) if out is None else out
-        self._multiply(self._linear, x, weights, out)
+        self._multiply(self._linear, x, weights, out.data_ptr())
         return out
 
-    def linear_argmax(self, x: Tensor, weights: Packed) -> Tensor:
+    def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
         """[T, inputs] -> [T] which output of `linear` is the largest, the first of equals; NaN is the lowest number."""
-        out = torch.empty(len(x), dtype=torch.int64)
-        self._multiply(self._linear_argmax, x, weights, out)
+        out = np.empty(x.shape[0], np.int64)
+        self._multiply(self._linear_argmax, x, weights, address(out))
         return out
 
-    def _multiply(self, product: Callable[..., None], x: Tensor, weights: Packed, out: Tensor) -> None:
+    def _multiply(self, product: Callable[..., None], x: Tensor, weights: Packed, out: int) -> None:
         x, panels, bias = x.contiguous(), weights.panels, weights.bias
         product(
             x.data_ptr(),
             panels.data_ptr(),
             DTYPES[panels.dtype],
             None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
+            out,
             *x.shape,
             weights.outputs,
             self.threads,
@@ -231,5 +231,9 @@ def batch_of(slots: Int64, starts: Int64, widths: Int64, tables: Int64) -> Batch
 
 
 def address(array: npt.NDArray[np.generic]) -> int:
-    """Where the numbers of a C-contiguous array lie."""
-    return int(torch.from_numpy(array).data_ptr())  # in half the time of numpy's own way
+    """Where the numbers of a C-contiguous array lie, which is writable.
+
+    Raises:
+        TypeError: it is not so.
+    """
+    return addressof(c_char.from_buffer(array.data)) if array.size else 0  # in a fourth of the time of numpy's own way

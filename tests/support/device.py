@@ -17,7 +17,7 @@ from services.executor.devices.protocol import Capacity, SlotSampling, StepBatch
 from services.executor.devices.pytorch import PyTorchBackend
 from services.executor.models.compiled import CompiledLM
 from services.executor.models.config import DtypeSetting
-from services.executor.models.model import Attend, CausalLM
+from services.executor.models.model import Attend, CausalLM, Int64
 from services.executor.models.registry import load_model
 from shared.model_folder import read_config
 from tests.support.checkpoints import CONTEXT, VOCABULARY
@@ -56,7 +56,7 @@ class Recorder(CausalLM):
         self.last = self.model.logits(hidden)
         return self.last.clone()
 
-    def argmax(self, hidden: Tensor) -> Tensor | None:
+    def argmax(self, hidden: Tensor) -> Int64 | None:
         self.last = self.model.logits(hidden)
         return self.model.argmax(hidden)
 

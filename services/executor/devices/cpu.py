@@ -101,9 +101,10 @@ class CpuDevice:
         self._cores.look(began)
         slots, positions, ends = batch.slots, batch.positions, batch.ends
         attend = self._backend.attention(batch, self._slots, positions)
-        hidden = self._model(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
+        # Called past what modules do around it: the hooks, of which there are none.
+        hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         rows = batch.samples.nonzero()[0]
-        if len(rows) < len(hidden):
+        if len(rows) < len(batch.token_ids):
             hidden = hidden[torch.from_numpy(batch.widths.cumsum()[rows] - 1)]
         if len(rows) == len(slots):
             tokens, candidates = self._pick(hidden, rows, slots, ends)
@@ -117,7 +118,7 @@ class CpuDevice:
     def _pick(self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64) -> tuple[Int64, Candidates | None]:
         """The tokens at `positions` [R] of the `slots` [R] in `rows` [R] of the step, by hidden states [R, D]."""
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
-            return tokens.numpy(), None
+            return tokens, None
         logits = self._model.logits(hidden)
         wanted = self._slots.candidates[slots]
         candidates = likeliest(logits, rows, wanted) if wanted.any() else None

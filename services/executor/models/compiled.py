@@ -15,7 +15,7 @@ from kernels.cpu.decoder import CompiledDecoder, Layer, Pool
 from kernels.cpu.operators import Batch, Operators
 from services.executor.models.decoder import DecoderLM
 from services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
-from services.executor.models.model import Attend, CausalLM
+from services.executor.models.model import Attend, CausalLM, Int64
 from services.executor.models.rope import RotaryEmbedding, Rotate
 
 ONE_DNN_FROM = 1 << 18
@@ -54,7 +54,6 @@ class CompiledLM(CausalLM):
         self._logits = torch.empty(0)
         self.head = model.lm_head or _linear(model.embedding, None, operators, one_dnn=one_dnn)
         # Looked up once: to find a module among those of another takes as long as to call it.
-        self._embed = model.model.embed_tokens.forward if isinstance(model, DecoderLM) else None
         self._argmax = self.head.argmax if isinstance(self.head, Linear) else None
 
     @property
@@ -64,8 +63,8 @@ class CompiledLM(CausalLM):
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
-        if self.decoder is not None and self._embed is not None and isinstance(attend, Attention):
-            return self.decoder(self._embed(token_ids), positions, attend.batch, attend.pools)
+        if self.decoder is not None and isinstance(attend, Attention):
+            return self.decoder(token_ids, positions, attend.batch, attend.pools)
         out: Tensor = self.model(token_ids, positions, attend)
         return out
 
@@ -80,7 +79,7 @@ class CompiledLM(CausalLM):
             self._logits = torch.empty(len(hidden), self.head.weights.outputs)
         return self.head.forward(hidden, self._logits[: len(hidden)])
 
-    def argmax(self, hidden: Tensor) -> Tensor | None:
+    def argmax(self, hidden: Tensor) -> Int64 | None:
         """See `CausalLM.argmax`."""
         return self._argmax(hidden) if self._argmax is not None else None
 
@@ -158,7 +157,7 @@ class Linear(nn.Module):
         """[T, inputs] -> [T, outputs], in `out` if it is given."""
         return self._operators.linear(x, self.weights, out)
 
-    def argmax(self, x: Tensor) -> Tensor:
+    def argmax(self, x: Tensor) -> Int64:
         """[T, inputs] -> [T]: which output is the largest."""
         return self._operators.linear_argmax(x, self.weights)
 
@@ -210,7 +209,8 @@ def _fused(model: DecoderLM, operators: Operators) -> CompiledDecoder | None:
     norm: Any = decoder.norm
     rotary: Any = decoder.rotary
     first: Any = decoder.layers[0]
-    return CompiledDecoder(operators, layers, norm.weight, rotary.table, norm.eps, first.self_attn.heads)
+    heads = first.self_attn.heads
+    return CompiledDecoder(operators, model.embedding, layers, norm.weight, rotary.table, norm.eps, heads)
 
 
 def _layer(layer: Any, window: int) -> Layer:

@@ -4,8 +4,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Int64 = npt.NDArray[np.int64]
 
 
 class Attend(Protocol):
@@ -56,6 +60,6 @@ class CausalLM(nn.Module, ABC):
         head = self.embedding if self.lm_head is None else self.lm_head.weight
         return F.linear(hidden, head).float()
 
-    def argmax(self, hidden: Tensor) -> Tensor | None:
+    def argmax(self, hidden: Tensor) -> Int64 | None:
         """[R, D] -> [R] ids of the largest logits, without the logits; None where that is not faster."""
         return None
