@@ -144,7 +144,7 @@ void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Targ
         ((left[M] += l, right[M] += r), ...);
     }
     if (tile.columns < PANEL) (target.take_some(tile, M, left[M], right[M]), ...);
-    // One question for all rows: to ask each one would mean to put all sums away.
+    // One question for all rows, since the answer is nearly always no.
     else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
