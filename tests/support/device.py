@@ -13,11 +13,11 @@ from kernels.cpu.operators import Operators
 from services.executor.devices.compiled import CompiledBackend
 from services.executor.devices.cores import Cores
 from services.executor.devices.cpu import Backend, CpuDevice, Done
-from services.executor.devices.protocol import Capacity, SlotSampling, StepBatch
+from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
 from services.executor.devices.pytorch import PyTorchBackend
 from services.executor.models.compiled import CompiledLM
 from services.executor.models.config import DtypeSetting
-from services.executor.models.model import Attend, CausalLM, Int64
+from services.executor.models.model import Attend, CausalLM
 from services.executor.models.registry import load_model
 from shared.model_folder import read_config
 from tests.support.checkpoints import CONTEXT, VOCABULARY

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from kernels.cpu.decoder import CompiledDecoder, Layer, Pool
-from kernels.cpu.operators import Batch, Operators
+from kernels.cpu.operators import Batch, Int64, Operators
 from services.executor.models.decoder import DecoderLM
 from services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
-from services.executor.models.model import Attend, CausalLM, Int64
+from services.executor.models.model import Attend, CausalLM
 from services.executor.models.rope import RotaryEmbedding, Rotate
 
 ONE_DNN_FROM = 1 << 18

@@ -9,8 +9,6 @@ import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Int64 = npt.NDArray[np.int64]
-
 
 class Attend(Protocol):
     """Causal attention over everything that a row has seen. It belongs to the device, which owns the KV cache.
@@ -60,6 +58,6 @@ class CausalLM(nn.Module, ABC):
         head = self.embedding if self.lm_head is None else self.lm_head.weight
         return F.linear(hidden, head).float()
 
-    def argmax(self, hidden: Tensor) -> Int64 | None:
+    def argmax(self, hidden: Tensor) -> npt.NDArray[np.int64] | None:
         """[R, D] -> [R] ids of the largest logits, without the logits; None where that is not faster."""
         return None
