@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	-$(BIN)/python -m kernels.cpu
+	-$(BIN)/python -m pagewire.kernels.cpu
 	touch $@
 
 install: $(VENV)/installed
@@ -22,7 +22,7 @@ lint: install
 
 # Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
 kernels: install
-	$(BIN)/python -m kernels.compile --arch sm_90
+	$(BIN)/python -m pagewire.kernels.compile --arch sm_90
 
 # What needs no quiet machine, side by side.
 checks: install

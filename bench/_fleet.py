@@ -8,17 +8,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from bench._clock import Clock
-from bench._virtual import Request, VirtualPipeline
-from services.scheduler import bulletin
-from services.scheduler.intake import LOOKAHEAD
-from services.scheduler.recent_prefixes import RecentPrefixes
-from services.scheduler.sequence import Sequence as Running
-from services.scheduler.sequence import State
-from services.tokenizer.routing import Replica, route
-from shared.messages import pack, unpack
-from shared.prefix_hashes import prefix_hashes
-from shared.subjects import ANY
+from pagewire.bench._clock import Clock
+from pagewire.bench._virtual import Request, VirtualPipeline
+from pagewire.services.scheduler import bulletin
+from pagewire.services.scheduler.intake import LOOKAHEAD
+from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.sequence import Sequence as Running
+from pagewire.services.scheduler.sequence import State
+from pagewire.services.tokenizer.routing import Replica, route
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.prefix_hashes import prefix_hashes
+from pagewire.shared.subjects import ANY
 
 
 class Fleet:

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from bench._gpu_machine import REPEATS, Machine, timed
-from bench._gpu_plan import BLOCK_SIZE, Cell, attention_flops
-from bench._report import markdown
-from kernels import split_attention
-from kernels.attention_layer import Attention, Batch
-from kernels.paged_attention import paged_attention, reference
-from kernels.plan_splits import capacity, plan_splits
-from services.executor.devices.cuda.runtime import Runtime
-from services.executor.devices.roofline import Shape, shape_of
+from pagewire.bench._gpu_machine import REPEATS, Machine, timed
+from pagewire.bench._gpu_plan import BLOCK_SIZE, Cell, attention_flops
+from pagewire.bench._report import markdown
+from pagewire.kernels import split_attention
+from pagewire.kernels.attention_layer import Attention, Batch
+from pagewire.kernels.paged_attention import paged_attention, reference
+from pagewire.kernels.plan_splits import capacity, plan_splits
+from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.roofline import Shape, shape_of
 
 CHECKED = 128
 """Queries of a prompt that are compared with the reference: the last."""

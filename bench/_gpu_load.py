@@ -20,18 +20,18 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3Config
 
-from bench._gpu_machine import release
-from bench._gpu_plan import load_bytes, working_seconds
-from bench._loads import poisson, sharegpt
-from bench._report import markdown
-from bench._virtual import Request
 from pagewire import AsyncClient, SamplingParams
+from pagewire.bench._gpu_machine import release
+from pagewire.bench._gpu_plan import load_bytes, working_seconds
+from pagewire.bench._loads import poisson, sharegpt
+from pagewire.bench._report import markdown
+from pagewire.bench._virtual import Request
 from pagewire.commands.status import ask
-from pagewire.stack import PIPELINE, Stack
-from services.executor.devices.roofline import shape_of
-from shared.bus import nats
-from shared.config import Settings
-from shared.model_folder import BUNDLED
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.services.executor.devices.roofline import shape_of
+from pagewire.shared.bus import nats
+from pagewire.shared.config import Settings
+from pagewire.shared.model_folder import BUNDLED
 
 CONTEXT = 2048
 """Longest conversation of the data, prompt and output, is shorter."""

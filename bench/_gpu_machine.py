@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from bench._gpu_plan import BLOCK_SIZE, Cell
-from services.executor.devices.cuda.attention import KVPool
-from services.executor.devices.cuda.device import CudaDevice
-from services.executor.devices.cuda.model import with_kernels
-from services.executor.devices.cuda.runtime import Runtime
-from services.executor.devices.protocol import Capacity, SlotSampling
-from services.executor.models.registry import build_model
+from pagewire.bench._gpu_plan import BLOCK_SIZE, Cell
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.protocol import Capacity, SlotSampling
+from pagewire.services.executor.models.registry import build_model
 
 GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
 COPIED = 1 << 30

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.executor.devices.roofline import Shape
+from pagewire.services.executor.devices.roofline import Shape
 
 BLOCK_SIZE = 16
 WEIGHT_BYTES = 2

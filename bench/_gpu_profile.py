@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from bench._gpu_machine import Machine, opened
-from bench._gpu_plan import Cell, fitting
-from bench._gpu_steps import STEP, WARM_UP, add_sequences, decodes, run_ahead
-from bench._report import markdown
-from services.executor.devices.roofline import shape_of
+from pagewire.bench._gpu_machine import Machine, opened
+from pagewire.bench._gpu_plan import Cell, fitting
+from pagewire.bench._gpu_steps import STEP, WARM_UP, add_sequences, decodes, run_ahead
+from pagewire.bench._report import markdown
+from pagewire.services.executor.devices.roofline import shape_of
 
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _HOST = {"cuda_runtime", "cuda_driver"}

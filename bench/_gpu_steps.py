@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench._gpu_machine import GREEDY, Machine, opened
-from bench._gpu_plan import (
+from pagewire.bench._gpu_machine import GREEDY, Machine, opened
+from pagewire.bench._gpu_plan import (
     BLOCK_SIZE,
     Cell,
     decode_bytes,
     fitting,
     prefill_flops,
 )
-from bench._report import markdown
-from services.executor.devices.cuda.device import CudaDevice
-from services.executor.devices.protocol import Pending, StepBatch
-from services.executor.devices.roofline import shape_of
+from pagewire.bench._report import markdown
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.protocol import Pending, StepBatch
+from pagewire.services.executor.devices.roofline import shape_of
 
 STEP = "pagewire step"
 """Annotation around each launch, for a profiler."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from bench._virtual import Request
+from pagewire.bench._virtual import Request
 
 _SHAREGPT = Path(__file__).resolve().parent / "data" / "sharegpt_lengths.csv"
 _SONNET_PROMPT = 462

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from services.executor.slots import SlotTable
-from shared.splitfuse import Pending
+from pagewire.services.executor.slots import SlotTable
+from pagewire.shared.splitfuse import Pending
 
 
 class PrefillFirst(SlotTable):

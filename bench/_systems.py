@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from functools import cache
 
-from bench._prefill_first import PrefillFirst
-from bench._virtual import Host, VirtualPipeline
-from bench.shapes import SHAPES
-from services.executor.devices.roofline import GPUS, Roofline, shape_of
-from services.executor.slots import SlotTable
-from services.scheduler.limits import Limits
+from pagewire.bench._prefill_first import PrefillFirst
+from pagewire.bench._virtual import Host, VirtualPipeline
+from pagewire.bench.shapes import SHAPES
+from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
+from pagewire.services.executor.slots import SlotTable
+from pagewire.services.scheduler.limits import Limits
 
 MEMORY_SHARE = 0.9
 """Of a GPU's memory for weights and KV cache."""

@@ -11,20 +11,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from bench._clock import Clock
-from bench._waste import Waste
-from services.executor.devices.protocol import Capacity
-from services.executor.devices.roofline import Roofline
-from services.executor.devices.sim import choices
-from services.executor.flight import Columns
-from services.executor.slots import SlotTable
-from services.scheduler.limits import Limits
-from services.scheduler.policy import Policy
-from services.scheduler.sequence import Sequence
-from shared.messages import pack, unpack
-from shared.messages.plan import Plan
-from shared.messages.step import NO_TOKEN, StepOutput
-from shared.messages.work import Sampling
+from pagewire.bench._clock import Clock
+from pagewire.bench._waste import Waste
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.roofline import Roofline
+from pagewire.services.executor.devices.sim import choices
+from pagewire.services.executor.flight import Columns
+from pagewire.services.executor.slots import SlotTable
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.step import NO_TOKEN, StepOutput
+from pagewire.shared.messages.work import Sampling
 
 _VOCABULARY = 50_000
 

@@ -1,4 +1,4 @@
-"""What both servers of `bench.vllm_cpu` are given: models with random weights, and prompts with ShareGPT's lengths."""
+"""What both servers of `pagewire bench vllm_cpu` are given: models of random weights, prompts of ShareGPT's lengths."""
 
 import json
 import lzma
@@ -9,12 +9,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bench._loads import sharegpt_lengths
-from bench.cpu_step import SHAPES, VOCABULARY
+from pagewire.bench._loads import sharegpt_lengths
+from pagewire.bench.cpu_step import SHAPES, VOCABULARY
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TOKENIZER = _ROOT / "tests" / "data" / "tokenizers" / "gpt2.json.xz"
-_BOOKS = _ROOT / "models" / "books"
+_BOOKS = _ROOT / "tools" / "bundled_model" / "books"
 _END = "<|endoftext|>"
 
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from services.scheduler.policy import Policy
-from shared.messages import unpack
-from shared.messages.step import StepOutput
+from pagewire.services.scheduler.policy import Policy
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.step import StepOutput
 
 
 @dataclass(slots=True)

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench._loads import sharegpt_lengths
-from bench._output import json_file
-from bench.shapes import write_folder
 from pagewire import AsyncClient, SamplingParams
+from pagewire.bench._loads import sharegpt_lengths
+from pagewire.bench._output import json_file
+from pagewire.bench.shapes import write_folder
 from pagewire.commands.status import ask
-from pagewire.stack import PIPELINE, Stack
-from shared import logs
-from shared.bus import Bus, nats
-from shared.config import Settings
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared import logs
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.config import Settings
 
 SHAPE, DEVICE = "llama-3-8b", "sim:h100"
 MACHINE = "llama-3-8b on one h100"

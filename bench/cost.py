@@ -8,15 +8,15 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench._costs.detokenizer import detokenizer
-from bench._costs.executor import executor
-from bench._costs.gateway import gateway
-from bench._costs.meter import Reading, measure
-from bench._costs.rig import Open
-from bench._costs.scheduler import scheduler
-from bench._costs.tokenizer import tokenizer, tokenizer_request
-from shared import logs
-from shared.config import Settings
+from pagewire.bench._costs.detokenizer import detokenizer
+from pagewire.bench._costs.executor import executor
+from pagewire.bench._costs.gateway import gateway
+from pagewire.bench._costs.meter import Reading, measure
+from pagewire.bench._costs.rig import Open
+from pagewire.bench._costs.scheduler import scheduler
+from pagewire.bench._costs.tokenizer import tokenizer, tokenizer_request
+from pagewire.shared import logs
+from pagewire.shared.config import Settings
 
 TOLERANCE = 1.4
 """Between the noise of a busy machine, a fifth, and a rise by half."""

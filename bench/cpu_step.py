@@ -13,25 +13,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import services.executor  # noqa: F401  # isort: skip  (before torch: it says how torch's threads wait)
+import pagewire.services.executor  # noqa: F401  # isort: skip  (before torch: it says how torch's threads wait)
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bench._output import json_file
-from kernels.cpu import build
-from kernels.cpu.operators import Operators
-from services.executor.devices.compiled import CompiledBackend
-from services.executor.devices.cores import Cores
-from services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
-from services.executor.devices.pytorch import PyTorchBackend
-from services.executor.devices.slots import DeviceSlots
-from services.executor.models.compiled import CompiledLM
-from services.executor.models.model import Attend, CausalLM
-from services.executor.models.registry import build_model
-from services.executor.sampling import sequence_key
+from pagewire.bench._output import json_file
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.operators import Operators
+from pagewire.services.executor.devices.compiled import CompiledBackend
+from pagewire.services.executor.devices.cores import Cores
+from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
+from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.slots import DeviceSlots
+from pagewire.services.executor.models.compiled import CompiledLM
+from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.registry import build_model
+from pagewire.services.executor.sampling import sequence_key
 
 VOCABULARY = 50304
 BLOCK_SIZE = 16

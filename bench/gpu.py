@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from bench import _gpu_kernels, _gpu_load, _gpu_profile, _gpu_steps
-from bench._gpu_machine import Machine, description, measured
-from bench._gpu_plan import Cell, grid
-from bench._output import json_file
-from bench.shapes import SHAPES
-from services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
-from services.executor.devices.cuda.runtime import CudaRuntime
-from shared import logs
-from shared.config import Settings
-from shared.errors import ConfigurationError
+from pagewire.bench import _gpu_kernels, _gpu_load, _gpu_profile, _gpu_steps
+from pagewire.bench._gpu_machine import Machine, description, measured
+from pagewire.bench._gpu_plan import Cell, grid
+from pagewire.bench._output import json_file
+from pagewire.bench.shapes import SHAPES
+from pagewire.services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
+from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
+from pagewire.shared import logs
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
 
 MODELS = ("llama-3-8b", "qwen3-0.6b", "qwen3-14b")
 ROWS = (1, 8, 32, 64, 128, 256)

@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
-from bench._output import json_file
 from pagewire import AsyncClient, SamplingParams
+from pagewire.bench._output import json_file
 from pagewire.commands.status import ask
-from pagewire.stack import PIPELINE, Stack
-from shared import logs
-from shared.bus import Bus, nats
-from shared.config import Settings
-from shared.errors import PagewireError
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared import logs
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import PagewireError
 
 PROMPT = "The old man looked at the sea, and the boy asked him"
 BACKGROUND = "Once upon a time there was a little rabbit who lived in a wood"

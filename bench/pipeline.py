@@ -17,12 +17,12 @@ from typing import Any
 
 import uvloop
 
-from bench._output import json_file
+from pagewire.bench._output import json_file
 from pagewire.commands.status import ask
-from pagewire.stack import GATEWAY, PIPELINE, Stack
-from shared import logs, subjects
-from shared.bus import Message, nats
-from shared.config import Settings
+from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
+from pagewire.shared import logs, subjects
+from pagewire.shared.bus import Message, nats
+from pagewire.shared.config import Settings
 
 TOKENS_PER_REQUEST = 1900
 WARM_UP = 2.0

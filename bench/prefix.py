@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from bench._loads import poisson, sharegpt
-from bench._report import markdown
-from bench._systems import System, Variant, pipeline
-from services.scheduler.policy import Policy
-from services.scheduler.prefixes import Prefixes
+from pagewire.bench._loads import poisson, sharegpt
+from pagewire.bench._report import markdown
+from pagewire.bench._systems import System, Variant, pipeline
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.prefixes import Prefixes
 
 SYSTEM = System("llama-3-8b", "h100", 1, 8192)
 HEADER = ("simulated", "requests", "hits", "scheduling ms", "of it the prefix cache", "share")

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench._output import json_file
-from bench.shapes import write_folder
 from pagewire import AsyncClient, SamplingParams
+from pagewire.bench._output import json_file
+from pagewire.bench.shapes import write_folder
 from pagewire.commands.status import ask
-from pagewire.stack import PIPELINE, Stack
-from shared import logs
-from shared.bus import Bus, nats
-from shared.config import Settings
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared import logs
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.config import Settings
 
 SHAPE, DEVICE, DEGREE = "llama-2-70b", "sim:a100-80", 4
 MACHINE = "llama-2-70b on 4 x a100-80"

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from bench._clock import Clock
-from bench._conversations import Client
-from bench._fleet import Fleet
-from bench._output import folder
-from bench._report import chart, markdown
-from bench._systems import System, Variant, limits
-from bench._virtual import Host, Request, VirtualPipeline
-from bench.shapes import SHAPES
-from services.executor.devices.roofline import GPUS, Roofline, shape_of
-from services.executor.slots import SlotTable
+from pagewire.bench._clock import Clock
+from pagewire.bench._conversations import Client
+from pagewire.bench._fleet import Fleet
+from pagewire.bench._output import folder
+from pagewire.bench._report import chart, markdown
+from pagewire.bench._systems import System, Variant, limits
+from pagewire.bench._virtual import Host, Request, VirtualPipeline
+from pagewire.bench.shapes import SHAPES
+from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
+from pagewire.services.executor.slots import SlotTable
 
 SYSTEM = System("llama-3-8b", "h100", 1, 8192)
 SLOTS = 64

@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
-from bench._output import json_file
-from bench._report import markdown
-from bench._vllm_inputs import write_model, write_prompts
-from bench.cpu_step import SHAPES
+from pagewire.bench._output import json_file
+from pagewire.bench._report import markdown
+from pagewire.bench._vllm_inputs import write_model, write_prompts
+from pagewire.bench.cpu_step import SHAPES
 
 MEASURES: Mapping[str, str] = {
     "output_throughput": "tokens/s",

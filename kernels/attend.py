@@ -5,7 +5,7 @@ Source: FlashAttention-2 (Dao, 2023) for the online softmax; vLLM's paged layout
 
 import triton.language as tl
 
-from kernels.jit import jit
+from pagewire.kernels.jit import jit
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))

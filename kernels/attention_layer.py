@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An attention layer of a known model, as `kernels.compile` compiles it."""
+    """An attention layer of a known model, as `pagewire.kernels.compile` compiles it."""
 
     name: str
     layer: Attention

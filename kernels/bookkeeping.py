@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
-from kernels.slot_state import STATE_TENSORS, SlotState
+from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.slot_state import STATE_TENSORS, SlotState
 
 BLOCK = 64
 STOP: tl.constexpr = tl.constexpr(1)
@@ -128,7 +128,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     columns = ("sampled", "slots", "starts", "ends", "cu_queries", "stop_ids")
     names = ("state_tokens", "known", "computed", "last", "alive")
     tensors = {**dict.fromkeys(columns, "i32"), "finishes": "u8", **{name: STATE_TENSORS[name] for name in names}}

@@ -1,4 +1,4 @@
-"""`python -m kernels.compile --arch sm_80 sm_90 sm_100`: compiles every kernel on a machine without a GPU.
+"""`python -m pagewire.kernels.compile --arch sm_80 sm_90 sm_100`: compiles every kernel on a machine without a GPU.
 
 Prints registers, spills and shared memory of each configuration, and fails where attention or sampling spills or a
 kernel wants more shared memory than the part has.
@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.jit import Configuration
+from pagewire.kernels.jit import Configuration
 
 MODULES = (
     "edit_logits",
@@ -100,7 +100,7 @@ def configurations() -> list[tuple[str, Configuration]]:
     return [
         (name, configuration)
         for name in MODULES
-        for configuration in importlib.import_module(f"kernels.{name}").configurations()
+        for configuration in importlib.import_module(f"pagewire.kernels.{name}").configurations()
     ]
 
 
@@ -111,7 +111,7 @@ def compile_form(index: int, arch: int) -> Usage:
 
 def main(arguments: list[str]) -> int:
     """Compiles, prints the table, and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m kernels.compile", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m pagewire.kernels.compile", description=__doc__)
     parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{arch}" for arch in SHARED_LIMIT])
     parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")
     chosen = parser.parse_args(arguments)

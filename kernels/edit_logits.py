@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
-from kernels.sampling_table import SAMPLING_TENSORS, SamplingTable
+from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.sampling_table import SAMPLING_TENSORS, SamplingTable
 
 
 @jit
@@ -78,7 +78,7 @@ def reference(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor, e
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     tensors = {name: SAMPLING_TENSORS[name] for name in ("bias_ids", "bias", "stop_ids", "floor")}
     sizes = {"BIASES": 300, "STOPS": 16, "PADDED_BIASES": 512, "PADDED_STOPS": 16}
     return [

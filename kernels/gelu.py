@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
+from pagewire.kernels.jit import Configuration, jit
 
 BLOCK = 1024
 
@@ -47,7 +47,7 @@ def reference(x: torch.Tensor, size: int, *, tanh: bool) -> torch.Tensor:
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     return [
         Configuration(
             f"{size}{' gated' if gated else ''}{' tanh' if tanh else ''} {dtype}",

@@ -33,7 +33,7 @@ class Configuration:
     """One compiled form of a kernel: what a device with that shape of model launches."""
 
     name: str
-    """Says what the form is for, in the table of `kernels.compile`."""
+    """Says what the form is for, in the table of `pagewire.kernels.compile`."""
     kernel: Kernel
     """The Triton function."""
     tensors: Mapping[str, str]

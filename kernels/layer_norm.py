@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
-from kernels.rms_norm import warps
+from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.rms_norm import warps
 
 
 @jit
@@ -64,7 +64,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     found = []
     for size, dtype in ((768, "bf16"), (2560, "bf16"), (4096, "bf16"), (768, "fp32")):
         padded = triton.next_power_of_2(size)

@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attend import attend
-from kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
-from kernels.jit import Configuration, jit
-from kernels.search import find_row
+from pagewire.kernels.attend import attend
+from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
+from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.search import find_row
 
 
 @jit
@@ -187,7 +187,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     found = []
     for shape in SHAPES:
         sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)

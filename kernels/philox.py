@@ -5,7 +5,7 @@ Source: Salmon et al., 2011 (Philox 4x32 of ten rounds).
 
 import triton.language as tl
 
-from kernels.jit import jit
+from pagewire.kernels.jit import jit
 
 
 @jit

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
+from pagewire.kernels.jit import Configuration, jit
 
 CANDIDATES: tl.constexpr = tl.constexpr(32)
 
@@ -126,7 +126,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     return [
         Configuration(
             name=f"{rows} rows{', window' if window else ''}",

@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attention_layer import SHAPES
-from kernels.jit import Configuration, jit
+from pagewire.kernels.attention_layer import SHAPES
+from pagewire.kernels.jit import Configuration, jit
 
 
 @jit
@@ -100,7 +100,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     heads = {(shape.layer.heads, shape.layer.head_size, shape.dtype) for shape in SHAPES}
     return [
         Configuration(

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
+from pagewire.kernels.jit import Configuration, jit
 
 
 @jit
@@ -58,7 +58,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     found = []
     for size, dtype in ((1024, "bf16"), (4096, "bf16"), (5120, "bf16"), (8192, "bf16"), (4096, "fp32")):
         padded = triton.next_power_of_2(size)

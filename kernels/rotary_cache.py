@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
+from pagewire.kernels.jit import Configuration, jit
 
 
 @jit
@@ -217,7 +217,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     found = []
     for name, layer, dtype, cache, normed in (
         ("llama-3-8b", Rotary(32, 8, 128, 128), "bf16", "bf16", False),

@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import philox
-from kernels.jit import Configuration, jit
-from kernels.philox import uniform
-from kernels.sampling_table import SAMPLING_TENSORS, Penalties, SamplingTable
+from pagewire.kernels import philox
+from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.philox import uniform
+from pagewire.kernels.sampling_table import SAMPLING_TENSORS, Penalties, SamplingTable
 
 TILE = 2048
 WARPS = 16
@@ -320,7 +320,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     found = []
     for vocabulary, dtype, penalised in (
         (128256, "fp32", False),

@@ -58,4 +58,4 @@ SAMPLING_TENSORS = {
     "frequency": "fp32",
     "seen": "i32",
 }
-"""Element types, for `kernels.compile`."""
+"""Element types, for `pagewire.kernels.compile`."""

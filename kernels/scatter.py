@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
+from pagewire.kernels.jit import Configuration, jit
 
 BLOCK = 256
 
@@ -38,6 +38,6 @@ def reference(table: torch.Tensor, updates: torch.Tensor, count: int) -> torch.T
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     tensors = dict.fromkeys(("table", "updates", "count"), "i32")
     return [Configuration("int32", scatter_kernel, tensors, {"BLOCK": BLOCK})]

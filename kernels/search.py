@@ -2,7 +2,7 @@
 
 import triton.language as tl
 
-from kernels.jit import jit
+from pagewire.kernels.jit import jit
 
 
 @jit

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
+from pagewire.kernels.jit import Configuration, jit
 
 BLOCK = 1024
 
@@ -33,7 +33,7 @@ def reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     return [
         Configuration(f"{size} {dtype}", silu_mul_kernel, {"out": dtype, "x": dtype}, {"SIZE": size, "BLOCK": BLOCK})
         for size, dtype in ((3072, "bf16"), (14336, "bf16"), (17408, "bf16"), (14336, "fp32"))

@@ -26,4 +26,4 @@ class SlotState:
 
 
 STATE_TENSORS = dict.fromkeys(("state_tokens", "known", "computed", "limit", "last", "alive", "block_tables"), "i32")
-"""Element types, for `kernels.compile`."""
+"""Element types, for `pagewire.kernels.compile`."""

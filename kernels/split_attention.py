@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.attend import attend
-from kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
-from kernels.jit import Configuration, jit
-from kernels.plan_splits import most_items
-from kernels.reduce_splits import reduce_splits
-from kernels.search import find_row
+from pagewire.kernels.attend import attend
+from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
+from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.plan_splits import most_items
+from pagewire.kernels.reduce_splits import reduce_splits
+from pagewire.kernels.search import find_row
 
 
 @jit
@@ -197,7 +197,7 @@ def split_attention(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     found = []
     for shape in SHAPES:
         sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)

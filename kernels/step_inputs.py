@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
-from kernels.slot_state import STATE_TENSORS, SlotState
+from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.slot_state import STATE_TENSORS, SlotState
 
 BLOCK = 256
 
@@ -154,7 +154,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     columns = ("ids", "positions", "starts", "ends", "lengths", "slots", "cu_queries")
     state = {name: kind for name, kind in STATE_TENSORS.items() if name != "last"}
     return [

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.jit import Configuration, jit
+from pagewire.kernels.jit import Configuration, jit
 
 TILE = 4096
 WARPS = 8
@@ -124,7 +124,7 @@ def reference(logits: torch.Tensor, tokens: torch.Tensor, most: int) -> tuple[to
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `kernels.compile`."""
+    """Forms that a device launches, for `pagewire.kernels.compile`."""
     found = []
     for vocabulary, dtype, most in ((128256, "fp32", 20), (151936, "bf16", 1)):
         tiles = triton.cdiv(vocabulary, TILE)

@@ -1,11 +1,30 @@
 """Pagewire serves large language models as a pipeline of small services over NATS."""
 
-from pagewire.client import AsyncClient
-from pagewire.llm import LLM
-from pagewire.sync import Client
-from shared import errors, logs
-from shared.messages.client import SamplingParams
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-logs.quiet()
+if TYPE_CHECKING:
+    from pagewire.client.async_client import AsyncClient
+    from pagewire.client.sync import Client
+    from pagewire.llm import LLM
+    from pagewire.shared import errors
+    from pagewire.shared.messages.client import SamplingParams
 
 __all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "errors"]
+
+_MODULES = {
+    "AsyncClient": "pagewire.client.async_client",
+    "Client": "pagewire.client.sync",
+    "LLM": "pagewire.llm",
+    "SamplingParams": "pagewire.shared.messages.client",
+    "errors": "pagewire.shared",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first asked for, since every service imports this package too."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value

@@ -7,8 +7,8 @@ from importlib.metadata import version
 from typing import Protocol
 
 from pagewire.commands import bench, chat, demo, doctor, generate, serve, status, trace
-from pagewire.supervisor import ServiceRefused
-from shared.errors import PagewireError
+from pagewire.embedded.supervisor import ServiceRefused
+from pagewire.shared.errors import PagewireError
 
 
 class Command(Protocol):

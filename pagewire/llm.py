@@ -5,12 +5,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Self
 
-from pagewire.client import AsyncClient, Prompt
-from pagewire.stack import PIPELINE, Stack
-from pagewire.sync import LoopThread
-from shared import config
-from shared.errors import InvalidRequest, Overloaded, PagewireError
-from shared.messages.client import Result, SamplingParams
+from pagewire.client.async_client import AsyncClient, Prompt
+from pagewire.client.sync import LoopThread
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared import config
+from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
+from pagewire.shared.messages.client import Result, SamplingParams
 
 REQUEST_TIMEOUT = 24 * 3600.0
 """Seconds: offline, a request waits for its turn as long as it takes."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
 STEP_TOKENS = 512

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.bus import Bus
-from shared.config import Settings
-from shared.messages.heartbeat import Heartbeat
+from pagewire.shared.bus import Bus
+from pagewire.shared.config import Settings
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The surroundings of one service instance. Logs and traces are global: see `shared.telemetry`."""
+    """The surroundings of one service instance. Logs and traces are global: see `pagewire.shared.telemetry`."""
 
     settings: Settings
     bus: Bus
@@ -22,7 +22,7 @@ class Context:
 
 
 class Service(Protocol):
-    """One of the five services. `shared.runtime` runs it in a process, tests run it beside others in one."""
+    """One of the five services. `pagewire.shared.runtime` runs it in a process, tests run it beside others in one."""
 
     def heartbeat(self) -> Heartbeat:
         """Its state at this moment."""

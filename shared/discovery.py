@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from shared import model_folder, subjects
-from shared.bus import Bus, Message
-from shared.config import Settings
-from shared.context import Service
-from shared.messages import WIRE_VERSION
+from pagewire.shared import model_folder, subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Service
+from pagewire.shared.messages import WIRE_VERSION
 
 _ENDPOINTS: dict[str, dict[str, str]] = {
     "tokenizer": {

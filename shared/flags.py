@@ -1,4 +1,4 @@
-"""Command-line flags, one per setting: name, kind and help all come from `shared.config.Settings`."""
+"""Command-line flags, one per setting: name, kind and help all come from `pagewire.shared.config.Settings`."""
 
 import argparse
 import ast
@@ -6,8 +6,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from shared import config
-from shared.config import FIELDS, Settings
+from pagewire.shared import config
+from pagewire.shared.config import FIELDS, Settings
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from shared.errors import RequestError
-from shared.messages.client import (
+from pagewire.shared.errors import RequestError
+from pagewire.shared.messages.client import (
     CancelReply,
     DeltaBatch,
     DetokenizeReply,
@@ -15,7 +15,7 @@ from shared.messages.client import (
     ModelList,
     TokenizeReply,
 )
-from shared.messages.open import Encoding
+from pagewire.shared.messages.open import Encoding
 
 Reply = Frame | DeltaBatch | TokenizeReply | DetokenizeReply | ModelList | CancelReply
 """Whatever a client may be sent, but for the empty message that closes a stream."""

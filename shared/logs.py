@@ -7,7 +7,7 @@ import msgspec
 import structlog
 from structlog.typing import Processor
 
-from shared.config import Settings
+from pagewire.shared.config import Settings
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _json = msgspec.json.Encoder(enc_hook=str)

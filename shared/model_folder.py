@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from shared.config import Settings
-from shared.errors import ConfigurationError
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
 
-BUNDLED = Path(__file__).resolve().parent.parent / "pagewire" / "bundled"
+BUNDLED = Path(__file__).parent.parent / "bundled"
 """The small model that comes with the package."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)

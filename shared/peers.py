@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from shared import subjects
-from shared.bus import Bus, Message
-from shared.errors import WireVersionError
-from shared.messages import Decoder
-from shared.messages.heartbeat import Heartbeat
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import WireVersionError
+from pagewire.shared.messages import Decoder
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 SILENCE = 2.0
 """Seconds without a heartbeat after which an instance counts as gone: four beats."""

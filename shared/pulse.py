@@ -5,11 +5,11 @@ import time
 
 import structlog
 
-from shared import subjects
-from shared.bus import Bus
-from shared.context import Service
-from shared.errors import BusUnavailable
-from shared.messages import encode
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus
+from pagewire.shared.context import Service
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages import encode
 
 INTERVAL = 0.5
 """Seconds between two beats."""

@@ -12,14 +12,14 @@ from typing import NoReturn
 import structlog
 import uvloop
 
-from shared import flags, logs, subjects, telemetry
-from shared.bus import Bus, nats
-from shared.config import Settings
-from shared.context import Context, Service
-from shared.discovery import Responder
-from shared.errors import BusUnavailable, ConfigurationError
-from shared.process import INSTANCE, die_with_parent, leave_turns
-from shared.pulse import Pulse
+from pagewire.shared import flags, logs, subjects, telemetry
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context, Service
+from pagewire.shared.discovery import Responder
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.process import INSTANCE, die_with_parent, leave_turns
+from pagewire.shared.pulse import Pulse
 
 CLOSE_WITHIN = 8.0
 """Seconds that a service has to finish what it owes after SIGINT or SIGTERM."""

@@ -1,6 +1,6 @@
 """Puts the steps of one executor in order."""
 
-from shared.messages.step import StepOutput
+from pagewire.shared.messages.step import StepOutput
 
 KEPT = 1024
 """Steps behind a gap that are kept aside. What comes after them is dropped, and is missing later."""

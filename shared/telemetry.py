@@ -14,7 +14,7 @@ from opentelemetry.trace import Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from shared.config import Settings
+from pagewire.shared.config import Settings
 
 _NANOSECONDS = 1_000_000_000
 _propagator = TraceContextTextMapPropagator()
@@ -35,7 +35,7 @@ def configure(service: str, instance: str, settings: Settings) -> None:
     resource = Resource.create({"service.name": f"pagewire-{service}", "service.instance.id": instance})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if settings.trace_dir:
-        from shared.spans import SpanFile
+        from pagewire.shared.spans import SpanFile
 
         exporter = SpanFile(settings.trace_dir, service, instance)
         provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=16384, schedule_delay_millis=200))

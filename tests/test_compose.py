@@ -16,9 +16,9 @@ import openai
 import pytest
 import yaml
 
-from pagewire.broker import find_server
-from pagewire.stack import REPLICATED
-from shared.config import FIELDS, variable
+from pagewire.embedded.broker import find_server
+from pagewire.embedded.stack import REPLICATED
+from pagewire.shared.config import FIELDS, variable
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.alone
@@ -121,7 +121,7 @@ def test_every_service_is_there_and_is_watched() -> None:
     services = compose()
     assert set(services) == {"nats", *SERVICES}
     for name in SERVICES:
-        assert services[name]["command"] == ["python", "-m", f"services.{name}"]
+        assert services[name]["command"] == ["python", "-m", f"pagewire.services.{name}"]
         assert services[name]["healthcheck"]["test"] == ["CMD", "pagewire", "status", "--service", name]
         assert all(rule["condition"] == "service_healthy" for rule in services[name]["depends_on"].values())
 

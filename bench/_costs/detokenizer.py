@@ -3,19 +3,19 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench._costs.rig import ROWS, Rig, serving
-from bench._costs.tap import Tap, Wrap
-from services.detokenizer.service import Detokenizer
-from shared import subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.context import Context
-from shared.messages import Decoder, encode, pack
-from shared.messages.attach import Attach, Attached, AttachState
-from shared.messages.finish import FinishedSequences
-from shared.messages.open import Encoding, Opened, OpenState, OpenStream
-from shared.messages.step import Finish, StepOutput
+from pagewire.bench._costs.rig import ROWS, Rig, serving
+from pagewire.bench._costs.tap import Tap, Wrap
+from pagewire.services.detokenizer.service import Detokenizer
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.messages import Decoder, encode, pack
+from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.finish import FinishedSequences
+from pagewire.shared.messages.open import Encoding, Opened, OpenState, OpenStream
+from pagewire.shared.messages.step import Finish, StepOutput
 
 _PROMPT = 16
 _DOOR = f"{subjects.DETOKENIZER}.detok"

@@ -3,17 +3,17 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench._costs.rig import ROWS, Rig, serving
-from bench._costs.tap import Tap, Wrap
-from services.executor.service import Executor
-from shared import model_folder, subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.context import Context
-from shared.messages import Decoder, encode, pack
-from shared.messages.plan import AddSlot, Claim, Claimed, Plan
-from shared.messages.work import Sampling
+from pagewire.bench._costs.rig import ROWS, Rig, serving
+from pagewire.bench._costs.tap import Tap, Wrap
+from pagewire.services.executor.service import Executor
+from pagewire.shared import model_folder, subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.messages import Decoder, encode, pack
+from pagewire.shared.messages.plan import AddSlot, Claim, Claimed, Plan
+from pagewire.shared.messages.work import Sampling
 
 _BLOCK = 16
 _PROMPT = 64

@@ -8,18 +8,18 @@ import msgspec
 from starlette.types import ASGIApp
 from starlette.types import Message as Event
 
-from bench._costs.rig import ROWS, Rig
-from bench._costs.tap import Tap, Wrap
 from pagewire import AsyncClient
-from services.gateway import app
-from services.gateway.completions import Completions
-from services.gateway.health import Health
-from shared import subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.frames import encode_frame
-from shared.messages.client import BATCH_INBOX, Accepted, Delta, DeltaBatch
-from shared.messages.open import Encoding
+from pagewire.bench._costs.rig import ROWS, Rig
+from pagewire.bench._costs.tap import Tap, Wrap
+from pagewire.services.gateway import app
+from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.health import Health
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.frames import encode_frame
+from pagewire.shared.messages.client import BATCH_INBOX, Accepted, Delta, DeltaBatch
+from pagewire.shared.messages.open import Encoding
 
 _MODEL = "tiny"
 _WORDS = ("once ", "upon ", "a ", "time ", "there ", "was ", '"quoted" ', "line\n")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import uvloop
 
-from bench._costs import reference
-from bench._costs.rig import Open
-from bench._costs.tap import Wrap, unchanged
+from pagewire.bench._costs import reference
+from pagewire.bench._costs.rig import Open
+from pagewire.bench._costs.tap import Wrap, unchanged
 
 _TURNS = 50
 _REFERENCE = 64

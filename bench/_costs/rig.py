@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
-from bench._costs.progress import Progress
-from bench._costs.tap import Wrap
-from shared.context import Service
+from pagewire.bench._costs.progress import Progress
+from pagewire.bench._costs.tap import Wrap
+from pagewire.shared.context import Service
 
 ROWS = 256
 """Sequences, streams or requests at once."""

@@ -5,20 +5,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bench._costs.rig import ROWS, Rig, serving
-from bench._costs.tap import Tap, Wrap
-from services.scheduler.service import Scheduler
-from shared import subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.context import Context
-from shared.messages import Decoder, encode, pack, unpack
-from shared.messages.attach import Attached, AttachState
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Claim, Claimed, Plan
-from shared.messages.step import Finish, StepOutput
-from shared.messages.work import Sampling, WorkItem
+from pagewire.bench._costs.rig import ROWS, Rig, serving
+from pagewire.bench._costs.tap import Tap, Wrap
+from pagewire.services.scheduler.service import Scheduler
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.messages import Decoder, encode, pack, unpack
+from pagewire.shared.messages.attach import Attached, AttachState
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claim, Claimed, Plan
+from pagewire.shared.messages.step import Finish, StepOutput
+from pagewire.shared.messages.work import Sampling, WorkItem
 
 _MODEL = "tiny"
 _STEPS = 8

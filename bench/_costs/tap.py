@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bench._costs.progress import Progress
-from shared.bus import Handler, Headers, Message
-from shared.bus.framing import deliver
-from shared.bus.memory import MemoryBroker, MemoryBus, MemorySubscription
+from pagewire.bench._costs.progress import Progress
+from pagewire.shared.bus import Handler, Headers, Message
+from pagewire.shared.bus.framing import deliver
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus, MemorySubscription
 
 Wrap = Callable[[Handler], Handler]
 """What is put around a handler that is fed: nothing, or a cost that the measurement has to see."""

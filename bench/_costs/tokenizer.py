@@ -5,20 +5,20 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from bench._costs.progress import Progress
-from bench._costs.rig import Rig, serving
-from bench._costs.tap import Tap, Wrap
-from services.tokenizer.service import Tokenizer
-from shared import subjects
-from shared.bus import Headers, Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.bus.memory_store import MemoryStore
-from shared.config import Settings
-from shared.context import Context
-from shared.messages import Decoder, encode, unpack
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.open import Opened, OpenState
-from shared.messages.work import WorkItem
+from pagewire.bench._costs.progress import Progress
+from pagewire.bench._costs.rig import Rig, serving
+from pagewire.bench._costs.tap import Tap, Wrap
+from pagewire.services.tokenizer.service import Tokenizer
+from pagewire.shared import subjects
+from pagewire.shared.bus import Headers, Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.bus.memory_store import MemoryStore
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.open import Opened, OpenState
+from pagewire.shared.messages.work import WorkItem
 
 _SENTENCE = "The old man looked at the sea, and number {} asked him what the fish of that summer had been like. "
 _GENERATE = f"{subjects.GENERATE}.*"

@@ -1,10 +1,10 @@
-"""`python -m kernels.cpu` compiles the kernels ahead of the first start, which would do it otherwise."""
+"""`python -m pagewire.kernels.cpu` compiles the kernels ahead of the first start, which would do it otherwise."""
 
 import sys
 
 import torch  # noqa: F401 - the library finds OpenMP in the process
 
-from kernels.cpu import build
+from pagewire.kernels.cpu import build
 
 try:
     build.load()

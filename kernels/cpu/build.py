@@ -12,7 +12,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from shared.errors import PagewireError
+from pagewire.shared.errors import PagewireError
 
 COMPILER = "c++"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wno-psabi")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.cpu.operators import DTYPES, Batch, Operators, Packed
+from pagewire.kernels.cpu.operators import DTYPES, Batch, Operators, Packed
 
 Pool = tuple[Tensor, Tensor]
 """Keys and values of a layer: see `Operators.attend`."""

@@ -7,7 +7,7 @@ import argparse
 import importlib
 import pkgutil
 
-import bench as benchmarks
+import pagewire.bench as benchmarks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,5 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Hands over to the benchmark."""
-    code: int = importlib.import_module(f"bench.{given.name}").main(given.arguments)
+    code: int = importlib.import_module(f"pagewire.bench.{given.name}").main(given.arguments)
     return code

@@ -5,10 +5,10 @@ import asyncio
 
 from pagewire.commands import session
 from pagewire.commands.generate import add_sampling, sampling
-from shared import flags
-from shared.config import Settings
-from shared.errors import InvalidRequest
-from shared.messages.client import SamplingParams
+from pagewire.shared import flags
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

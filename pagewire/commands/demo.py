@@ -7,14 +7,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from pagewire import waterfall
-from pagewire.client import AsyncClient
-from pagewire.commands import session
-from pagewire.stack import Stack
-from shared import flags, spans
-from shared.config import Settings
-from shared.errors import Internal
-from shared.messages.client import SamplingParams
+from pagewire.client.async_client import AsyncClient
+from pagewire.commands import session, waterfall
+from pagewire.embedded.stack import Stack
+from pagewire.shared import flags, spans
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import Internal
+from pagewire.shared.messages.client import SamplingParams
 
 PROMPT = "Once upon a time"
 SAMPLING = SamplingParams(max_tokens=96, temperature=0.8, seed=1)

@@ -7,13 +7,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 
-from pagewire.broker import find_server
-from pagewire.client import AsyncClient
+from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session
-from pagewire.stack import check_replicas
-from shared import flags, model_folder
-from shared.config import Settings
-from shared.errors import BusUnavailable, ConfigurationError, PagewireError
+from pagewire.embedded.broker import find_server
+from pagewire.embedded.stack import check_replicas
+from pagewire.shared import flags, model_folder
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
 
 MEMORY_WANTED = 2 << 30
 """Bytes that the embedded stack with the bundled model should find free."""

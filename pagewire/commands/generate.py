@@ -3,9 +3,9 @@
 import argparse
 
 from pagewire.commands import session
-from shared import flags
-from shared.config import Settings
-from shared.messages.client import SamplingParams
+from pagewire.shared import flags
+from pagewire.shared.config import Settings
+from pagewire.shared.messages.client import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,9 +3,9 @@
 import argparse
 
 from pagewire.commands import session
-from pagewire.stack import Stack
-from shared import flags
-from shared.config import Settings
+from pagewire.embedded.stack import Stack
+from pagewire.shared import flags
+from pagewire.shared.config import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

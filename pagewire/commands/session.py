@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from pagewire.client import AsyncClient
-from pagewire.stack import PIPELINE, Stack
-from shared import logs, model_folder
-from shared.config import Settings
-from shared.errors import BusUnavailable, Unavailable
+from pagewire.client.async_client import AsyncClient
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared import logs, model_folder
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import BusUnavailable, Unavailable
 
 CONNECT_WITHIN = 1.0
 """Seconds in which a running stack must answer: it is on this machine, or named by the settings."""

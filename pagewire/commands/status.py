@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from pagewire.commands import session
-from pagewire.stack import PIPELINE, replicas_of
-from shared import flags
-from shared.bus import Bus, nats
-from shared.config import Settings
-from shared.errors import NoResponders, RequestTimeout
+from pagewire.embedded.stack import PIPELINE, replicas_of
+from pagewire.shared import flags
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import NoResponders, RequestTimeout
 
 ANSWER_WITHIN = 0.5
 """Seconds without another answer after which everybody has answered."""

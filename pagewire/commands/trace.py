@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from pagewire import waterfall
-from shared import flags, spans
-from shared.errors import ConfigurationError
+from pagewire.commands import waterfall
+from pagewire.shared import flags, spans
+from pagewire.shared.errors import ConfigurationError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
-"""`python -m services.detokenizer`: one detokenizer in a process of its own."""
+"""`python -m pagewire.services.detokenizer`: one detokenizer in a process of its own."""
 
-from services.detokenizer.service import Detokenizer
-from shared.runtime import main
+from pagewire.services.detokenizer.service import Detokenizer
+from pagewire.shared.runtime import main
 
 main("detokenizer", Detokenizer)

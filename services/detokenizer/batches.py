@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from shared.bus import Bus
-from shared.messages.client import Delta, DeltaBatch
+from pagewire.shared.bus import Bus
+from pagewire.shared.messages.client import Delta, DeltaBatch
 
 if TYPE_CHECKING:
-    from services.detokenizer.mailbox import Mailbox
+    from pagewire.services.detokenizer.mailbox import Mailbox
 
 BATCH_BYTES = 1 << 15
 """Of several deltas in one message, at most."""

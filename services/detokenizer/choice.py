@@ -1,13 +1,13 @@
 """One completion in the making: tokens in, by position, each with its text."""
 
-from services.detokenizer.completion import Completion
-from services.detokenizer.stops import StopStrings
-from services.detokenizer.text import TextDecoder
-from services.detokenizer.vocabulary import Vocabulary
-from shared.errors import PagewireError
-from shared.messages import unpack
-from shared.messages.open import OpenStream
-from shared.messages.step import Finish
+from pagewire.services.detokenizer.completion import Completion
+from pagewire.services.detokenizer.stops import StopStrings
+from pagewire.services.detokenizer.text import TextDecoder
+from pagewire.services.detokenizer.vocabulary import Vocabulary
+from pagewire.shared.errors import PagewireError
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.open import OpenStream
+from pagewire.shared.messages.step import Finish
 
 
 class TokenGap(PagewireError):

@@ -4,13 +4,13 @@ import asyncio
 
 from tokenizers import Tokenizer
 
-from services.detokenizer.inboxes import Inboxes
-from services.detokenizer.lookups import Lookups
-from services.tokenizer.answers import Answers
-from services.tokenizer.decode import decode, encoding_of
-from shared.bus import Bus, Message
-from shared.errors import InvalidRequest, Overloaded
-from shared.messages.client import DetokenizeReply, DetokenizeRequest
+from pagewire.services.detokenizer.inboxes import Inboxes
+from pagewire.services.detokenizer.lookups import Lookups
+from pagewire.services.tokenizer.answers import Answers
+from pagewire.services.tokenizer.decode import decode, encoding_of
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import InvalidRequest, Overloaded
+from pagewire.shared.messages.client import DetokenizeReply, DetokenizeRequest
 
 MAX_ID = 0xFFFF_FFFE
 RETRY_AFTER_MS = 500

@@ -3,16 +3,16 @@
 import msgspec
 import structlog
 
-from services.detokenizer.inboxes import Inboxes
-from services.detokenizer.lookups import Lookups
-from services.detokenizer.registry import Registry
-from services.detokenizer.streams import Streams
-from services.detokenizer.vocabulary import Vocabulary
-from shared.bus import Bus, Message
-from shared.errors import REQUEST_ERRORS, BusError, Internal, WireVersionError
-from shared.messages import Decoder, Wire, encode
-from shared.messages.attach import Attach, Attached, AttachState
-from shared.messages.open import Abandon, Opened, OpenState, OpenStream
+from pagewire.services.detokenizer.inboxes import Inboxes
+from pagewire.services.detokenizer.lookups import Lookups
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.streams import Streams
+from pagewire.services.detokenizer.vocabulary import Vocabulary
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import REQUEST_ERRORS, BusError, Internal, WireVersionError
+from pagewire.shared.messages import Decoder, Wire, encode
+from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.open import Abandon, Opened, OpenState, OpenStream
 
 _log = structlog.get_logger()
 _open = Decoder(OpenStream)

@@ -5,12 +5,12 @@ import asyncio
 import structlog
 from opentelemetry.trace import format_trace_id
 
-from services.detokenizer.mailbox import Outbox
-from services.detokenizer.registry import Registry
-from services.detokenizer.stream import Stream, StreamState
-from shared.bus import Bus
-from shared.errors import BusError, MessageTooLarge
-from shared.messages import encode
+from pagewire.services.detokenizer.mailbox import Outbox
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusError, MessageTooLarge
+from pagewire.shared.messages import encode
 
 RETRY = 0.5
 """Seconds between two attempts to store a record."""

@@ -4,12 +4,12 @@ import asyncio
 
 import structlog
 
-from shared import subjects
-from shared.bus import Bus
-from shared.errors import BusError, NoResponders
-from shared.messages import encode, pack
-from shared.messages.attach import Attach
-from shared.messages.finish import FinishReason, FinishSequences
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusError, NoResponders
+from pagewire.shared.messages import encode, pack
+from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.finish import FinishReason, FinishSequences
 
 TIMEOUT = 1.0
 """Seconds that a scheduler has to answer."""

@@ -1,10 +1,10 @@
 """The frames that end a request."""
 
-from services.detokenizer.completion import Completion
-from services.detokenizer.stream import Stream
-from shared.errors import PayloadTooLarge
-from shared.frames import encode_frame, error_frame, error_headers
-from shared.messages.client import Choice, ErrorFrame, Final, FinalChoice, Result, Usage
+from pagewire.services.detokenizer.completion import Completion
+from pagewire.services.detokenizer.stream import Stream
+from pagewire.shared.errors import PayloadTooLarge
+from pagewire.shared.frames import encode_frame, error_frame, error_headers
+from pagewire.shared.messages.client import Choice, ErrorFrame, Final, FinalChoice, Result, Usage
 
 Closing = tuple[bytes, dict[str, str] | None]
 """A frame's bytes and headers."""

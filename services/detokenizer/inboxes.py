@@ -1,6 +1,6 @@
 """Who may be answered."""
 
-from shared import subjects
+from pagewire.shared import subjects
 
 
 class Inboxes:

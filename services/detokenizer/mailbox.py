@@ -3,13 +3,13 @@
 import asyncio
 from collections import deque
 
-from services.detokenizer import frames
-from services.detokenizer.batches import Batches
-from services.detokenizer.stream import Stream, StreamState
-from shared.bus import Bus
-from shared.errors import BusUnavailable, MessageTooLarge
-from shared.frames import encoder
-from shared.messages.client import Accepted, Delta, Queued
+from pagewire.services.detokenizer import frames
+from pagewire.services.detokenizer.batches import Batches
+from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusUnavailable, MessageTooLarge
+from pagewire.shared.frames import encoder
+from pagewire.shared.messages.client import Accepted, Delta, Queued
 
 HIGH_WATER = 1 << 20
 """Bytes waiting for the socket above which frames stay where they are."""

@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Iterable
 
-from services.detokenizer.mailbox import Mailbox
-from shared.bus import Bus, Message, Subscription
-from shared.bus.framing import NO_RESPONDERS, STATUS
+from pagewire.services.detokenizer.mailbox import Mailbox
+from pagewire.shared.bus import Bus, Message, Subscription
+from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
 
 PATIENCE = 13
 """Frames in a row, one per look, that reached nobody before a reader counts as gone. With a look every 0.8 s that is

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from services.detokenizer.stream import Stream, StreamState, restore
-from shared.bus import Store
-from shared.errors import WireVersionError
-from shared.messages import Decoder
-from shared.messages.done import Done
+from pagewire.services.detokenizer.stream import Stream, StreamState, restore
+from pagewire.shared.bus import Store
+from pagewire.shared.errors import WireVersionError
+from pagewire.shared.messages import Decoder
+from pagewire.shared.messages.done import Done
 
 MAX_OPEN = 8192
 """Streams that may be open at once."""

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.detokenizer.choice import Choice, TokenGap
-from services.detokenizer.stream import Stream
-from shared.messages.attach import Attach
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.services.detokenizer.choice import Choice, TokenGap
+from pagewire.services.detokenizer.stream import Stream
+from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 
 
 @dataclass(slots=True)

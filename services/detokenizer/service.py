@@ -5,24 +5,24 @@ import asyncio
 import structlog
 from tokenizers import Tokenizer
 
-from services.detokenizer.detokenize import Detokenize
-from services.detokenizer.doorway import Doorway
-from services.detokenizer.ending import Ending
-from services.detokenizer.finisher import Finisher
-from services.detokenizer.inboxes import Inboxes
-from services.detokenizer.lookups import Lookups
-from services.detokenizer.mailbox import Outbox
-from services.detokenizer.presence import Presence
-from services.detokenizer.registry import Registry
-from services.detokenizer.steps import Steps
-from services.detokenizer.streams import Streams
-from services.detokenizer.verbs import Verbs
-from services.detokenizer.vocabulary import Vocabulary
-from services.tokenizer.load import load_tokenizer
-from shared import model_folder, subjects
-from shared.bus import Subscription
-from shared.context import Context
-from shared.messages.heartbeat import Heartbeat
+from pagewire.services.detokenizer.detokenize import Detokenize
+from pagewire.services.detokenizer.doorway import Doorway
+from pagewire.services.detokenizer.ending import Ending
+from pagewire.services.detokenizer.finisher import Finisher
+from pagewire.services.detokenizer.inboxes import Inboxes
+from pagewire.services.detokenizer.lookups import Lookups
+from pagewire.services.detokenizer.mailbox import Outbox
+from pagewire.services.detokenizer.presence import Presence
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.steps import Steps
+from pagewire.services.detokenizer.streams import Streams
+from pagewire.services.detokenizer.verbs import Verbs
+from pagewire.services.detokenizer.vocabulary import Vocabulary
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.shared import model_folder, subjects
+from pagewire.shared.bus import Subscription
+from pagewire.shared.context import Context
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 KEEP_ALIVE = 0.8
 """Seconds between two signs of life to clients that wait for their first token: at least one a second is promised."""

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from shared import subjects
-from shared.bus import Bus, Message
-from shared.errors import BusError, WireVersionError
-from shared.messages import Decoder, encode
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Replay
-from shared.messages.step import StepOutput
-from shared.step_reader import StepReader
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import BusError, WireVersionError
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Replay
+from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.step_reader import StepReader
 
 EXECUTORS = 64
 """Executors that are read; the one with the oldest term is forgotten for one more."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from services.detokenizer.completion import Completion
-from shared.errors import REQUEST_ERRORS, Internal, RequestError
-from shared.messages import pack, unpack
-from shared.messages.attach import Attach
-from shared.messages.done import Done, DoneChoice
+from pagewire.services.detokenizer.completion import Completion
+from pagewire.shared.errors import REQUEST_ERRORS, Internal, RequestError
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.done import Done, DoneChoice
 
 if TYPE_CHECKING:
-    from services.detokenizer.mailbox import Mailbox
+    from pagewire.services.detokenizer.mailbox import Mailbox
 
 
 class StreamState(Enum):

@@ -4,24 +4,24 @@ import asyncio
 
 import structlog
 
-from services.detokenizer.choice import Choice, open_choices
-from services.detokenizer.ending import Ending
-from services.detokenizer.finisher import Finisher
-from services.detokenizer.mailbox import Mailbox, Outbox
-from services.detokenizer.presence import Presence
-from services.detokenizer.registry import Registry
-from services.detokenizer.routes import Routes
-from services.detokenizer.stream import Stream, StreamState
-from services.detokenizer.vocabulary import Vocabulary
-from shared import subjects, telemetry
-from shared.bus import Headers
-from shared.errors import DeadlineExceeded, RequestError, Unavailable
-from shared.messages import pack, unpack
-from shared.messages.attach import Attach, Attached, AttachState
-from shared.messages.client import Accepted
-from shared.messages.finish import FinishReason
-from shared.messages.open import OpenState, OpenStream
-from shared.messages.step import Finish, StepOutput
+from pagewire.services.detokenizer.choice import Choice, open_choices
+from pagewire.services.detokenizer.ending import Ending
+from pagewire.services.detokenizer.finisher import Finisher
+from pagewire.services.detokenizer.mailbox import Mailbox, Outbox
+from pagewire.services.detokenizer.presence import Presence
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.routes import Routes
+from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.services.detokenizer.vocabulary import Vocabulary
+from pagewire.shared import subjects, telemetry
+from pagewire.shared.bus import Headers
+from pagewire.shared.errors import DeadlineExceeded, RequestError, Unavailable
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.client import Accepted
+from pagewire.shared.messages.finish import FinishReason
+from pagewire.shared.messages.open import OpenState, OpenStream
+from pagewire.shared.messages.step import Finish, StepOutput
 
 MAX_READERS = 64
 """Readers of one stream at a time; the oldest goes for one more."""

@@ -3,7 +3,7 @@
 import codecs
 from collections.abc import Sequence
 
-from services.detokenizer.vocabulary import Vocabulary
+from pagewire.services.detokenizer.vocabulary import Vocabulary
 
 
 class TextDecoder:

@@ -6,16 +6,16 @@ from typing import Literal
 
 import structlog
 
-from services.detokenizer.inboxes import Inboxes
-from services.detokenizer.lookups import Lookups
-from services.detokenizer.registry import Registry
-from services.detokenizer.stream import Stream
-from services.detokenizer.streams import Streams
-from services.tokenizer.answers import Answers
-from services.tokenizer.decode import decode, encoding_of
-from shared.bus import Bus, Message
-from shared.errors import BusError, InvalidRequest
-from shared.messages.client import CancelReply, ResumeRequest
+from pagewire.services.detokenizer.inboxes import Inboxes
+from pagewire.services.detokenizer.lookups import Lookups
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.stream import Stream
+from pagewire.services.detokenizer.streams import Streams
+from pagewire.services.tokenizer.answers import Answers
+from pagewire.services.tokenizer.decode import decode, encoding_of
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import BusError, InvalidRequest
+from pagewire.shared.messages.client import CancelReply, ResumeRequest
 
 ELSEWHERE = 0.25
 """Seconds that the other instances have to answer for a request that this one does not know."""

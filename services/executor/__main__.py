@@ -1,6 +1,6 @@
-"""`python -m services.executor`."""
+"""`python -m pagewire.services.executor`."""
 
-from services.executor.service import Executor
-from shared.runtime import main
+from pagewire.services.executor.service import Executor
+from pagewire.shared.runtime import main
 
 main("executor", Executor)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.devices.protocol import Candidates, Int64
+from pagewire.services.executor.devices.protocol import Candidates, Int64
 
 _LOWEST = torch.finfo(torch.float32).min
 

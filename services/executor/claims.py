@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Claim
-from shared.peers import SILENCE
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claim
+from pagewire.shared.peers import SILENCE
 
 
 class Ownership:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from services.executor.devices.protocol import Int64
+from pagewire.services.executor.devices.protocol import Int64
 
 
 def column(data: bytes) -> Int64:

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from services.executor.columns import packed
-from services.executor.devices.protocol import Bool, Candidates, Int64, StepBatch
-from shared.messages.step import Finish
+from pagewire.services.executor.columns import packed
+from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, StepBatch
+from pagewire.shared.messages.step import Finish
 
 UInt8 = npt.NDArray[np.uint8]
 

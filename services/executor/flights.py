@@ -5,9 +5,9 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from services.executor.devices.protocol import Candidates, Device, Int64, Pending
-from services.executor.flight import Flight
-from shared.messages.plan import Plan
+from pagewire.services.executor.devices.protocol import Candidates, Device, Int64, Pending
+from pagewire.services.executor.flight import Flight
+from pagewire.shared.messages.plan import Plan
 
 _STEP_SECONDS = 20.0
 _TOKEN_SECONDS = 0.5

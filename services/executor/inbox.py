@@ -3,7 +3,7 @@
 import threading
 from typing import NamedTuple
 
-from shared.messages.plan import Plan
+from pagewire.shared.messages.plan import Plan
 
 ASIDE = 256
 """Plans that may wait for a missing one. The scheduler sends again whatever is dropped."""

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import numpy as np
 import structlog
 
-from services.executor.devices.protocol import Device, SlotSampling
-from services.executor.flight import Columns, Told
-from services.executor.flights import Flights
-from services.executor.inbox import Arrived, PlanInbox
-from services.executor.results import Counters, Ran, Refused
-from services.executor.sampling import sequence_key
-from services.executor.slots import PlanViolation, SlotTable
-from shared.messages import unpack
-from shared.messages.plan import AddSlot, Plan
-from shared.messages.step import NO_TOKEN, StepOutput
+from pagewire.services.executor.devices.protocol import Device, SlotSampling
+from pagewire.services.executor.flight import Columns, Told
+from pagewire.services.executor.flights import Flights
+from pagewire.services.executor.inbox import Arrived, PlanInbox
+from pagewire.services.executor.results import Counters, Ran, Refused
+from pagewire.services.executor.sampling import sequence_key
+from pagewire.services.executor.slots import PlanViolation, SlotTable
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 
 _log = structlog.get_logger()
 _NOTHING_TOLD = Told()

@@ -4,10 +4,10 @@ import asyncio
 
 import structlog
 
-from services.executor.ring import Ring
-from shared.bus import Bus
-from shared.errors import BusError
-from shared.messages.plan import Replay
+from pagewire.services.executor.ring import Ring
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusError
+from pagewire.shared.messages.plan import Replay
 
 _WAITING = 64
 _BURST = 64

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.messages.plan import Plan
-from shared.messages.step import StepOutput
+from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.step import StepOutput
 
 
 class Ran(NamedTuple):

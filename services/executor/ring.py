@@ -3,7 +3,7 @@
 from collections import deque
 from itertools import islice
 
-from shared.messages.step import RING_STEPS
+from pagewire.shared.messages.step import RING_STEPS
 
 RING_BYTES = 128 * 1024 * 1024
 """Bytes that the ring holds, should steps be large."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.executor.philox import UInt64, philox4x32
+from pagewire.services.executor.philox import UInt64, philox4x32
 
 CANDIDATES = 1024
 """How many of the best tokens are tried for top_p before the whole vocabulary is sorted."""

@@ -8,23 +8,23 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from services.executor.claims import Ownership
-from services.executor.devices.protocol import Capacity
-from services.executor.inbox import PlanInbox
-from services.executor.loop import StepLoop
-from services.executor.replays import Replays
-from services.executor.results import Ran, Refused
-from services.executor.ring import Ring
-from services.executor.spans import Spans
-from services.executor.thread import DeviceThread
-from shared import model_folder, subjects
-from shared.bus import Message
-from shared.context import Context
-from shared.errors import BusError, WireVersionError
-from shared.messages import Decoder, encode
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Claim, Claimed, Plan, Replay
-from shared.peers import Peers
+from pagewire.services.executor.claims import Ownership
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.replays import Replays
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.ring import Ring
+from pagewire.services.executor.spans import Spans
+from pagewire.services.executor.thread import DeviceThread
+from pagewire.shared import model_folder, subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.context import Context
+from pagewire.shared.errors import BusError, WireVersionError
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
+from pagewire.shared.peers import Peers
 
 T = TypeVar("T", Claim, Plan, Replay)
 

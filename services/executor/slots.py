@@ -4,13 +4,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.executor.columns import column, pairs
-from services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
-from services.executor.flight import Columns, Flight
-from shared.errors import PagewireError
-from shared.messages.plan import AddSlot, Fork, Plan
-from shared.messages.step import Finish
-from shared.splitfuse import Pending, compose
+from pagewire.services.executor.columns import column, pairs
+from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
+from pagewire.services.executor.flight import Columns, Flight
+from pagewire.shared.errors import PagewireError
+from pagewire.shared.messages.plan import AddSlot, Fork, Plan
+from pagewire.shared.messages.step import Finish
+from pagewire.shared.splitfuse import Pending, compose
 
 _STOP = np.uint8(Finish.STOP)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from opentelemetry.util.types import AttributeValue
 
-from services.executor.results import Ran
-from shared import telemetry
-from shared.messages import unpack
-from shared.messages.plan import AddSlot
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.services.executor.results import Ran
+from pagewire.shared import telemetry
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.plan import AddSlot
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 
 Record = Callable[[str, str, float, float, dict[str, AttributeValue]], None]
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from services.executor.devices import open_device
-from services.executor.devices.protocol import Capacity, Device
-from services.executor.inbox import PlanInbox
-from services.executor.loop import StepLoop
-from services.executor.outbox import Outbox
-from services.executor.results import Ran, Refused
-from shared.config import Settings
-from shared.model_folder import resolve
+from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.devices.protocol import Capacity, Device
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.outbox import Outbox
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.shared.config import Settings
+from pagewire.shared.model_folder import resolve
 
 
 class DeviceThread:

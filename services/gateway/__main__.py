@@ -1,6 +1,6 @@
-"""`python -m services.gateway`."""
+"""`python -m pagewire.services.gateway`."""
 
-from services.gateway.service import Gateway
-from shared.runtime import main
+from pagewire.services.gateway.service import Gateway
+from pagewire.shared.runtime import main
 
 main("gateway", Gateway)

@@ -11,12 +11,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pagewire.client import AsyncClient
-from services.gateway import errors
-from services.gateway.completions import Completions
-from services.gateway.health import Health
-from services.gateway.shapes import Model, ModelList
-from shared.errors import ModelNotFound, PagewireError
+from pagewire.client.async_client import AsyncClient
+from pagewire.services.gateway import errors
+from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.shapes import Model, ModelList
+from pagewire.shared.errors import ModelNotFound, PagewireError
 
 COMPLETIONS = "/v1/completions"
 """The path whose answers are streams."""

@@ -7,15 +7,15 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire.client import AsyncClient
-from pagewire.stream import Stream
-from services.gateway import errors
-from services.gateway.connection import ClientGone, read_body, while_connected
-from services.gateway.events import DONE, Events, event
-from services.gateway.request import CompletionRequest, StreamOptions, decode, sampling
-from services.gateway.shapes import Choice, Completion, usage_of
-from shared.errors import PagewireError
-from shared.messages.client import Delta
+from pagewire.client.async_client import AsyncClient
+from pagewire.client.stream import Stream
+from pagewire.services.gateway import errors
+from pagewire.services.gateway.connection import ClientGone, read_body, while_connected
+from pagewire.services.gateway.events import DONE, Events, event
+from pagewire.services.gateway.request import CompletionRequest, StreamOptions, decode, sampling
+from pagewire.services.gateway.shapes import Choice, Completion, usage_of
+from pagewire.shared.errors import PagewireError
+from pagewire.shared.messages.client import Delta
 
 TIMEOUT = 600.0
 """Seconds that a request over HTTP may take."""

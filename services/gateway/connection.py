@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-from shared.errors import PayloadTooLarge
+from pagewire.shared.errors import PayloadTooLarge
 
 
 class ClientGone(Exception):

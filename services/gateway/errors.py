@@ -5,8 +5,8 @@ import re
 import msgspec
 from starlette.responses import Response
 
-from services.gateway.request import FIELDS
-from shared.errors import BusError, PagewireError, RequestError, Unavailable
+from pagewire.services.gateway.request import FIELDS
+from pagewire.shared.errors import BusError, PagewireError, RequestError, Unavailable
 
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 _PLACE = re.compile(r"`\$\.(\w+)|field `(\w+)`")

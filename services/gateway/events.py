@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.gateway.shapes import Choice, Completion, Usage, usage_of
-from shared.messages.client import Delta, Final
+from pagewire.services.gateway.shapes import Choice, Completion, Usage, usage_of
+from pagewire.shared.messages.client import Delta, Final
 
 DONE = b"data: [DONE]\n\n"
 """Behind the last event."""

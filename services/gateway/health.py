@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from shared import subjects
-from shared.bus import Bus, Message
-from shared.peers import Peers
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.peers import Peers
 
 NEEDED = ("tokenizer", "detokenizer", "scheduler")
 """A request passes each of them. A scheduler is ready only with an executor."""

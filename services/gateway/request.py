@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from shared.errors import InvalidRequest
-from shared.messages.client import SamplingParams
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import SamplingParams
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):

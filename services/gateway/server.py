@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError
 
 CLOSE_WITHIN = 3
 """Seconds that open requests have to end when the server is stopped."""
@@ -53,7 +53,7 @@ async def serve(app: ASGIApp, listener: socket.socket) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to `shared.runtime`."""
+    """Leaves the signals to `pagewire.shared.runtime`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,12 +2,12 @@
 
 import structlog
 
-from pagewire.client import AsyncClient
-from services.gateway import app, server
-from services.gateway.completions import Completions
-from services.gateway.health import Health
-from shared.context import Context
-from shared.messages.heartbeat import Heartbeat
+from pagewire.client.async_client import AsyncClient
+from pagewire.services.gateway import app, server
+from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.health import Health
+from pagewire.shared.context import Context
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 _log = structlog.get_logger()
 

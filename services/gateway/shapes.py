@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from shared.messages import client
+from pagewire.shared.messages import client
 
 
 class PromptDetails(msgspec.Struct):

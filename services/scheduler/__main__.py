@@ -1,6 +1,6 @@
-"""Entry point: `python -m services.scheduler`."""
+"""Entry point: `python -m pagewire.services.scheduler`."""
 
-from services.scheduler.service import Scheduler
-from shared.runtime import main
+from pagewire.services.scheduler.service import Scheduler
+from pagewire.shared.runtime import main
 
 main("scheduler", Scheduler)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shared.messages.step import Finish
+from pagewire.shared.messages.step import Finish
 
 Float32 = npt.NDArray[np.float32]
 

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from services.scheduler.limits import Limits
+from pagewire.services.scheduler.limits import Limits
 
 STEP_TARGET_MS = 50.0
 """Target in milliseconds where none is set: steps that take longer hold up those who wait for the next token."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import structlog
 
-from shared.bus import Bus
-from shared.errors import BusError
-from shared.messages import encode
-from shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusError
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.prefixes import CachedPrefixes
 
 EVERY = 0.5
 """Seconds between two looks at what has changed."""

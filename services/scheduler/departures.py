@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from services.scheduler.sequence import Sequence, State
+from pagewire.services.scheduler.sequence import Sequence, State
 
 
 class Departures:

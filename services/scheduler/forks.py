@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from services.scheduler.blocks import BlockPool
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.blocks import BlockPool
+from pagewire.services.scheduler.sequence import Sequence
 
 
 class Forked(NamedTuple):

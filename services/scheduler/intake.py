@@ -8,23 +8,23 @@ from itertools import groupby
 import msgspec
 import structlog
 
-from services.scheduler.drain import DrainRate
-from services.scheduler.policy import Policy
-from services.scheduler.pulls import Pulls
-from services.scheduler.recent_prefixes import RecentPrefixes
-from services.scheduler.request import Request, accept, sequences_of
-from services.scheduler.searches import Search
-from services.scheduler.sequence import State
-from shared import subjects
-from shared.bus import Item
-from shared.context import Context
-from shared.errors import BusError, InvalidRequest, WireVersionError
-from shared.messages import Decoder, encode
-from shared.messages.attach import Attach, Attached, AttachState
-from shared.messages.open import Abandon
-from shared.messages.prefixes import CachedPrefixes
-from shared.messages.work import WorkItem
-from shared.peers import Peers
+from pagewire.services.scheduler.drain import DrainRate
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.pulls import Pulls
+from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.request import Request, accept, sequences_of
+from pagewire.services.scheduler.searches import Search
+from pagewire.services.scheduler.sequence import State
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item
+from pagewire.shared.context import Context
+from pagewire.shared.errors import BusError, InvalidRequest, WireVersionError
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.open import Abandon
+from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.peers import Peers
 
 LOOKAHEAD = 8
 """Requests of each queue that may wait here, so that no slot waits for a queue, and the first of each are compared."""

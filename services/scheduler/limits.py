@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.scheduler.sequence import Sequence
-from shared.messages.work import Sampling
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages.work import Sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from shared import subjects
-from shared.bus import Bus, Message, Subscription
-from shared.errors import BusError, NoResponders, RequestTimeout, WireVersionError
-from shared.messages import Decoder, encode
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Claim, Claimed, Plan, Replay
-from shared.messages.step import StepOutput
-from shared.peers import SILENCE, Peers
-from shared.placement import rank
-from shared.step_reader import StepReader
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message, Subscription
+from pagewire.shared.errors import BusError, NoResponders, RequestTimeout, WireVersionError
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
+from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.peers import SILENCE, Peers
+from pagewire.shared.placement import rank
+from pagewire.shared.step_reader import StepReader
 
 CLAIM_TIMEOUT = 1.0
 """Seconds that an executor has to answer a claim."""

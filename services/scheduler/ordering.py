@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.sequence import Sequence
 
 AGEING = 10.0
 """Seconds of waiting that make up for one step of priority."""

@@ -14,19 +14,19 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from services.scheduler.blocks import BlockPool, IntegrityError
-from services.scheduler.budget import budget_of
-from services.scheduler.departures import Departures
-from services.scheduler.forks import inherit
-from services.scheduler.limits import Limits
-from services.scheduler.ordering import Line, rank
-from services.scheduler.prefixes import Prefixes
-from services.scheduler.prompts import STEPS_AHEAD, Prompts
-from services.scheduler.searches import Searches
-from services.scheduler.sequence import Sequence, State
-from shared.messages import pack, unpack
-from shared.messages.plan import AddSlot, Fork, Plan
-from shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
+from pagewire.services.scheduler.blocks import BlockPool, IntegrityError
+from pagewire.services.scheduler.budget import budget_of
+from pagewire.services.scheduler.departures import Departures
+from pagewire.services.scheduler.forks import inherit
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.ordering import Line, rank
+from pagewire.services.scheduler.prefixes import Prefixes
+from pagewire.services.scheduler.prompts import STEPS_AHEAD, Prompts
+from pagewire.services.scheduler.searches import Searches
+from pagewire.services.scheduler.sequence import Sequence, State
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import AddSlot, Fork, Plan
+from pagewire.shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
 
 NEVER = 1 << 62
 """A number of tokens that no sequence reaches."""

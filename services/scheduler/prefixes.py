@@ -8,8 +8,8 @@ costs one look-up and one entry, however long it is. Together the runs are a rad
 
 from dataclasses import dataclass
 
-from services.scheduler.blocks import BlockPool
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.blocks import BlockPool
+from pagewire.services.scheduler.sequence import Sequence
 
 _Key = tuple[int, int | str, tuple[int, ...]]
 """Where a run begins: the block before it, when that was allocated, and the tokens of its own first block.

@@ -1,6 +1,6 @@
 """The prompts in progress: which of them goes first, and which may join them."""
 
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.sequence import Sequence
 
 PATIENCE = 8
 """Steps for which shorter prompts may pass a prompt in progress; then it goes first for a step."""

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import structlog
 
-from shared import subjects
-from shared.bus import Item, Store
-from shared.errors import BusError
-from shared.peers import SILENCE, Peers
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item, Store
+from pagewire.shared.errors import BusError
+from pagewire.shared.peers import SILENCE, Peers
 
 PULL_EXPIRES = 2.0
 """Seconds that a pull waits at the queue. A frozen puller swallows new items for no longer."""

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from shared import subjects
-from shared.bus import Bus, Message
-from shared.errors import WireVersionError
-from shared.messages import Decoder
-from shared.messages.heartbeat import Heartbeat
-from shared.peers import SILENCE
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import WireVersionError
+from pagewire.shared.messages import Decoder
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import SILENCE
 
 _heartbeat = Decoder(Heartbeat)
 

@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from shared.messages import pack
-from shared.prefix_hashes import DEPTH, SPAN, prefix_hashes
+from pagewire.shared.messages import pack
+from pagewire.shared.prefix_hashes import DEPTH, SPAN, prefix_hashes
 
 MOST = 8192
 """Prefixes that are told of at most: half a million tokens, in a message of 32 KiB."""

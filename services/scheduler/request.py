@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from services.scheduler.sequence import Sequence, State
-from shared.bus import Item
-from shared.messages import pack, unpack
-from shared.messages.attach import Attached
-from shared.messages.step import Finish
-from shared.messages.work import WorkItem
+from pagewire.services.scheduler.sequence import Sequence, State
+from pagewire.shared.bus import Item
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.attach import Attached
+from pagewire.shared.messages.step import Finish
+from pagewire.shared.messages.work import WorkItem
 
 
 @dataclass(slots=True, eq=False)

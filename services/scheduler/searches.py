@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from services.scheduler.beams import BeamSearch, Candidates
-from services.scheduler.ordering import rank
-from services.scheduler.sequence import Sequence, State
-from shared.messages import unpack
-from shared.messages.step import StepOutput
+from pagewire.services.scheduler.beams import BeamSearch, Candidates
+from pagewire.services.scheduler.ordering import rank
+from pagewire.services.scheduler.sequence import Sequence, State
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.step import StepOutput
 
 FIRST_BEAM = 1 << 31
 """Ids of beams begin here, those of choices lie below: nobody but the policy hears of a beam."""

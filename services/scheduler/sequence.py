@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from shared.messages.step import Finish
-from shared.messages.work import Sampling
+from pagewire.shared.messages.step import Finish
+from pagewire.shared.messages.work import Sampling
 
 if TYPE_CHECKING:
-    from services.scheduler.searches import Search
+    from pagewire.services.scheduler.searches import Search
 
 
 class State(Enum):

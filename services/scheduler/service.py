@@ -8,25 +8,25 @@ import msgspec
 import structlog
 from opentelemetry.util.types import AttributeValue
 
-from services.scheduler import bulletin
-from services.scheduler.blocks import IntegrityError
-from services.scheduler.intake import Intake
-from services.scheduler.limits import Limits
-from services.scheduler.link import Link, claim
-from services.scheduler.policy import Policy
-from services.scheduler.readers import Readers
-from shared import subjects, telemetry
-from shared.bus import Message
-from shared.config import STEP_TOKENS
-from shared.context import Context
-from shared.errors import BusUnavailable, WireVersionError
-from shared.messages import Decoder, encode, unpack
-from shared.messages.finish import FinishedSequences, FinishSequences
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Claimed, Plan
-from shared.messages.step import StepOutput
-from shared.model_folder import served_name
-from shared.peers import Peers
+from pagewire.services.scheduler import bulletin
+from pagewire.services.scheduler.blocks import IntegrityError
+from pagewire.services.scheduler.intake import Intake
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.link import Link, claim
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.readers import Readers
+from pagewire.shared import subjects, telemetry
+from pagewire.shared.bus import Message
+from pagewire.shared.config import STEP_TOKENS
+from pagewire.shared.context import Context
+from pagewire.shared.errors import BusUnavailable, WireVersionError
+from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.finish import FinishedSequences, FinishSequences
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claimed, Plan
+from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.model_folder import served_name
+from pagewire.shared.peers import Peers
 
 HAND_BACK_AFTER = 3.0
 """Seconds without an executor after which the items go to other schedulers."""

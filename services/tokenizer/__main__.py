@@ -1,6 +1,6 @@
-"""`python -m services.tokenizer`."""
+"""`python -m pagewire.services.tokenizer`."""
 
-from services.tokenizer.service import Tokenizer
-from shared.runtime import main
+from pagewire.services.tokenizer.service import Tokenizer
+from pagewire.shared.runtime import main
 
 main("tokenizer", Tokenizer)

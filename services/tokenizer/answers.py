@@ -2,10 +2,10 @@
 
 import structlog
 
-from services.tokenizer.decode import encoding_of, head_of
-from shared.bus import Bus, Message
-from shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge, RequestError
-from shared.frames import Reply, encode_frame, error_frame, error_headers
+from pagewire.services.tokenizer.decode import encoding_of, head_of
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge, RequestError
+from pagewire.shared.frames import Reply, encode_frame, error_frame, error_headers
 
 _log = structlog.get_logger()
 

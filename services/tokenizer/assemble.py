@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.tokenizer import sampling
-from shared.messages import pack
-from shared.messages.client import GenerateRequest
-from shared.messages.open import Encoding, OpenStream
-from shared.messages.work import Sampling, WorkItem
+from pagewire.services.tokenizer import sampling
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.client import GenerateRequest
+from pagewire.shared.messages.open import Encoding, OpenStream
+from pagewire.shared.messages.work import Sampling, WorkItem
 
 TAIL = 16
 """Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from shared.errors import InvalidRequest
-from shared.messages.client import ChatMessage
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatMessage
 
 _RENDERING_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What a template, which is a small program, may raise for messages that it was not written for."""

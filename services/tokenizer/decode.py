@@ -5,9 +5,9 @@ from typing import TypeVar
 
 import msgspec
 
-from shared import subjects
-from shared.errors import InvalidRequest
-from shared.messages.open import Encoding
+from pagewire.shared import subjects
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.open import Encoding
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from transformers import PreTrainedTokenizerFast
 
-from services.tokenizer.chat import render
-from services.tokenizer.token_ids import to_ids
-from shared.messages.client import ChatMessage
+from pagewire.services.tokenizer.chat import render
+from pagewire.services.tokenizer.token_ids import to_ids
+from pagewire.shared.messages.client import ChatMessage
 
 INLINE_CHARACTERS = 8_000
 """Texts up to this are encoded at once: for prose of this length fastokens takes a tenth of a millisecond, like a

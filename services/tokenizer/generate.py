@@ -9,21 +9,21 @@ from collections.abc import Sequence
 import structlog
 from opentelemetry.trace import Span, format_trace_id
 
-from services.tokenizer import sampling
-from services.tokenizer.answers import Answers
-from services.tokenizer.assemble import Caller, digest_of, open_stream, work_item
-from services.tokenizer.decode import decode, encoding_of
-from services.tokenizer.handover import Handover, Outcome
-from services.tokenizer.limits import Limits, tokens_to_generate
-from services.tokenizer.model import Model
-from services.tokenizer.prompts import Chat, Ids, Texts, check_ids
-from services.tokenizer.replicas import Replicas
-from services.tokenizer.validate import validate
-from shared import subjects, telemetry
-from shared.bus import Bus, Message
-from shared.errors import DeadlineExceeded, RequestError
-from shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
-from shared.peers import Peers
+from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.answers import Answers
+from pagewire.services.tokenizer.assemble import Caller, digest_of, open_stream, work_item
+from pagewire.services.tokenizer.decode import decode, encoding_of
+from pagewire.services.tokenizer.handover import Handover, Outcome
+from pagewire.services.tokenizer.limits import Limits, tokens_to_generate
+from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.prompts import Chat, Ids, Texts, check_ids
+from pagewire.services.tokenizer.replicas import Replicas
+from pagewire.services.tokenizer.validate import validate
+from pagewire.shared import subjects, telemetry
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import DeadlineExceeded, RequestError
+from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
+from pagewire.shared.peers import Peers
 
 _log = structlog.get_logger()
 _TOO_LATE = "timeout_ms passed before the request was tokenized: allow more time"

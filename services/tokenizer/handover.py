@@ -8,10 +8,10 @@ from enum import Enum
 
 import msgspec
 
-from services.tokenizer.replicas import Replicas
-from shared import subjects
-from shared.bus import Bus, Headers
-from shared.errors import (
+from pagewire.services.tokenizer.replicas import Replicas
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Headers
+from pagewire.shared.errors import (
     BusError,
     DuplicateRequest,
     MessageTooLarge,
@@ -21,11 +21,11 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.messages import Decoder, encode
-from shared.messages.open import Abandon, Opened, OpenState, OpenStream
-from shared.messages.work import WorkItem
-from shared.peers import Peers
-from shared.placement import rank
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.open import Abandon, Opened, OpenState, OpenStream
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.peers import Peers
+from pagewire.shared.placement import rank
 
 ANSWER_WITHIN = 2.0
 """Seconds that a detokenizer has to answer: as long as a service may be silent before it counts as gone."""

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
-from shared.messages.client import SamplingParams
+from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
+from pagewire.shared.messages.client import SamplingParams
 
 MAX_SEQUENCES = 256
 """Completions of all prompts of a request together, or their beams."""

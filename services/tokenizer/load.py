@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Self
 
-from services.tokenizer.encoder import Encoder
-from services.tokenizer.load import load_tokenizer
-from shared import model_folder, subjects
-from shared.config import Settings
-from shared.messages.client import ModelInfo
+from pagewire.services.tokenizer.encoder import Encoder
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.shared import model_folder, subjects
+from pagewire.shared.config import Settings
+from pagewire.shared.messages.client import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

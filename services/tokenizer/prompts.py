@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from shared.errors import InvalidRequest
-from shared.messages.client import ChatMessage, GenerateRequest
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatMessage, GenerateRequest
 
 MAX_PROMPTS = 256
 """Prompts in one request."""

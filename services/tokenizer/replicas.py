@@ -5,17 +5,17 @@ from collections import Counter
 
 import msgspec
 
-from services.tokenizer.retry import retry_after_ms
-from services.tokenizer.routing import Replica, route
-from shared import subjects
-from shared.bus import Bus, Message
-from shared.errors import WireVersionError
-from shared.messages import Decoder, unpack
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.prefixes import CachedPrefixes
-from shared.messages.work import WorkItem
-from shared.peers import SILENCE
-from shared.prefix_hashes import prefix_hashes
+from pagewire.services.tokenizer.retry import retry_after_ms
+from pagewire.services.tokenizer.routing import Replica, route
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import WireVersionError
+from pagewire.shared.messages import Decoder, unpack
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.peers import SILENCE
+from pagewire.shared.prefix_hashes import prefix_hashes
 
 _heartbeat = Decoder(Heartbeat)
 _prefixes = Decoder(CachedPrefixes)

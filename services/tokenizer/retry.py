@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 SHORTEST_MS = 250
 LONGEST_MS = 30_000

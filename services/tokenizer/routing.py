@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from shared.placement import rank
-from shared.subjects import ANY
+from pagewire.shared.placement import rank
+from pagewire.shared.subjects import ANY
 
 SLACK = 0.25
 """Share of its slots by which a replica may be busier than the least busy one and still get what it has cached."""
@@ -29,7 +29,7 @@ class Replica:
 
 
 def route(request_id: str, hashes: Sequence[int], replicas: Sequence[Replica]) -> str:
-    """The target of a request whose prompt has these `shared.prefix_hashes`.
+    """The target of a request whose prompt has these `pagewire.shared.prefix_hashes`.
 
     `ANY` where nothing is known of several replicas, or where each has as much as it can run and none the prefix: then
     the first that has room takes the request.

@@ -4,10 +4,10 @@ import hashlib
 import math
 import secrets
 
-from shared.errors import InvalidRequest
-from shared.messages import pack
-from shared.messages.client import SamplingParams
-from shared.messages.work import Sampling
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.client import SamplingParams
+from pagewire.shared.messages.work import Sampling
 
 MAX_STOPS = 64
 """Stop strings in one request."""

@@ -4,14 +4,14 @@ import asyncio
 
 import structlog
 
-from services.tokenizer.inflight import InFlight
-from services.tokenizer.model import Model
-from services.tokenizer.replicas import Replicas
-from services.tokenizer.verbs import Verbs
-from shared import subjects
-from shared.context import Context
-from shared.messages.heartbeat import Heartbeat
-from shared.peers import Peers
+from pagewire.services.tokenizer.inflight import InFlight
+from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.replicas import Replicas
+from pagewire.services.tokenizer.verbs import Verbs
+from pagewire.shared import subjects
+from pagewire.shared.context import Context
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
 
 QUEUE = "tokenizer"
 """Queue group: each request goes to one tokenizer."""

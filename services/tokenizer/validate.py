@@ -1,10 +1,10 @@
 """What is refused before any text is tokenized. Pure, like `sampling`, `prompts` and `limits` beside it."""
 
-from services.tokenizer import sampling
-from services.tokenizer.prompts import Chat, Ids, Texts, prompts_of
-from shared import subjects
-from shared.errors import InvalidRequest
-from shared.messages.client import GenerateRequest
+from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.prompts import Chat, Ids, Texts, prompts_of
+from pagewire.shared import subjects
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import GenerateRequest
 
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 """A day."""

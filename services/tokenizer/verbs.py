@@ -6,18 +6,18 @@ from typing import Any
 
 import structlog
 
-from services.tokenizer.answers import Answers
-from services.tokenizer.decode import decode, encoding_of
-from services.tokenizer.generate import Generate
-from services.tokenizer.inflight import InFlight
-from services.tokenizer.model import Model
-from services.tokenizer.replicas import Replicas
-from shared import subjects
-from shared.bus import Message
-from shared.context import Context
-from shared.errors import Internal, ModelNotFound, Overloaded, RequestError
-from shared.messages.client import ModelList, TokenizeReply, TokenizeRequest
-from shared.peers import Peers
+from pagewire.services.tokenizer.answers import Answers
+from pagewire.services.tokenizer.decode import decode, encoding_of
+from pagewire.services.tokenizer.generate import Generate
+from pagewire.services.tokenizer.inflight import InFlight
+from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.replicas import Replicas
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.context import Context
+from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError
+from pagewire.shared.messages.client import ModelList, TokenizeReply, TokenizeRequest
+from pagewire.shared.peers import Peers
 
 _log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import structlog
 
-from shared.bus.protocol import Handler, Message
+from pagewire.shared.bus.protocol import Handler, Message
 
 MAX_CONTROL_LINE = 4096
 """Bytes of subject, reply and sizes together that a server accepts by default."""

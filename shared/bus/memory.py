@@ -6,11 +6,11 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 
-from shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, check_subject, deliver, header_block
-from shared.bus.memory_store import MemoryStore
-from shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message
-from shared.bus.requests import Requests
-from shared.errors import BusUnavailable, MessageTooLarge
+from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, check_subject, deliver, header_block
+from pagewire.shared.bus.memory_store import MemoryStore
+from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message
+from pagewire.shared.bus.requests import Requests
+from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -5,9 +5,9 @@ import bisect
 import time
 from dataclasses import dataclass
 
-from shared.bus.framing import header_block
-from shared.bus.protocol import Headers, Item
-from shared.errors import MessageTooLarge
+from pagewire.shared.bus.framing import header_block
+from pagewire.shared.bus.protocol import Headers, Item
+from pagewire.shared.errors import MessageTooLarge
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 
 import structlog
 
-from shared import subjects
-from shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
-from shared.bus.nats_client import Interest, MendedClient, address_of
-from shared.bus.nats_store import NatsStore
-from shared.bus.protocol import Handler, Headers, Message
-from shared.bus.requests import Requests
-from shared.errors import (
+from pagewire.shared import subjects
+from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
+from pagewire.shared.bus.nats_client import Interest, MendedClient, address_of
+from pagewire.shared.bus.nats_store import NatsStore
+from pagewire.shared.bus.protocol import Handler, Headers, Message
+from pagewire.shared.bus.requests import Requests
+from pagewire.shared.errors import (
     BusError,
     BusUnavailable,
     ConfigurationError,

@@ -11,10 +11,10 @@ from nats.aio.client import Client, Server
 from nats.aio.subscription import Subscription
 from nats.protocol.command import sub_cmd, unsub_cmd
 
-from shared.bus.framing import deliver, read_headers
-from shared.bus.nats_parser import BulkParser
-from shared.bus.protocol import Handler, Message
-from shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.bus.framing import deliver, read_headers
+from pagewire.shared.bus.nats_parser import BulkParser
+from pagewire.shared.bus.protocol import Handler, Message
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
 
 PING_INTERVAL = 1.0
 """Seconds; a frozen server is noticed after three."""

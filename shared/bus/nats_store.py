@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shared import subjects
-from shared.bus.framing import STATUS
-from shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Item, Message
-from shared.bus.requests import Exchange, Requests
-from shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, NoResponders, RequestTimeout
+from pagewire.shared import subjects
+from pagewire.shared.bus.framing import STATUS
+from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Item, Message
+from pagewire.shared.bus.requests import Exchange, Requests
+from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, NoResponders, RequestTimeout
 
 if TYPE_CHECKING:
-    from shared.bus.nats import NatsBus
+    from pagewire.shared.bus.nats import NatsBus
 
 API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"

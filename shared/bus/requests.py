@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 
-from shared.bus.framing import NO_RESPONDERS, STATUS
-from shared.bus.protocol import Bus, Handler, Headers, Message
-from shared.errors import BusError, BusUnavailable, ConnectionLost, NoResponders, RequestTimeout
+from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
+from pagewire.shared.bus.protocol import Bus, Handler, Headers, Message
+from pagewire.shared.errors import BusError, BusUnavailable, ConnectionLost, NoResponders, RequestTimeout
 
 REPLY_LIMIT = 65_536
 """Replies that one request may leave unread; past it the reader has fallen behind for good."""

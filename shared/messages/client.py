@@ -184,7 +184,7 @@ class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=Tr
 
     code: int
     error: str
-    """Name of the error, as `shared.errors` has it."""
+    """Name of the error, as `pagewire.shared.errors` has it."""
     message: str
     retryable: bool
     request_id: str

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from shared.errors import WireVersionError
+from pagewire.shared.errors import WireVersionError
 
 WIRE_VERSION = 2
 """Raised whenever a peer built from the previous version could misread a message."""

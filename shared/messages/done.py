@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire
 
 
 class DoneChoice(Wire, frozen=True):

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire
 
 
 class FinishReason(IntEnum):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire
 
 
 class Heartbeat(Wire, frozen=True):

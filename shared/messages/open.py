@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire
 
 
 class Encoding(IntEnum):
@@ -76,6 +76,6 @@ class Abandon(Wire, frozen=True):
 
     request_id: str
     error: str
-    """Name of the error, as `shared.errors` has it."""
+    """Name of the error, as `pagewire.shared.errors` has it."""
     message: str
     """What the client is told."""

@@ -1,7 +1,7 @@
 """Scheduler to executor: what changed. A plan takes effect at the next step boundary, whole."""
 
-from shared.messages.codec import Wire
-from shared.messages.work import Sampling
+from pagewire.shared.messages.codec import Wire
+from pagewire.shared.messages.work import Sampling
 
 
 class AddSlot(Wire, frozen=True):

@@ -1,6 +1,6 @@
 """Scheduler to tokenizers: these prefixes are cached here."""
 
-from shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire
 
 
 class CachedPrefixes(Wire, frozen=True):
@@ -11,4 +11,4 @@ class CachedPrefixes(Wire, frozen=True):
     slots: int
     """Sequences that it runs at once."""
     hashes: bytes
-    """Packed hashes (`shared.prefix_hashes`), those used last at the end."""
+    """Packed hashes (`pagewire.shared.prefix_hashes`), those used last at the end."""

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire
 
 NO_TOKEN = 0xFFFF_FFFF
 """In `StepOutput.tokens`: the row sampled nothing, its prompt is unfinished."""

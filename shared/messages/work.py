@@ -1,6 +1,6 @@
 """Tokenizer to work queue: a request that will not be lost from here on."""
 
-from shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire
 
 
 class Sampling(Wire, frozen=True):

@@ -1,9 +1,9 @@
 """A small machine whose steps take round numbers, and requests for it."""
 
-from bench._virtual import Host, Request, Trace, VirtualPipeline
-from services.executor.devices.roofline import Efficiency, Gpu, Roofline, Shape
-from services.executor.slots import SlotTable
-from services.scheduler.limits import Limits
+from pagewire.bench._virtual import Host, Request, Trace, VirtualPipeline
+from pagewire.services.executor.devices.roofline import Efficiency, Gpu, Roofline, Shape
+from pagewire.services.executor.slots import SlotTable
+from pagewire.services.scheduler.limits import Limits
 
 GPU = Gpu(flops=2e5, bandwidth=1e12, memory=1 << 30, link=1.0)
 MACHINE = Roofline(

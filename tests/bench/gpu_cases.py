@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from bench._gpu_machine import Machine
-from services.executor.devices.cuda.runtime import HostRuntime
+from pagewire.bench._gpu_machine import Machine
+from pagewire.services.executor.devices.cuda.runtime import HostRuntime
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import ablation
-from bench._loads import LOADS
-from bench._systems import Variant
-from bench.ablation import GROUPS, SYSTEMS, Cell, Run, main, simulate
+from pagewire.bench import ablation
+from pagewire.bench._loads import LOADS
+from pagewire.bench._systems import Variant
+from pagewire.bench.ablation import GROUPS, SYSTEMS, Cell, Run, main, simulate
 
 
 def figures(variant: Variant, load: str = "ShareGPT", qps: float = math.inf) -> dict[str, float]:

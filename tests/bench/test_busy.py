@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import busy
-from bench.busy import Run, table
+from pagewire.bench import busy
+from pagewire.bench.busy import Run, table
 
 pytestmark = pytest.mark.alone
 

@@ -4,12 +4,12 @@ from functools import cache
 
 import pytest
 
-from bench import cost
-from bench._costs import reference
-from bench._costs.meter import Reading, measure
-from bench._costs.tap import Wrap
-from bench.cost import ATTEMPTS, COSTS, TOLERANCE, complaint
-from shared.bus import Handler, Message
+from pagewire.bench import cost
+from pagewire.bench._costs import reference
+from pagewire.bench._costs.meter import Reading, measure
+from pagewire.bench._costs.tap import Wrap
+from pagewire.bench.cost import ATTEMPTS, COSTS, TOLERANCE, complaint
+from pagewire.shared.bus import Handler, Message
 
 pytestmark = pytest.mark.alone
 

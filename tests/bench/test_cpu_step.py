@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cpu_step
+from pagewire.bench import cpu_step
 
 
 def test_both_paths_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

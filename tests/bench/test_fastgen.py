@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import fastgen
-from bench.fastgen import PREFILL_FIRST, SPLITFUSE, Cell, Run, closed_loop, main, simulate
+from pagewire.bench import fastgen
+from pagewire.bench.fastgen import PREFILL_FIRST, SPLITFUSE, Cell, Run, closed_loop, main, simulate
 
 
 def run(engine: str, clients: int, requests: int = 24, budget: int = 512) -> Run:

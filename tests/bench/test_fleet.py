@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench._clock import Clock
-from bench._fleet import Fleet
-from bench._virtual import Request, VirtualPipeline
-from services.executor.slots import SlotTable
-from shared.prefix_hashes import SPAN
+from pagewire.bench._clock import Clock
+from pagewire.bench._fleet import Fleet
+from pagewire.bench._virtual import Request, VirtualPipeline
+from pagewire.services.executor.slots import SlotTable
+from pagewire.shared.prefix_hashes import SPAN
 from tests.bench.cases import INSTANT, MACHINE, limits, request
 
 

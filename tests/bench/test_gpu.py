@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import gpu
-from bench._gpu_machine import measured, timed
-from bench._gpu_plan import Cell
-from bench._gpu_profile import Gap, ProfileRun, table
 from pagewire import cli
-from services.executor.devices.cuda.runtime import HostRuntime
-from shared.errors import ConfigurationError
+from pagewire.bench import gpu
+from pagewire.bench._gpu_machine import measured, timed
+from pagewire.bench._gpu_plan import Cell
+from pagewire.bench._gpu_profile import Gap, ProfileRun, table
+from pagewire.services.executor.devices.cuda.runtime import HostRuntime
+from pagewire.shared.errors import ConfigurationError
 from tests.bench.gpu_cases import MACHINE, MODEL
 
 

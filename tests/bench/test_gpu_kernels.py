@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench import _gpu_kernels
-from bench._gpu_kernels import KernelRun, kernels, table
-from bench._gpu_plan import Cell
+from pagewire.bench import _gpu_kernels
+from pagewire.bench._gpu_kernels import KernelRun, kernels, table
+from pagewire.bench._gpu_plan import Cell
 from tests.bench.gpu_cases import MACHINE, MODEL
 
 NAMES = ["pagewire", "PyTorch SDPA", "FlexAttention"]

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench import _gpu_load
-from bench._gpu_load import LoadRun, figures, load, table, write_model
-from bench._virtual import Request
-from services.executor.models.registry import load_model
-from shared.model_folder import read_config
+from pagewire.bench import _gpu_load
+from pagewire.bench._gpu_load import LoadRun, figures, load, table, write_model
+from pagewire.bench._virtual import Request
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.model_folder import read_config
 from tests.bench.gpu_cases import MODEL
 
 QWEN = MODEL | {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench._gpu_plan import (
+from pagewire.bench._gpu_plan import (
     Cell,
     attention_flops,
     decode_bytes,
@@ -17,8 +17,8 @@ from bench._gpu_plan import (
     weight_bytes,
     working_seconds,
 )
-from bench.shapes import SHAPES
-from services.executor.devices.roofline import Shape, shape_of
+from pagewire.bench.shapes import SHAPES
+from pagewire.services.executor.devices.roofline import Shape, shape_of
 
 LLAMA = shape_of(SHAPES["llama-3-8b"])
 SMALL = Shape(

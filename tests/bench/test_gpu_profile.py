@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from bench import _gpu_profile
-from bench._gpu_plan import Cell
-from bench._gpu_profile import Gap, ProfileRun, profile, read, table
-from bench._gpu_steps import STEP
+from pagewire.bench import _gpu_profile
+from pagewire.bench._gpu_plan import Cell
+from pagewire.bench._gpu_profile import Gap, ProfileRun, profile, read, table
+from pagewire.bench._gpu_steps import STEP
 from tests.bench.gpu_cases import MACHINE, MODEL
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from bench import _gpu_steps
-from bench._gpu_plan import Cell, decode_bytes, prefill_flops
-from bench._gpu_steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table
-from services.executor.devices.roofline import shape_of
+from pagewire.bench import _gpu_steps
+from pagewire.bench._gpu_plan import Cell, decode_bytes, prefill_flops
+from pagewire.bench._gpu_steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table
+from pagewire.services.executor.devices.roofline import shape_of
 from tests.bench.gpu_cases import MACHINE, MODEL
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")

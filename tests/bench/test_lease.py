@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import lease
-from bench.lease import Run, table
+from pagewire.bench import lease
+from pagewire.bench.lease import Run, table
 
 
 def test_shares_and_ratios() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import ablation, busy, cpu_step, fastgen, lease, pipeline, replicas, sim, vllm_cpu
-from bench._output import folder, json_file
+from pagewire.bench import ablation, busy, cpu_step, fastgen, lease, pipeline, replicas, sim, vllm_cpu
+from pagewire.bench._output import folder, json_file
 
 Main = Callable[[list[str]], int]
 FILES: list[Main] = [busy.main, cpu_step.main, lease.main, pipeline.main, replicas.main]

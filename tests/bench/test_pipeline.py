@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import pipeline
-from bench.pipeline import Figures, table
+from pagewire.bench import pipeline
+from pagewire.bench.pipeline import Figures, table
 
 
 def test_rates_and_costs() -> None:

@@ -1,7 +1,7 @@
 """Both sides of the SplitFuse ablation, on the same trace."""
 
-from bench._prefill_first import PrefillFirst
-from services.executor.slots import SlotTable
+from pagewire.bench._prefill_first import PrefillFirst
+from pagewire.services.executor.slots import SlotTable
 from tests.bench.cases import limits, request, serve
 
 CAP = 1024

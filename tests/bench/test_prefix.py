@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from bench import prefix
-from bench.prefix import Stopwatch, measure
-from services.scheduler.policy import Policy
-from services.scheduler.prefixes import Prefixes
+from pagewire.bench import prefix
+from pagewire.bench.prefix import Stopwatch, measure
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.prefixes import Prefixes
 
 
 def test_no_prompt_is_found_and_the_cache_is_a_small_part() -> None:

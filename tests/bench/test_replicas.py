@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import replicas
-from bench.replicas import Run, table
+from pagewire.bench import replicas
+from pagewire.bench.replicas import Run, table
 
 pytestmark = pytest.mark.alone
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench._service_level import (
+from pagewire.bench._service_level import (
     FASTGEN,
     TIGHT,
     ServiceLevel,
@@ -13,7 +13,7 @@ from bench._service_level import (
     throughput_by_latency,
     token_intervals,
 )
-from bench._virtual import Request
+from pagewire.bench._virtual import Request
 
 PANDAS_16 = [
     0.02,

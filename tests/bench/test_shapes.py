@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.shapes import SHAPES, main, write_folder
-from services.tokenizer.load import load_tokenizer
-from shared.model_folder import eos_ids, read_config
+from pagewire.bench.shapes import SHAPES, main, write_folder
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.shared.model_folder import eos_ids, read_config
 
 
 @pytest.mark.parametrize("name", SHAPES)

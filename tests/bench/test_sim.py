@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import sim
-from bench.sim import Figures, curve, table
+from pagewire.bench import sim
+from pagewire.bench.sim import Figures, curve, table
 
 
 def test_figures_stand_beside_those_of_one_replica() -> None:

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench._virtual import Host, Request, VirtualPipeline
-from services.executor.devices.protocol import Capacity
-from services.executor.devices.sim import SimDevice
-from services.executor.inbox import PlanInbox
-from services.executor.loop import StepLoop
-from services.executor.results import Ran, Refused
-from services.executor.slots import SlotTable
-from services.scheduler.policy import Policy
-from services.scheduler.sequence import Sequence
-from shared.messages import unpack
-from shared.messages.step import NO_TOKEN
-from shared.messages.work import Sampling
+from pagewire.bench._virtual import Host, Request, VirtualPipeline
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.sim import SimDevice
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.slots import SlotTable
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.step import NO_TOKEN
+from pagewire.shared.messages.work import Sampling
 from tests.bench.cases import INSTANT, MACHINE, limits, request, serve
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import vllm_cpu
-from bench._vllm_inputs import write_model, write_prompts
-from bench.vllm_cpu import MEASURES, table
-from shared.model_folder import read_config
+from pagewire.bench import vllm_cpu
+from pagewire.bench._vllm_inputs import write_model, write_prompts
+from pagewire.bench.vllm_cpu import MEASURES, table
+from pagewire.shared.model_folder import read_config
 
 PEER = '''#!{python}
 """Takes vLLM's arguments: a server that is healthy, or a load generator that makes its figures up."""

@@ -2,13 +2,13 @@
 
 import pytest
 
-from bench._waste import Waste
-from services.scheduler.limits import Limits
-from services.scheduler.policy import Policy
-from services.scheduler.sequence import Sequence
-from shared.messages import pack
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
-from shared.messages.work import Sampling
+from pagewire.bench._waste import Waste
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.shared.messages.work import Sampling
 
 
 def policy(window: int = 1, budget: int = 512) -> Policy:

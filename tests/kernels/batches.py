@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.attention_layer import Attention, Batch
+from pagewire.kernels.attention_layer import Attention, Batch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}

@@ -52,7 +52,7 @@ if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
         # PyTorch and transformers may have imported Triton as a compiler in a shared session: begin again.
         for name in [name for name in sys.modules if name.split(".")[0] in {"triton", "kernels"}]:
-            if not name.startswith(("triton._C", "kernels.cpu")):
+            if not name.startswith(("triton._C", "pagewire.kernels.cpu")):
                 del sys.modules[name]
     teach_bfloat16_products()
     teach_fp8_rounding()

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.sampling_table import Penalties, SamplingTable
+from pagewire.kernels.sampling_table import Penalties, SamplingTable
 from tests.kernels.batches import DEVICE, int32
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import embedding, gelu, silu_mul
+from pagewire.kernels import embedding, gelu, silu_mul
 from tests.kernels.batches import DEVICE, assert_close, int32, poisoned
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

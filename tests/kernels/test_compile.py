@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.compile import MODULES, configurations
+from pagewire.kernels.compile import MODULES, configurations
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def compiled(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own: this one may have chosen the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "kernels.compile", *arguments]
+    command = [sys.executable, "-m", "pagewire.kernels.compile", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -54,7 +54,7 @@ def test_an_unknown_part_is_refused() -> None:
 def test_a_kernel_above_the_limit_fails() -> None:
     """With limits of a smaller part the same command says so and exits with 1."""
     code = (
-        "import sys, kernels.compile as c; c.SHARED_LIMIT[90] = -1; "
+        "import sys, pagewire.kernels.compile as c; c.SHARED_LIMIT[90] = -1; "
         "sys.exit(c.main(['--arch', 'sm_90', '--kernel', 'gelu']))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.edit_logits import edit_logits, reference
+from pagewire.kernels.edit_logits import edit_logits, reference
 from tests.kernels.batches import DEVICE, int32
 from tests.kernels.sampling_cases import sampling_table
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import layer_norm, rms_norm
+from pagewire.kernels import layer_norm, rms_norm
 from tests.kernels.batches import DEVICE, assert_close, poisoned
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention_layer import Attention
-from kernels.paged_attention import paged_attention, reference
+from pagewire.kernels.attention_layer import Attention
+from pagewire.kernels.paged_attention import paged_attention, reference
 from tests.kernels.batches import DEVICE, Case, assert_close, paged_case, poisoned
 
 

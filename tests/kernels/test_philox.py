@@ -5,8 +5,8 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.jit import jit
-from kernels.philox import reference, uniform
+from pagewire.kernels.jit import jit
+from pagewire.kernels.philox import reference, uniform
 from tests.kernels.batches import DEVICE, int32
 
 

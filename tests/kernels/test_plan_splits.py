@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.plan_splits import capacity, most_items, plan_splits, reference, split_tiles
+from pagewire.kernels.plan_splits import capacity, most_items, plan_splits, reference, split_tiles
 from tests.kernels.batches import DEVICE, int32
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.reduce_splits import reduce_splits, reference
+from pagewire.kernels.reduce_splits import reduce_splits, reference
 from tests.kernels.batches import DEVICE, assert_close, int32
 
 

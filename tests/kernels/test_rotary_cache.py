@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.rotary_cache import Rotary, reference, rotary_cache
+from pagewire.kernels.rotary_cache import Rotary, reference, rotary_cache
 from tests.kernels.batches import DEVICE, assert_close, int32
 
 BLOCK_SIZE = 16

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import philox
-from kernels.sampler import TILE, distribution, reference, sample
-from kernels.sampling_table import Penalties, SamplingTable
+from pagewire.kernels import philox
+from pagewire.kernels.sampler import TILE, distribution, reference, sample
+from pagewire.kernels.sampling_table import Penalties, SamplingTable
 from tests.kernels.batches import DEVICE, int32
 from tests.kernels.sampling_cases import penalties, sampling_table
 

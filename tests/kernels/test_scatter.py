@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.scatter import reference, scatter
+from pagewire.kernels.scatter import reference, scatter
 from tests.kernels.batches import DEVICE, int32
 
 

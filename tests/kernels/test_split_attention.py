@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention_layer import Attention
-from kernels.paged_attention import paged_attention, reference
-from kernels.plan_splits import plan_splits
-from kernels.split_attention import SplitPlan, most_queries, new_plan, split_attention, tiling
+from pagewire.kernels.attention_layer import Attention
+from pagewire.kernels.paged_attention import paged_attention, reference
+from pagewire.kernels.plan_splits import plan_splits
+from pagewire.kernels.split_attention import SplitPlan, most_queries, new_plan, split_attention, tiling
 from tests.kernels.batches import DEVICE, Case, assert_close, int32, paged_case, poisoned
 
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import bookkeeping, step_inputs
-from kernels.slot_state import SlotState
+from pagewire.kernels import bookkeeping, step_inputs
+from pagewire.kernels.slot_state import SlotState
 from tests.kernels.batches import DEVICE, int32
 
 BLOCK_SIZE, CONTEXT, DUMMY = 4, 24, 77

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import top_logprobs
+from pagewire.kernels import top_logprobs
 from tests.kernels.batches import DEVICE, assert_close, int32
 
 

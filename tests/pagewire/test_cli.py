@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from pagewire import cli
-from shared import flags
-from shared.config import FIELDS, Settings, variable
-from shared.model_folder import BUNDLED
+from pagewire.shared import flags
+from pagewire.shared.config import FIELDS, Settings, variable
+from pagewire.shared.model_folder import BUNDLED
 from tests.pagewire.serving import run
 
 UNBUILT = [

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from pagewire import SamplingParams
-from shared import subjects
-from shared.bus import Message
-from shared.config import Settings
-from shared.errors import DeadlineExceeded, InvalidRequest
-from shared.messages import Decoder, unpack
-from shared.messages.client import Result
-from shared.messages.step import StepOutput
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import DeadlineExceeded, InvalidRequest
+from pagewire.shared.messages import Decoder, unpack
+from pagewire.shared.messages.client import Result
+from pagewire.shared.messages.step import StepOutput
 from tests.support.beam import BeamCase, beam_cases
 from tests.support.checkpoints import checkpoint
 from tests.support.greedy import cases

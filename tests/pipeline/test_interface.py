@@ -12,10 +12,10 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from bench.shapes import write_folder
-from services.detokenizer import presence
-from services.tokenizer.inflight import MAX_BYTES, InFlight
-from shared.config import Settings
+from pagewire.bench.shapes import write_folder
+from pagewire.services.detokenizer import presence
+from pagewire.services.tokenizer.inflight import MAX_BYTES, InFlight
+from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.stack import PIPELINE, Stack
-from shared.config import Settings
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 
 pytestmark = pytest.mark.alone

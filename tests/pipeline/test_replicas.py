@@ -6,9 +6,9 @@ import pytest
 
 from pagewire import AsyncClient
 from pagewire.commands.status import Stats, ask
-from pagewire.stack import PIPELINE, Stack
-from shared.bus import nats
-from shared.config import Settings
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared.bus import nats
+from pagewire.shared.config import Settings
 from tests.pipeline.test_kill import PROMPTS, stream
 from tests.support.checkpoints import checkpoint
 

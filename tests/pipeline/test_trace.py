@@ -6,10 +6,10 @@ from pathlib import Path
 
 import nats
 
-from pagewire.stack import PIPELINE, Stack
-from shared import spans
-from shared.config import Settings
-from shared.spans import Span
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared import spans
+from pagewire.shared.config import Settings
+from pagewire.shared.spans import Span
 from tests.support.checkpoints import checkpoint
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -4,12 +4,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.discovery import Responder
-from shared.messages import WIRE_VERSION
-from shared.messages.heartbeat import Heartbeat
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.discovery import Responder
+from pagewire.shared.messages import WIRE_VERSION
+from pagewire.shared.messages.heartbeat import Heartbeat
 from tests.support.responder import settle
 
 

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import REQUEST_ERRORS, InvalidRequest, Overloaded
-from shared.frames import encode_frame, error_frame, error_headers
-from shared.messages.client import Delta, ErrorFrame, Frame
-from shared.messages.open import Encoding
+from pagewire.shared.errors import REQUEST_ERRORS, InvalidRequest, Overloaded
+from pagewire.shared.frames import encode_frame, error_frame, error_headers
+from pagewire.shared.messages.client import Delta, ErrorFrame, Frame
+from pagewire.shared.messages.open import Encoding
 
 DELTA = Delta(index=0, start=3, text="né", token_ids=[7])
 

@@ -10,7 +10,7 @@ import pytest
 
 BODY = """
 import structlog
-from shared import config, logs
+from pagewire.shared import config, logs
 
 logs.configure(config.load({}), service="probe", instance="probe1")
 structlog.get_logger().info("begun", tokens=3)

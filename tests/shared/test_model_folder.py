@@ -7,10 +7,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from shared import model_folder
-from shared.config import Settings
-from shared.errors import ConfigurationError
-from shared.model_folder import BUNDLED, eos_ids, max_model_len, read_config, resolve, revision, served_name
+from pagewire.shared import model_folder
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import BUNDLED, eos_ids, max_model_len, read_config, resolve, revision, served_name
 
 
 def refused(act: Callable[[], object]) -> str:

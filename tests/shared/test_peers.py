@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from shared import peers, subjects
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import encode
-from shared.messages.heartbeat import Heartbeat
-from shared.peers import Peers
+from pagewire.shared import peers, subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
 from tests.support.waiting import until
 
 

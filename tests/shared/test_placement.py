@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.placement import rank
+from pagewire.shared.placement import rank
 
 instances = st.sets(st.text("abcdef0123456789", min_size=1, max_size=12), min_size=1, max_size=8)
 request_ids = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)

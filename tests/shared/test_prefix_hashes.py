@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages import pack
-from shared.prefix_hashes import DEPTH, SPAN, prefix_hashes
+from pagewire.shared.messages import pack
+from pagewire.shared.prefix_hashes import DEPTH, SPAN, prefix_hashes
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=5 * SPAN)
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from shared.process import leave_turns
+from pagewire.shared.process import leave_turns
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
 

@@ -12,24 +12,24 @@ from contextlib import contextmanager
 
 import pytest
 
-from pagewire.broker import Broker
-from shared import pulse, subjects
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings, to_environment
-from shared.context import Context
-from shared.errors import BusUnavailable
-from shared.messages.heartbeat import Heartbeat
-from shared.peers import Peers
-from shared.process import INSTANCE, PARENT
-from shared.runtime import run_service
+from pagewire.embedded.broker import Broker
+from pagewire.shared import pulse, subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings, to_environment
+from pagewire.shared.context import Context
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
+from pagewire.shared.process import INSTANCE, PARENT
+from pagewire.shared.runtime import run_service
 from tests.support.broker import connect_service, running_broker
 from tests.support.waiting import until
 
 BODY = """
 import asyncio
-from shared.errors import ConfigurationError
-from shared.messages.heartbeat import Heartbeat
-from shared.runtime import main
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.runtime import main
 
 class Service:
     def __init__(self, context):
@@ -54,8 +54,8 @@ class Service:
                     except asyncio.CancelledError:
                         pass
 
-import shared.runtime
-shared.runtime.CLOSE_WITHIN = 0.5
+import pagewire.shared.runtime
+pagewire.shared.runtime.CLOSE_WITHIN = 0.5
 main("probe", Service)
 """
 

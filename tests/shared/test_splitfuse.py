@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.splitfuse import Pending, compose
+from pagewire.shared.splitfuse import Pending, compose
 
 rooms = st.integers(-3, 40)
 entries = st.lists(st.tuples(st.integers(0, 40), rooms), max_size=12) | st.lists(

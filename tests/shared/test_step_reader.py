@@ -3,9 +3,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import step_reader
-from shared.messages.step import StepOutput
-from shared.step_reader import StepReader
+from pagewire.shared import step_reader
+from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.step_reader import StepReader
 
 
 def output(step: int, term: int = 1) -> StepOutput:

@@ -1,7 +1,7 @@
 import pytest
 
-from shared.bus.framing import MAX_CONTROL_LINE
-from shared.subjects import ANY, INBOX_LENGTH, is_client_inbox, model_token, work_queue, work_queues
+from pagewire.shared.bus.framing import MAX_CONTROL_LINE
+from pagewire.shared.subjects import ANY, INBOX_LENGTH, is_client_inbox, model_token, work_queue, work_queues
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pagewire.broker import Broker
-from shared import subjects
-from shared.bus import nats
-from shared.bus.nats import NatsBus
+from pagewire.embedded.broker import Broker
+from pagewire.shared import subjects
+from pagewire.shared.bus import nats
+from pagewire.shared.bus.nats import NatsBus
 
 
 @contextmanager

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu import build
-from kernels.cpu.operators import Operators
-from services.executor.devices.compiled import CompiledBackend
-from services.executor.devices.cores import Cores
-from services.executor.devices.cpu import Backend, CpuDevice, Done
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
-from services.executor.devices.pytorch import PyTorchBackend
-from services.executor.models.compiled import CompiledLM
-from services.executor.models.config import DtypeSetting
-from services.executor.models.model import Attend, CausalLM
-from services.executor.models.registry import load_model
-from shared.model_folder import read_config
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.operators import Operators
+from pagewire.services.executor.devices.compiled import CompiledBackend
+from pagewire.services.executor.devices.cores import Cores
+from pagewire.services.executor.devices.cpu import Backend, CpuDevice, Done
+from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.models.compiled import CompiledLM
+from pagewire.services.executor.models.config import DtypeSetting
+from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.model_folder import read_config
 from tests.support.checkpoints import CONTEXT, VOCABULARY
 
 BLOCK_SIZE = 8

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.executor.devices.protocol import Float32
-from shared.messages import pack, unpack
-from shared.messages.plan import Plan
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
-from shared.splitfuse import Pending, compose
+from pagewire.services.executor.devices.protocol import Float32
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.shared.splitfuse import Pending, compose
 
 VOCABULARY = 50
 

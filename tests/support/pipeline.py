@@ -6,18 +6,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pagewire import AsyncClient
-from pagewire.broker import Broker
-from services.detokenizer.service import Detokenizer
-from services.executor.service import Executor
-from services.scheduler.service import Scheduler
-from services.tokenizer.service import Tokenizer
-from shared import subjects
-from shared.bus import Bus, nats
-from shared.config import Settings
-from shared.context import Context, Service
-from shared.messages.heartbeat import Heartbeat
-from shared.peers import Peers
-from shared.runtime import run_service
+from pagewire.embedded.broker import Broker
+from pagewire.services.detokenizer.service import Detokenizer
+from pagewire.services.executor.service import Executor
+from pagewire.services.scheduler.service import Scheduler
+from pagewire.services.tokenizer.service import Tokenizer
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context, Service
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
+from pagewire.shared.runtime import run_service
 
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "tokenizer": Tokenizer,

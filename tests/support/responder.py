@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from shared import subjects
-from shared.bus import Bus, Message
-from shared.errors import RequestError
-from shared.frames import encode_frame, error_frame, error_headers
-from shared.messages.client import (
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import RequestError
+from pagewire.shared.frames import encode_frame, error_frame, error_headers
+from pagewire.shared.messages.client import (
     Accepted,
     CancelReply,
     Choice,
@@ -24,7 +24,7 @@ from shared.messages.client import (
     ResumeRequest,
     Usage,
 )
-from shared.messages.open import Encoding
+from pagewire.shared.messages.open import Encoding
 
 MODEL = "tiny"
 WORDS = ("once ", "upon ", "a ", "", "time")

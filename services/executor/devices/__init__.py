@@ -6,22 +6,22 @@ from pathlib import Path
 import structlog
 import torch
 
-from kernels.cpu import build
-from kernels.cpu.operators import Operators
-from services.executor.devices.attention import KVCache
-from services.executor.devices.capacity import free_memory, pool_blocks
-from services.executor.devices.compiled import CompiledBackend
-from services.executor.devices.cores import Cores
-from services.executor.devices.cpu import Bf16, CpuDevice, bf16_support
-from services.executor.devices.protocol import Capacity, Device
-from services.executor.devices.pytorch import PyTorchBackend
-from services.executor.devices.roofline import GPUS, Roofline, shape_of
-from services.executor.devices.sim import SimDevice
-from services.executor.models.compiled import CompiledLM
-from services.executor.models.registry import load_model
-from shared.config import Settings
-from shared.errors import ConfigurationError
-from shared.model_folder import eos_ids, max_model_len, read_config
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.operators import Operators
+from pagewire.services.executor.devices.attention import KVCache
+from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
+from pagewire.services.executor.devices.compiled import CompiledBackend
+from pagewire.services.executor.devices.cores import Cores
+from pagewire.services.executor.devices.cpu import Bf16, CpuDevice, bf16_support
+from pagewire.services.executor.devices.protocol import Capacity, Device
+from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
+from pagewire.services.executor.devices.sim import SimDevice
+from pagewire.services.executor.models.compiled import CompiledLM
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import eos_ids, max_model_len, read_config
 
 __all__ = ["open_device"]
 
@@ -97,7 +97,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
 def _open_cuda(settings: Settings, folder: Path) -> Device:
     if not torch.cuda.is_available():
         raise ConfigurationError("device cuda needs a GPU that PyTorch can use, and there is none: set device to cpu")
-    from services.executor.devices.cuda.open import open_cuda  # Triton takes a second to load
+    from pagewire.services.executor.devices.cuda.open import open_cuda  # Triton takes a second to load
 
     return open_cuda(settings, folder)
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.executor.devices.protocol import Int64, StepBatch
-from services.executor.models.model import Spec
+from pagewire.services.executor.devices.protocol import Int64, StepBatch
+from pagewire.services.executor.models.model import Spec
 
 
 class KVCache:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from shared.config import Settings
-from shared.errors import ConfigurationError
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.operators import Operators, Sampling, address, batch_of
-from services.executor.devices.protocol import Capacity, Int64, StepBatch
-from services.executor.devices.slots import DeviceSlots
-from services.executor.models.compiled import Attention
-from services.executor.models.model import Attend, Spec
+from pagewire.kernels.cpu.operators import Operators, Sampling, address, batch_of
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.slots import DeviceSlots
+from pagewire.services.executor.models.compiled import Attention
+from pagewire.services.executor.models.model import Attend, Spec
 
 
 class CompiledBackend:

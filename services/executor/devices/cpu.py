@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.candidates import likeliest
-from services.executor.devices.cores import Cores
-from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
-from services.executor.devices.slots import DeviceSlots
-from services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.candidates import likeliest
+from pagewire.services.executor.devices.cores import Cores
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.slots import DeviceSlots
+from pagewire.services.executor.models.model import Attend, CausalLM
 
 
 class Backend(Protocol):

@@ -46,7 +46,7 @@ class SlotSampling:
     min_p: float
     """In [0, 1]; 0 is off."""
     key: int
-    """64 bits, unsigned: see `services.executor.sampling.sequence_key`."""
+    """64 bits, unsigned: see `pagewire.services.executor.sampling.sequence_key`."""
     stop_ids: tuple[int, ...]
     """Ids that end the sequence."""
     floor: int

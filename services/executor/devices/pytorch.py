@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from services.executor.devices.attention import KVCache, PagedAttention
-from services.executor.devices.protocol import Capacity, Int64, StepBatch
-from services.executor.devices.slots import DeviceSlots
-from services.executor.models.model import Attend, Spec
-from services.executor.sampling import sample
+from pagewire.services.executor.devices.attention import KVCache, PagedAttention
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.slots import DeviceSlots
+from pagewire.services.executor.models.model import Attend, Spec
+from pagewire.services.executor.sampling import sample
 
 
 class PyTorchBackend:

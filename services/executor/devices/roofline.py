@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from services.executor.devices.protocol import Bool, Int64
-from services.executor.models.registry import build_model
+from pagewire.services.executor.devices.protocol import Bool, Int64
+from pagewire.services.executor.models.registry import build_model
 
 BYTES = 2
 """Of a weight, an activation and a number in the KV cache: bf16."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
-from services.executor.devices.roofline import Roofline
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.roofline import Roofline
 
 UInt64 = npt.NDArray[np.uint64]
 

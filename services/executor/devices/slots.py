@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling
-from services.executor.sampling import SamplingRows
+from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling
+from pagewire.services.executor.sampling import SamplingRows
 
 
 class DeviceSlots:

@@ -11,12 +11,12 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from kernels.cpu.decoder import CompiledDecoder, Layer, Pool
-from kernels.cpu.operators import Batch, Int64, Operators
-from services.executor.models.decoder import DecoderLM
-from services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
-from services.executor.models.model import Attend, CausalLM
-from services.executor.models.rope import RotaryEmbedding, Rotate
+from pagewire.kernels.cpu.decoder import CompiledDecoder, Layer, Pool
+from pagewire.kernels.cpu.operators import Batch, Int64, Operators
+from pagewire.services.executor.models.decoder import DecoderLM
+from pagewire.services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
+from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
 
 ONE_DNN_FROM = 1 << 18
 """Weights of a product from which on oneDNN is worth its call."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 import torch
 
-from shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 DtypeSetting = Literal["auto", "float32", "bfloat16", "float16"]

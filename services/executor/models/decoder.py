@@ -5,10 +5,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from services.executor.models.config import Common, Positive
-from services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm, embedding
-from services.executor.models.model import Attend, CausalLM, Spec
-from services.executor.models.rope import RotaryEmbedding, Rotate, read_rope
+from pagewire.services.executor.models.config import Common, Positive
+from pagewire.services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm, embedding
+from pagewire.services.executor.models.model import Attend, CausalLM, Spec
+from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate, read_rope
 
 
 class DecoderConfig(Common, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Llama 1 to 3, and every model that was published in its format."""
 
-from services.executor.models.decoder import DecoderConfig
+from pagewire.services.executor.models.decoder import DecoderConfig
 
 
 class LlamaConfig(DecoderConfig, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Mistral: Llama with one sliding window on every layer."""
 
-from services.executor.models.config import Positive
-from services.executor.models.decoder import DecoderConfig
+from pagewire.services.executor.models.config import Positive
+from pagewire.services.executor.models.decoder import DecoderConfig
 
 
 class MistralConfig(DecoderConfig, frozen=True, kw_only=True):

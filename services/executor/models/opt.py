@@ -7,9 +7,9 @@ import msgspec
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from services.executor.models.config import Common, Positive
-from services.executor.models.layers import PackedLinear, embedding
-from services.executor.models.model import Attend, CausalLM, Spec
+from pagewire.services.executor.models.config import Common, Positive
+from pagewire.services.executor.models.layers import PackedLinear, embedding
+from pagewire.services.executor.models.model import Attend, CausalLM, Spec
 
 POSITION_OFFSET = 2
 """Position 0 is row 2 of the table: the first rows belonged to padding."""

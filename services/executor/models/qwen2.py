@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from services.executor.models.config import Positive
-from services.executor.models.decoder import DecoderConfig
+from pagewire.services.executor.models.config import Positive
+from pagewire.services.executor.models.decoder import DecoderConfig
 
 
 class QwenConfig(DecoderConfig, frozen=True, kw_only=True):

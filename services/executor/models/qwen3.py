@@ -1,7 +1,7 @@
 """Qwen3: no bias, but normalised heads of q and k."""
 
-from services.executor.models.config import Positive
-from services.executor.models.qwen2 import QwenConfig
+from pagewire.services.executor.models.config import Positive
+from pagewire.services.executor.models.qwen2 import QwenConfig
 
 
 class Qwen3Config(QwenConfig, frozen=True, kw_only=True):

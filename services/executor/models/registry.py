@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from services.executor.models.config import Common, DtypeSetting, parse, weights_dtype
-from services.executor.models.decoder import DecoderConfig, DecoderLM
-from services.executor.models.llama import LlamaConfig
-from services.executor.models.mistral import MistralConfig
-from services.executor.models.model import CausalLM
-from services.executor.models.opt import OPT, OPTConfig
-from services.executor.models.qwen2 import Qwen2Config
-from services.executor.models.qwen3 import Qwen3Config
-from services.executor.models.weights import load_weights
-from shared.errors import ConfigurationError
+from pagewire.services.executor.models.config import Common, DtypeSetting, parse, weights_dtype
+from pagewire.services.executor.models.decoder import DecoderConfig, DecoderLM
+from pagewire.services.executor.models.llama import LlamaConfig
+from pagewire.services.executor.models.mistral import MistralConfig
+from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.opt import OPT, OPTConfig
+from pagewire.services.executor.models.qwen2 import Qwen2Config
+from pagewire.services.executor.models.qwen3 import Qwen3Config
+from pagewire.services.executor.models.weights import load_weights
+from pagewire.shared.errors import ConfigurationError
 
 
 def _decoder(kind: type[DecoderConfig]) -> Callable[[dict[str, Any]], CausalLM]:

@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError
 
 SUPPORTED = ("default", "linear", "llama3", "yarn")
 

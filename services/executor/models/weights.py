@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from services.executor.models.layers import PackedLinear
-from services.executor.models.model import CausalLM
-from shared.errors import ConfigurationError
+from pagewire.services.executor.models.layers import PackedLinear
+from pagewire.services.executor.models.model import CausalLM
+from pagewire.shared.errors import ConfigurationError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernels.cpu import build
-from kernels.cpu.operators import Operators
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.operators import Operators
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import build
+from pagewire.kernels.cpu import build
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 LOAD = (
-    "import sys; from pathlib import Path; from kernels.cpu import build;"
+    "import sys; from pathlib import Path; from pagewire.kernels.cpu import build;"
     "print(build.load(Path(sys.argv[1]), Path(sys.argv[2])).answer())"
 )
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.operators import DTYPES, Operators
+from pagewire.kernels.cpu.operators import DTYPES, Operators
 
 sizes = st.integers(1, 70)
 

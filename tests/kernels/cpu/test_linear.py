@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.operators import DTYPES, Operators
+from pagewire.kernels.cpu.operators import DTYPES, Operators
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -4,8 +4,8 @@ import threading
 
 import torch
 
-from kernels.cpu import build
-from kernels.cpu.operators import Operators
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.operators import Operators
 
 
 def test_many_small_loops_one_after_the_other() -> None:

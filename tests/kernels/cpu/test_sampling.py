@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.operators import Operators, Sampling, address
-from services.executor.sampling import uniforms
+from pagewire.kernels.cpu.operators import Operators, Sampling, address
+from pagewire.services.executor.sampling import uniforms
 from tests.services.executor.test_sampling import LAST_POSITION, How, filtered, hows, possible
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from services.detokenizer import service
-from services.tokenizer.load import load_tokenizer
+from pagewire.services.detokenizer import service
+from pagewire.services.tokenizer.load import load_tokenizer
 from tests.services.detokenizer.rig import write_model
 
 

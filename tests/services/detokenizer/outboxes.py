@@ -2,14 +2,14 @@
 
 import msgspec
 
-from services.detokenizer.completion import Completion
-from services.detokenizer.mailbox import Mailbox
-from services.detokenizer.stream import Stream, StreamState
-from shared.bus import Headers
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable
-from shared.messages.client import Accepted, Delta, DeltaBatch, Frame
-from shared.messages.open import Encoding
+from pagewire.services.detokenizer.completion import Completion
+from pagewire.services.detokenizer.mailbox import Mailbox
+from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.shared.bus import Headers
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages.client import Accepted, Delta, DeltaBatch, Frame
+from pagewire.shared.messages.open import Encoding
 
 HELLO = Accepted("r1", "cancel", "resume", 1)
 _frame = msgspec.json.Decoder(Frame)

@@ -10,21 +10,21 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from services.detokenizer.service import Detokenizer
-from shared import subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.bus.memory_store import MemoryStore
-from shared.config import Settings
-from shared.context import Context
-from shared.messages import Decoder, Wire, encode, pack, unpack
-from shared.messages.attach import Attach, Attached
-from shared.messages.client import Accepted, CancelReply, Delta, ErrorFrame, Final, Frame, Queued, Result
-from shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.open import Abandon, Encoding, Opened, OpenState, OpenStream
-from shared.messages.plan import Replay
-from shared.messages.step import Finish, StepOutput
+from pagewire.services.detokenizer.service import Detokenizer
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.bus.memory_store import MemoryStore
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.messages import Decoder, Wire, encode, pack, unpack
+from pagewire.shared.messages.attach import Attach, Attached
+from pagewire.shared.messages.client import Accepted, CancelReply, Delta, ErrorFrame, Final, Frame, Queued, Result
+from pagewire.shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.open import Abandon, Encoding, Opened, OpenState, OpenStream
+from pagewire.shared.messages.plan import Replay
+from pagewire.shared.messages.step import Finish, StepOutput
 from tests.support.tokenizers import DATA, token_id, tokenizer
 from tests.support.waiting import until
 

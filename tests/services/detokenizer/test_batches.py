@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detokenizer import batches
-from services.detokenizer.mailbox import Mailbox, Outbox
-from services.detokenizer.stream import Stream
-from shared.bus import Message
-from shared.errors import BusUnavailable
-from shared.messages.client import DeltaBatch, Final
-from shared.messages.open import Encoding, OpenState
-from shared.messages.step import Finish
+from pagewire.services.detokenizer import batches
+from pagewire.services.detokenizer.mailbox import Mailbox, Outbox
+from pagewire.services.detokenizer.stream import Stream
+from pagewire.shared.bus import Message
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages.client import DeltaBatch, Final
+from pagewire.shared.messages.open import Encoding, OpenState
+from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.outboxes import SlowBus, batch_of, end, grow, read, stream_of
 from tests.services.detokenizer.rig import ids, rig, run
 from tests.support.waiting import until

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.detokenizer.choice import Choice, TokenGap, open_choices
-from shared.messages import pack
-from shared.messages.open import Encoding, OpenStream
-from shared.messages.step import Finish
+from pagewire.services.detokenizer.choice import Choice, TokenGap, open_choices
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.open import Encoding, OpenStream
+from pagewire.shared.messages.step import Finish
 from tests.support.tokenizers import texts, token_id, tokenizer, vocabulary
 
 NONE, STOP, LENGTH = Finish.NONE, Finish.STOP, Finish.LENGTH

@@ -2,14 +2,14 @@ import asyncio
 
 import pytest
 
-from services.detokenizer import finisher
-from services.detokenizer.finisher import Finisher
-from shared import subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import Decoder, encode, unpack
-from shared.messages.attach import Attach
-from shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
+from pagewire.services.detokenizer import finisher
+from pagewire.services.detokenizer.finisher import Finisher
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
 
 ATTACH = Attach("r1", 3, 1, "s1", "e1", "ack", 7, (b"",))
 

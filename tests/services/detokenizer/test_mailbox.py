@@ -2,10 +2,10 @@ import asyncio
 
 import pytest
 
-from services.detokenizer import mailbox
-from services.detokenizer.mailbox import Outbox
-from services.detokenizer.stream import StreamState
-from shared.messages.client import Final
+from pagewire.services.detokenizer import mailbox
+from pagewire.services.detokenizer.mailbox import Outbox
+from pagewire.services.detokenizer.stream import StreamState
+from pagewire.shared.messages.client import Final
 from tests.services.detokenizer.outboxes import HELLO, SlowBus, end, grow, read, stream_of
 from tests.support.waiting import until
 

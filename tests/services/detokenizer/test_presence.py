@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from services.detokenizer import presence, service
-from services.detokenizer.completion import Completion
-from services.detokenizer.mailbox import Mailbox, Outbox
-from services.detokenizer.presence import PATIENCE, Presence
-from services.detokenizer.stream import Stream
-from shared.bus import Message, Subscription
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages.finish import FinishReason
-from shared.messages.open import Encoding
-from shared.messages.step import Finish
+from pagewire.services.detokenizer import presence, service
+from pagewire.services.detokenizer.completion import Completion
+from pagewire.services.detokenizer.mailbox import Mailbox, Outbox
+from pagewire.services.detokenizer.presence import PATIENCE, Presence
+from pagewire.services.detokenizer.stream import Stream
+from pagewire.shared.bus import Message, Subscription
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages.finish import FinishReason
+from pagewire.shared.messages.open import Encoding
+from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.rig import Reader, Rig, ids, rig, run
 from tests.support.waiting import until
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from shared import subjects
-from shared.bus.memory import MemoryBroker
-from shared.messages import unpack
-from shared.messages.attach import AttachState
-from shared.messages.finish import FinishReason
-from shared.messages.open import Encoding, OpenState
-from shared.messages.step import Finish
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.attach import AttachState
+from pagewire.shared.messages.finish import FinishReason
+from pagewire.shared.messages.open import Encoding, OpenState
+from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.rig import END, Rig, ids, rig, run
 from tests.support.waiting import until
 
@@ -143,7 +143,7 @@ class TestDuplicates:
         run(main())
 
     def test_readers_are_bounded(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("services.detokenizer.streams.MAX_READERS", 3)
+        monkeypatch.setattr("pagewire.services.detokenizer.streams.MAX_READERS", 3)
 
         async def main() -> None:
             async with rig(folder) as world:

@@ -2,13 +2,13 @@ import asyncio
 
 import pytest
 
-from services.detokenizer import registry
-from services.detokenizer.completion import Completion
-from services.detokenizer.registry import Registry
-from services.detokenizer.stream import Stream, StreamState, restore
-from shared.bus.memory_store import MemoryStore
-from shared.errors import DeadlineExceeded
-from shared.messages import encode
+from pagewire.services.detokenizer import registry
+from pagewire.services.detokenizer.completion import Completion
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.stream import Stream, StreamState, restore
+from pagewire.shared.bus.memory_store import MemoryStore
+from pagewire.shared.errors import DeadlineExceeded
+from pagewire.shared.messages import encode
 from tests.support.waiting import until
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared import subjects
-from shared.bus.memory import MemoryBroker
-from shared.messages import pack
-from shared.messages.client import Accepted, DetokenizeReply, ErrorFrame, FinalChoice
-from shared.messages.finish import FinishReason
-from shared.messages.open import Encoding, OpenState
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.client import Accepted, DetokenizeReply, ErrorFrame, FinalChoice
+from pagewire.shared.messages.finish import FinishReason
+from pagewire.shared.messages.open import Encoding, OpenState
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, PROMPT, Reader, ids, rig, run
 from tests.support.tokenizers import tokenizer
 from tests.support.waiting import until
@@ -215,7 +215,7 @@ def test_a_stopping_service_leaves_no_stream_open(folder: Path) -> None:
 
 
 def test_more_streams_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.detokenizer.registry.MAX_OPEN", 2)
+    monkeypatch.setattr("pagewire.services.detokenizer.registry.MAX_OPEN", 2)
 
     async def main() -> None:
         async with rig(folder) as world:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.detokenizer.stops import StopStrings
+from pagewire.services.detokenizer.stops import StopStrings
 
 alphabet = st.text("abc", max_size=12)
 stop_lists = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)

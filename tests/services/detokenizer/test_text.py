@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from services.detokenizer.text import TextDecoder
-from services.detokenizer.vocabulary import Vocabulary
+from pagewire.services.detokenizer.text import TextDecoder
+from pagewire.services.detokenizer.vocabulary import Vocabulary
 from tests.support.tokenizers import NAMES, PHI_BYTE, texts, token_id, tokenizer, vocabulary, whole_text
 
 GPT2_FIRST_BYTES = 256

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from kernels.cpu import build
+from pagewire.kernels.cpu import build
 from tests.support.device import Driver
 
 Drive = Callable[..., Driver]

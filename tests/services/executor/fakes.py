@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
-from shared.messages import pack
-from shared.messages.plan import AddSlot, Plan
-from shared.messages.work import Sampling
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.work import Sampling
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
 PATIENCE = 10.0

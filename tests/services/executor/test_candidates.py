@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.candidates import likeliest
-from services.executor.devices.protocol import Int64
+from pagewire.services.executor.candidates import likeliest
+from pagewire.services.executor.devices.protocol import Int64
 
 
 def rows(*wanted: int) -> tuple[Int64, Int64]:

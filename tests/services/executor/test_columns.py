@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.columns import column, packed, pairs
-from shared.messages import pack, unpack
-from shared.messages.step import NO_TOKEN
+from pagewire.services.executor.columns import column, packed, pairs
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.step import NO_TOKEN
 
 numbers = st.lists(st.integers(0, 2**32 - 1))
 

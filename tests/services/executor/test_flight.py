@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from services.executor.devices.protocol import StepBatch
-from services.executor.flight import Columns, Flight
-from shared.messages import unpack
-from shared.messages.step import NO_TOKEN, Finish
+from pagewire.services.executor.devices.protocol import StepBatch
+from pagewire.services.executor.flight import Columns, Flight
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.step import NO_TOKEN, Finish
 
 FLIGHT = Flight(
     batch=StepBatch(

@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from services.executor.devices.protocol import Int64, SlotSampling, StepBatch
-from services.executor.flight import Flight
-from services.executor.flights import Flights
+from pagewire.services.executor.devices.protocol import Int64, SlotSampling, StepBatch
+from pagewire.services.executor.flight import Flight
+from pagewire.services.executor.flights import Flights
 from tests.services.executor.fakes import FakeDevice, FakePending, plan, token_at
 
 GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=4, stop_ids=(), floor=0)

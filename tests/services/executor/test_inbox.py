@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.inbox import ASIDE, Arrived, PlanInbox
+from pagewire.services.executor.inbox import ASIDE, Arrived, PlanInbox
 from tests.services.executor.fakes import PATIENCE, plan
 
 

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.executor.inbox import PlanInbox
-from services.executor.loop import StepLoop, slot_sampling
-from services.executor.results import Ran, Refused
-from services.executor.sampling import sequence_key
-from shared.messages import pack, unpack
-from shared.messages.plan import Fork
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.loop import StepLoop, slot_sampling
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.sampling import sequence_key
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import Fork
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling, token_at
 
 
@@ -358,7 +358,7 @@ def test_waiting_counts_only_while_there_is_work(run: Run) -> None:
 
 def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("services.executor.flights.time.monotonic", lambda: now)
+    monkeypatch.setattr("pagewire.services.executor.flights.time.monotonic", lambda: now)
     gated.inbox.put(plan(1, add(0, 7, range(8), [0, 1]), lease_until=1))
     gated.entered()
     found = [gated.loop.overdue]

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices.protocol import StepBatch
-from services.executor.inbox import Arrived, PlanInbox
-from services.executor.loop import StepLoop
-from services.executor.results import Ran, Refused
-from services.executor.sampling import sequence_key
-from shared.messages import unpack
-from shared.messages.plan import AddSlot, Plan
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.services.executor.devices.protocol import StepBatch
+from pagewire.services.executor.inbox import Arrived, PlanInbox
+from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.sampling import sequence_key
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.executor.fakes import CAPACITY, FakeDevice, FakePending, add, plan, sampling, token_at
 
 BLOCK = CAPACITY.block_size

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
-from services.executor.outbox import Outbox
+from pagewire.services.executor.outbox import Outbox
 from tests.services.executor.fakes import PATIENCE
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from services.executor.philox import philox4x32
+from pagewire.services.executor.philox import philox4x32
 
 # The known answers of philox4x32-10 that Random123 is published with (kat_vectors).
 KNOWN = [

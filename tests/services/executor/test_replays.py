@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from services.executor.replays import Replays
-from services.executor.ring import Ring
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages.plan import Replay
+from pagewire.services.executor.replays import Replays
+from pagewire.services.executor.ring import Ring
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages.plan import Replay
 from tests.services.executor.fakes import PATIENCE
 
 

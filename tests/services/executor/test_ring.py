@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.ring import Ring
+from pagewire.services.executor.ring import Ring
 
 
 def name(term: int, step: int) -> bytes:

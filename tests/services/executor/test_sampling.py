@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.sampling import CANDIDATES, SamplingRows, sample, sequence_key, uniforms
+from pagewire.services.executor.sampling import CANDIDATES, SamplingRows, sample, sequence_key, uniforms
 
 torch.set_num_threads(1)
 

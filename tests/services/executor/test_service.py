@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from services.executor import thread
-from services.executor.sampling import sequence_key
-from services.executor.service import Executor
-from shared import subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.context import Context
-from shared.errors import NoResponders
-from shared.messages import Decoder, encode, unpack
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Claim, Claimed, Plan, Replay
-from shared.messages.step import StepOutput
+from pagewire.services.executor import thread
+from pagewire.services.executor.sampling import sequence_key
+from pagewire.services.executor.service import Executor
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.errors import NoResponders
+from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
+from pagewire.shared.messages.step import StepOutput
 from tests.services.executor.fakes import CAPACITY, PATIENCE, FakeDevice, add, plan, sampling, token_at
 
 INSTANCE = "executor0"

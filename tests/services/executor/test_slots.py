@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.executor.flight import Columns, Flight
-from services.executor.slots import PlanViolation, SlotTable
-from shared.messages import pack, unpack
-from shared.messages.plan import AddSlot, Fork, Plan
-from shared.messages.step import NO_TOKEN, Finish
+from pagewire.services.executor.flight import Columns, Flight
+from pagewire.services.executor.slots import PlanViolation, SlotTable
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import AddSlot, Fork, Plan
+from pagewire.shared.messages.step import NO_TOKEN, Finish
 from tests.services.executor.fakes import CAPACITY, add, plan, sampling, token_at
 
 BLOCK = CAPACITY.block_size

@@ -2,11 +2,11 @@
 
 from opentelemetry.util.types import AttributeValue
 
-from services.executor.results import Ran
-from services.executor.spans import Spans
-from shared.messages import pack
-from shared.messages.plan import Plan
-from shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.services.executor.results import Ran
+from pagewire.services.executor.spans import Spans
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.executor.fakes import add, plan
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

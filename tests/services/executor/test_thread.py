@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from services.executor import thread
-from services.executor.devices.protocol import StepBatch
-from services.executor.inbox import PlanInbox
-from services.executor.results import Ran, Refused
-from services.executor.thread import DeviceThread
-from shared.config import Settings
-from shared.errors import ConfigurationError
+from pagewire.services.executor import thread
+from pagewire.services.executor.devices.protocol import StepBatch
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.thread import DeviceThread
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
 from tests.services.executor.fakes import PATIENCE, FakeDevice, FakePending, add, plan, sampling
 
 

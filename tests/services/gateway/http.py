@@ -9,13 +9,13 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from pagewire import AsyncClient
-from services.gateway import app
-from services.gateway.completions import Completions
-from services.gateway.health import Health
-from shared import subjects
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import encode
-from shared.messages.heartbeat import Heartbeat
+from pagewire.services.gateway import app
+from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.health import Health
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
 from tests.support.responder import Responder
 
 

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from services.gateway import health
-from shared import peers
+from pagewire.services.gateway import health
+from pagewire.shared import peers
 from tests.services.gateway.http import Gateway, play
 from tests.support.responder import MODEL, settle
 

@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.errors import (
+from pagewire.shared.errors import (
     Cancelled,
     ContextLength,
     DeadlineExceeded,

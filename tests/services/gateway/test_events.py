@@ -5,9 +5,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.events import DONE, Events, event
-from services.gateway.shapes import Choice, Completion
-from shared.messages.client import Delta, Final, FinalChoice, Usage
+from pagewire.services.gateway.events import DONE, Events, event
+from pagewire.services.gateway.shapes import Choice, Completion
+from pagewire.shared.messages.client import Delta, Final, FinalChoice, Usage
 
 NAMES = st.text(max_size=8) | st.sampled_from(['"text":""', '","text":"', "text", '\\"text":""\\'])
 

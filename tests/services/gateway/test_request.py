@@ -3,9 +3,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.request import CompletionRequest, decode, sampling
-from shared.errors import InvalidRequest
-from shared.messages.client import SamplingParams
+from pagewire.services.gateway.request import CompletionRequest, decode, sampling
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import SamplingParams
 
 BENCH = {
     "model": "m",

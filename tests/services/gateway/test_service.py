@@ -8,17 +8,17 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-from pagewire.sync import LoopThread
-from services.gateway import server
-from services.gateway.service import Gateway
-from shared import pulse, subjects
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.errors import ConfigurationError
-from shared.messages import encode
-from shared.messages.heartbeat import Heartbeat
-from shared.peers import Peers
-from shared.runtime import run_service
+from pagewire.client.sync import LoopThread
+from pagewire.services.gateway import server
+from pagewire.services.gateway.service import Gateway
+from pagewire.shared import pulse, subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
+from pagewire.shared.runtime import run_service
 from tests.support.responder import MODEL, WORDS, Responder
 from tests.support.waiting import until
 

@@ -2,8 +2,8 @@
 
 from itertools import count
 
-from services.scheduler.sequence import Sequence
-from shared.messages.work import Sampling
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages.work import Sampling
 
 _numbers = count(1)
 

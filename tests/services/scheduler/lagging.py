@@ -5,8 +5,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from shared.messages.plan import Plan
-from shared.messages.step import StepOutput
+from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.step import StepOutput
 from tests.support.executor import ModelExecutor, Slot
 
 M = TypeVar("M")

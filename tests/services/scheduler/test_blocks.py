@@ -1,6 +1,6 @@
 import pytest
 
-from services.scheduler.blocks import BlockPool, IntegrityError
+from pagewire.services.scheduler.blocks import BlockPool, IntegrityError
 
 
 def test_what_has_been_idle_longest_is_allocated_first() -> None:

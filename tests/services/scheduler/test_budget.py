@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.budget import Budget
+from pagewire.services.scheduler.budget import Budget
 
 
 def settle(

@@ -3,12 +3,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.scheduler import bulletin
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable
-from shared.messages import Decoder
-from shared.messages.prefixes import CachedPrefixes
+from pagewire.services.scheduler import bulletin
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages import Decoder
+from pagewire.shared.messages.prefixes import CachedPrefixes
 from tests.support.waiting import until
 
 EMPTY, FULL = CachedPrefixes("s", 8, b""), CachedPrefixes("s", 8, b"1234")

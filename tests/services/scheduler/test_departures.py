@@ -1,5 +1,5 @@
-from services.scheduler.departures import Departures
-from services.scheduler.sequence import Sequence, State
+from pagewire.services.scheduler.departures import Departures
+from pagewire.services.scheduler.sequence import Sequence, State
 from tests.services.scheduler.cases import sequence
 
 

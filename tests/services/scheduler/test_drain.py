@@ -1,6 +1,6 @@
 import pytest
 
-from services.scheduler.drain import TAU, DrainRate
+from pagewire.services.scheduler.drain import TAU, DrainRate
 
 
 def test_a_steady_drain_is_measured_from_the_first_seconds_on() -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.blocks import BlockPool
-from services.scheduler.forks import inherit
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.blocks import BlockPool
+from pagewire.services.scheduler.forks import inherit
+from pagewire.services.scheduler.sequence import Sequence
 from tests.services.scheduler.cases import sequence
 
 SIZE = 4

@@ -1,8 +1,8 @@
 import pytest
 
-from services.scheduler.limits import Limits
-from services.scheduler.sequence import Sequence
-from shared.messages.work import Sampling
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages.work import Sampling
 
 
 def beams(width: int, max_tokens: int, candidates: int = 0) -> Sampling:

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from services.scheduler.link import claim
-from shared import subjects
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import Decoder, encode
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.plan import Claim, Claimed
-from shared.peers import Peers
+from pagewire.services.scheduler.link import claim
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claim, Claimed
+from pagewire.shared.peers import Peers
 
 
 class Scene:

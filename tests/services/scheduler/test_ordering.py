@@ -3,8 +3,8 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.ordering import AGEING, Line, rank
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.ordering import AGEING, Line, rank
+from pagewire.services.scheduler.sequence import Sequence
 from tests.services.scheduler.cases import sequence
 
 

@@ -3,14 +3,14 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from services.scheduler.blocks import IntegrityError
-from services.scheduler.budget import PROMPT_TOKENS
-from services.scheduler.limits import Limits
-from services.scheduler.policy import BLOCKS_AHEAD, HELD_STEPS, READERS_LAG, Policy
-from services.scheduler.prompts import PATIENCE, STEPS_AHEAD
-from services.scheduler.sequence import Sequence, State
-from shared.messages import pack, unpack
-from shared.messages.work import Sampling
+from pagewire.services.scheduler.blocks import IntegrityError
+from pagewire.services.scheduler.budget import PROMPT_TOKENS
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.policy import BLOCKS_AHEAD, HELD_STEPS, READERS_LAG, Policy
+from pagewire.services.scheduler.prompts import PATIENCE, STEPS_AHEAD
+from pagewire.services.scheduler.sequence import Sequence, State
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.work import Sampling
 from tests.support.executor import ModelExecutor, generate
 
 

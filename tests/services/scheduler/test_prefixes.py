@@ -1,8 +1,8 @@
 import pytest
 
-from services.scheduler.blocks import BlockPool
-from services.scheduler.prefixes import Prefixes
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.blocks import BlockPool
+from pagewire.services.scheduler.prefixes import Prefixes
+from pagewire.services.scheduler.sequence import Sequence
 from tests.services.scheduler.cases import sequence
 
 SIZE = 4

@@ -1,5 +1,5 @@
-from services.scheduler.prompts import NOBODY, PATIENCE, Prompts
-from services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.prompts import NOBODY, PATIENCE, Prompts
+from pagewire.services.scheduler.sequence import Sequence
 from tests.services.scheduler.cases import sequence
 
 

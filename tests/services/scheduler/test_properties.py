@@ -10,18 +10,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from services.scheduler import forks, policy
-from services.scheduler.beams import BeamSearch
-from services.scheduler.blocks import BlockPool, IntegrityError
-from services.scheduler.departures import Departures
-from services.scheduler.limits import Limits
-from services.scheduler.ordering import Line
-from services.scheduler.policy import BLOCKS_AHEAD, Policy
-from services.scheduler.prompts import PATIENCE, STEPS_AHEAD
-from services.scheduler.sequence import Sequence
-from shared.messages import pack, unpack
-from shared.messages.plan import Plan
-from shared.messages.work import Sampling
+from pagewire.services.scheduler import forks, policy
+from pagewire.services.scheduler.beams import BeamSearch
+from pagewire.services.scheduler.blocks import BlockPool, IntegrityError
+from pagewire.services.scheduler.departures import Departures
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.ordering import Line
+from pagewire.services.scheduler.policy import BLOCKS_AHEAD, Policy
+from pagewire.services.scheduler.prompts import PATIENCE, STEPS_AHEAD
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.work import Sampling
 from tests.services.scheduler.lagging import LaggingExecutor
 from tests.support.beam import run_search
 from tests.support.executor import generate, next_logprobs

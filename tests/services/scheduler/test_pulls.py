@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.scheduler import pulls
-from services.scheduler.pulls import Pulls
-from shared import subjects
-from shared.bus import Item
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable
-from shared.messages import encode
-from shared.messages.heartbeat import Heartbeat
-from shared.peers import Peers
+from pagewire.services.scheduler import pulls
+from pagewire.services.scheduler.pulls import Pulls
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
 from tests.support.waiting import until
 
 OWN, ANYONE, OTHER = (subjects.work_queue("m", 0, target) for target in ("me", subjects.ANY, "other"))

@@ -2,12 +2,12 @@ import asyncio
 
 import pytest
 
-from services.scheduler import readers
-from services.scheduler.readers import Readers
-from shared import subjects
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import encode
-from shared.messages.heartbeat import Heartbeat
+from pagewire.services.scheduler import readers
+from pagewire.services.scheduler.readers import Readers
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
 from tests.support.waiting import until
 
 

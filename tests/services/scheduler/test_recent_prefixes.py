@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.recent_prefixes import MOST, RecentPrefixes
-from shared.messages import pack, unpack
-from shared.prefix_hashes import SPAN, prefix_hashes
+from pagewire.services.scheduler.recent_prefixes import MOST, RecentPrefixes
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
 
 
 def tokens(first: int, spans: int) -> list[int]:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from services.scheduler.beams import BeamSearch
-from services.scheduler.limits import Limits
-from services.scheduler.policy import Policy
-from services.scheduler.searches import FIRST_BEAM
-from services.scheduler.sequence import Sequence
-from shared.messages import pack, unpack
-from shared.messages.plan import Plan
-from shared.messages.step import NO_TOKEN, Finish
-from shared.messages.work import Sampling
+from pagewire.services.scheduler.beams import BeamSearch
+from pagewire.services.scheduler.limits import Limits
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.searches import FIRST_BEAM
+from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import Plan
+from pagewire.shared.messages.step import NO_TOKEN, Finish
+from pagewire.shared.messages.work import Sampling
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
 

@@ -9,26 +9,26 @@ from types import MappingProxyType
 
 import pytest
 
-from services.scheduler.beams import BeamSearch
-from services.scheduler.intake import LOOKAHEAD
-from services.scheduler.service import Scheduler
-from shared import subjects
-from shared.bus import Item, Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import STEP_TOKENS, Settings
-from shared.context import Context
-from shared.errors import InvalidRequest
-from shared.messages import Decoder, encode, pack, unpack
-from shared.messages.attach import Attach, Attached, AttachState
-from shared.messages.done import Done
-from shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.open import Abandon
-from shared.messages.plan import Claim, Claimed, Plan, Replay
-from shared.messages.prefixes import CachedPrefixes
-from shared.messages.step import Finish, StepOutput
-from shared.messages.work import Sampling, WorkItem
-from shared.prefix_hashes import SPAN, prefix_hashes
+from pagewire.services.scheduler.beams import BeamSearch
+from pagewire.services.scheduler.intake import LOOKAHEAD
+from pagewire.services.scheduler.service import Scheduler
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item, Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import STEP_TOKENS, Settings
+from pagewire.shared.context import Context
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages import Decoder, encode, pack, unpack
+from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.done import Done
+from pagewire.shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.open import Abandon
+from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
+from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.step import Finish, StepOutput
+from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
 from tests.support.waiting import until

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from services.tokenizer.service import Tokenizer
-from shared import subjects
-from shared.bus import Item, Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.context import Context
-from shared.messages import Decoder, encode
-from shared.messages.client import ErrorFrame
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.open import Abandon, Opened, OpenState, OpenStream
-from shared.messages.work import WorkItem
+from pagewire.services.tokenizer.service import Tokenizer
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item, Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.client import ErrorFrame
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.open import Abandon, Opened, OpenState, OpenStream
+from pagewire.shared.messages.work import WorkItem
 
 MODEL = "bundled"
 QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)

@@ -2,12 +2,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.assemble import TAIL, Caller, digest_of, open_stream, work_item
-from services.tokenizer.decode import decode
-from shared.messages import Decoder, encode, pack, unpack
-from shared.messages.client import ChatMessage, GenerateRequest, SamplingParams
-from shared.messages.open import Encoding, OpenStream
-from shared.messages.work import Sampling, WorkItem
+from pagewire.services.tokenizer.assemble import TAIL, Caller, digest_of, open_stream, work_item
+from pagewire.services.tokenizer.decode import decode
+from pagewire.shared.messages import Decoder, encode, pack, unpack
+from pagewire.shared.messages.client import ChatMessage, GenerateRequest, SamplingParams
+from pagewire.shared.messages.open import Encoding, OpenStream
+from pagewire.shared.messages.work import Sampling, WorkItem
 
 CALLER = Caller("r1", "_INBOX.a", Encoding.MSGPACK, deadline=123.5, fresh=True, batch_inbox="_INBOX.b")
 CHOSEN = Sampling(1.0, 1.0, 0, 0.0, 7, pack([0]), 0, 16)

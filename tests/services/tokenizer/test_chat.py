@@ -3,10 +3,10 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from services.tokenizer.chat import render
-from services.tokenizer.load import load_tokenizer
-from shared.errors import InvalidRequest
-from shared.messages.client import ChatMessage
+from pagewire.services.tokenizer.chat import render
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatMessage
 from tests.support.model_folders import SIMPLE_TEMPLATE, TEMPLATES, model_folder
 
 HELLO = [ChatMessage("user", "Hello!")]

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.decode import Head, decode, encoding_of, head_of
-from shared.errors import InvalidRequest
-from shared.messages.client import GenerateRequest
-from shared.messages.open import Encoding
+from pagewire.services.tokenizer.decode import Head, decode, encoding_of, head_of
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import GenerateRequest
+from pagewire.shared.messages.open import Encoding
 
 BOTH = [Encoding.JSON, Encoding.MSGPACK]
 encodings = st.sampled_from(BOTH)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from services.tokenizer.encoder import INLINE_CHARACTERS, Encoder
-from services.tokenizer.load import load_tokenizer
-from services.tokenizer.token_ids import ToIds
-from shared.errors import InvalidRequest
-from shared.messages.client import ChatMessage
-from shared.model_folder import BUNDLED
+from pagewire.services.tokenizer.encoder import INLINE_CHARACTERS, Encoder
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.services.tokenizer.token_ids import ToIds
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatMessage
+from pagewire.shared.model_folder import BUNDLED
 from tests.support.model_folders import SIMPLE_TEMPLATE, model_folder
 
 LONG = "The little rabbit ran into the wood. " * (INLINE_CHARACTERS // 16)

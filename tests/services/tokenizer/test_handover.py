@@ -3,13 +3,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.tokenizer import handover
-from services.tokenizer.handover import Handover, Outcome
-from services.tokenizer.replicas import Replicas
-from shared import subjects
-from shared.bus import Headers
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import (
+from pagewire.services.tokenizer import handover
+from pagewire.services.tokenizer.handover import Handover, Outcome
+from pagewire.services.tokenizer.replicas import Replicas
+from pagewire.shared import subjects
+from pagewire.shared.bus import Headers
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import (
     BusError,
     BusUnavailable,
     DuplicateRequest,
@@ -20,11 +20,11 @@ from shared.errors import (
     RequestTimeout,
     Unavailable,
 )
-from shared.messages import Decoder, pack
-from shared.messages.open import OpenState, OpenStream
-from shared.messages.work import Sampling, WorkItem
-from shared.peers import Peers
-from shared.placement import rank
+from pagewire.shared.messages import Decoder, pack
+from pagewire.shared.messages.open import OpenState, OpenStream
+from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.peers import Peers
+from pagewire.shared.placement import rank
 from tests.services.tokenizer.harness import FakeDetokenizer
 
 QUEUE = subjects.work_queue("m", 0, subjects.ANY)

@@ -1,6 +1,6 @@
 import asyncio
 
-from services.tokenizer.inflight import InFlight
+from pagewire.services.tokenizer.inflight import InFlight
 
 
 class Failure(Exception):

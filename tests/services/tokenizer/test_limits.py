@@ -2,15 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.limits import (
+from pagewire.services.tokenizer.limits import (
     HEADROOM,
     MAX_SEQUENCES,
     RESULT_BYTES,
     Limits,
     tokens_to_generate,
 )
-from shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
-from shared.messages.client import SamplingParams
+from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
+from pagewire.shared.messages.client import SamplingParams
 
 LIMITS = Limits(max_model_len=100, vocab_size=1000, max_payload=1 << 20)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.tokenizer.load import load_tokenizer
-from shared.errors import ConfigurationError
-from shared.model_folder import BUNDLED
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import BUNDLED
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 
 
@@ -74,6 +74,6 @@ def test_a_broken_configuration_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 def test_the_service_starts_without_torch() -> None:
-    program = "import sys, services.tokenizer.service; print('torch' in sys.modules)"
+    program = "import sys, pagewire.services.tokenizer.service; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"

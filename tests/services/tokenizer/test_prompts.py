@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.prompts import MAX_PROMPTS, Chat, Ids, Texts, check_ids, prompts_of
-from shared.errors import InvalidRequest
-from shared.messages.client import ChatMessage, GenerateRequest
+from pagewire.services.tokenizer.prompts import MAX_PROMPTS, Chat, Ids, Texts, check_ids, prompts_of
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatMessage, GenerateRequest
 
 TURN = ChatMessage("user", "hello")
 

@@ -4,15 +4,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from services.tokenizer.replicas import Replicas
-from shared import subjects
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import encode, pack
-from shared.messages.heartbeat import Heartbeat
-from shared.messages.prefixes import CachedPrefixes
-from shared.messages.work import Sampling, WorkItem
-from shared.peers import SILENCE
-from shared.prefix_hashes import SPAN, prefix_hashes
+from pagewire.services.tokenizer.replicas import Replicas
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import encode, pack
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.peers import SILENCE
+from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
 
 PROMPT = pack(range(3 * SPAN))
 
@@ -113,7 +113,7 @@ def test_one_that_is_not_ready_or_of_another_model_is_no_target() -> None:
 def test_a_silent_one_is_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(scene: Scene) -> None:
         now = time.monotonic() + SILENCE
-        monkeypatch.setattr("services.tokenizer.replicas.time.monotonic", lambda: now)
+        monkeypatch.setattr("pagewire.services.tokenizer.replicas.time.monotonic", lambda: now)
         assert scene.replicas.choose(work()) == subjects.ANY
         await scene.tell("a", [])
         await scene.beat("a")

@@ -1,7 +1,7 @@
 import pytest
 
-from services.tokenizer.retry import LONGEST_MS, SHORTEST_MS, WELCOME, retry_after_ms
-from shared.messages.heartbeat import Heartbeat
+from pagewire.services.tokenizer.retry import LONGEST_MS, SHORTEST_MS, WELCOME, retry_after_ms
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 
 def scheduler(queued: float, drain_rate: float) -> Heartbeat:

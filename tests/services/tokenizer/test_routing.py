@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.routing import SLACK, Replica, matched, route
-from shared.subjects import ANY
+from pagewire.services.tokenizer.routing import SLACK, Replica, matched, route
+from pagewire.shared.subjects import ANY
 
 PROMPT = list(range(8))
 """Hashes of a prompt's prefixes."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.sampling import (
+from pagewire.services.tokenizer.sampling import (
     COLDEST,
     MAX_BEAM_STOPS,
     MAX_BEAMS,
@@ -20,10 +20,10 @@ from services.tokenizer.sampling import (
     stop_strings,
     stop_tokens,
 )
-from shared.errors import InvalidRequest
-from shared.messages import unpack
-from shared.messages.client import SamplingParams
-from shared.messages.work import Sampling
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.client import SamplingParams
+from pagewire.shared.messages.work import Sampling
 
 VOCABULARY = 100
 BUILT = {

@@ -14,22 +14,22 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from services.tokenizer import handover, service
-from services.tokenizer.inflight import MAX_REQUESTS
-from services.tokenizer.load import load_tokenizer
-from services.tokenizer.sampling import NOT_BUILT
-from services.tokenizer.service import Tokenizer
-from shared import subjects, telemetry
-from shared.bus import Message
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.config import Settings
-from shared.context import Context
-from shared.errors import ConfigurationError
-from shared.messages import unpack
-from shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelList, TokenizeReply
-from shared.messages.open import Encoding, OpenState
-from shared.model_folder import BUNDLED
-from shared.placement import rank
+from pagewire.services.tokenizer import handover, service
+from pagewire.services.tokenizer.inflight import MAX_REQUESTS
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.services.tokenizer.sampling import NOT_BUILT
+from pagewire.services.tokenizer.service import Tokenizer
+from pagewire.shared import subjects, telemetry
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.config import Settings
+from pagewire.shared.context import Context
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelList, TokenizeReply
+from pagewire.shared.messages.open import Encoding, OpenState
+from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.placement import rank
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from services.tokenizer.load import load_tokenizer
-from services.tokenizer.token_ids import ToIds, to_ids
-from shared.model_folder import BUNDLED
+from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.services.tokenizer.token_ids import ToIds, to_ids
+from pagewire.shared.model_folder import BUNDLED
 from tests.support.tokenizers import NAMES, texts, tokenizer
 
 LLAMA_3 = (

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer.prompts import Ids, Texts
-from services.tokenizer.validate import MAX_TIMEOUT_MS, validate
-from shared.errors import InvalidRequest
-from shared.messages.client import GenerateRequest, SamplingParams
+from pagewire.services.tokenizer.prompts import Ids, Texts
+from pagewire.services.tokenizer.validate import MAX_TIMEOUT_MS, validate
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
 
 def refused(**fields: Any) -> str:

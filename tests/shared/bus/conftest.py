@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 
-from pagewire.broker import Broker
-from shared.bus import Bus
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.bus.protocol import ACK_WAIT
+from pagewire.embedded.broker import Broker
+from pagewire.shared.bus import Bus
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.bus.protocol import ACK_WAIT
 from tests.support.broker import connect_service, running_broker
 
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from shared.bus import Handler, Message
-from shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
+from pagewire.shared.bus import Handler, Message
+from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import Run, World
 from tests.support.waiting import until
 

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from pagewire.broker import Broker
-from shared.bus import nats
-from shared.errors import BusUnavailable, ConfigurationError
+from pagewire.embedded.broker import Broker
+from pagewire.shared.bus import nats
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from tests.support.broker import CLIENT_INBOX, connect_service
 from tests.support.wire import FakeServer
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from shared.bus.nats_parser import BulkParser
+from pagewire.shared.bus.nats_parser import BulkParser
 
 Heard = tuple[object, ...]
 HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pagewire.broker import Broker
-from shared import subjects
-from shared.bus import nats_store
-from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.bus.nats_store import DONE_STREAM, WORK_STREAM
-from shared.errors import BusUnavailable, ConfigurationError
+from pagewire.embedded.broker import Broker
+from pagewire.shared import subjects
+from pagewire.shared.bus import nats_store
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.bus.nats_store import DONE_STREAM, WORK_STREAM
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from tests.support.broker import connect_service
 
 

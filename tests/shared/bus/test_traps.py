@@ -18,11 +18,11 @@ import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from pagewire.broker import Broker
-from shared.bus import Message
-from shared.bus import nats as our_nats
-from shared.bus.nats import OUTBOUND_LIMIT, NatsBus
-from shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NotPermitted, RequestTimeout
+from pagewire.embedded.broker import Broker
+from pagewire.shared.bus import Message
+from pagewire.shared.bus import nats as our_nats
+from pagewire.shared.bus.nats import OUTBOUND_LIMIT, NatsBus
+from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NotPermitted, RequestTimeout
 from tests.support.broker import connect_client, connect_service
 from tests.support.waiting import until
 from tests.support.wire import FakeServer

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels import split_attention
-from kernels.attention_layer import Attention, Batch
-from kernels.paged_attention import paged_attention
-from kernels.plan_splits import capacity as programs
-from kernels.plan_splits import plan_splits
-from kernels.rotary_cache import Rotary, rotary_cache
-from kernels.step_inputs import StepInputs
-from services.executor.devices.cuda.runtime import Runtime
-from services.executor.devices.protocol import Capacity
-from services.executor.models.model import Spec
+from pagewire.kernels import split_attention
+from pagewire.kernels.attention_layer import Attention, Batch
+from pagewire.kernels.paged_attention import paged_attention
+from pagewire.kernels.plan_splits import capacity as programs
+from pagewire.kernels.plan_splits import plan_splits
+from pagewire.kernels.rotary_cache import Rotary, rotary_cache
+from pagewire.kernels.step_inputs import StepInputs
+from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.models.model import Spec
 
 
 class KVPool:

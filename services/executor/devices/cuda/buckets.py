@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from typing import NamedTuple
 
-from shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError
 
 LARGEST = 2048
 """Tokens of the largest captured step. Beyond it, launching kernels one by one takes less time than computing."""

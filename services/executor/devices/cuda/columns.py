@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from kernels.scatter import scatter
-from services.executor.devices.cuda.runtime import Runtime
-from services.executor.devices.cuda.staging import Int32, StagingRing
-from services.executor.devices.protocol import Int64
+from pagewire.kernels.scatter import scatter
+from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.cuda.staging import Int32, StagingRing
+from pagewire.services.executor.devices.protocol import Int64
 
 UPDATES = 16384
 """Entries that go with one copy."""

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import structlog
 
-from services.executor.devices.cuda.attention import KVPool
-from services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
-from services.executor.devices.cuda.columns import StepColumns
-from services.executor.devices.cuda.outputs import OutputRing, Pending
-from services.executor.devices.cuda.runtime import Runtime
-from services.executor.devices.cuda.staging import Int32
-from services.executor.devices.cuda.step import Step
-from services.executor.devices.cuda.tables import SlotTables
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
-from services.executor.models.model import CausalLM
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
+from pagewire.services.executor.devices.cuda.columns import StepColumns
+from pagewire.services.executor.devices.cuda.outputs import OutputRing, Pending
+from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.cuda.staging import Int32
+from pagewire.services.executor.devices.cuda.step import Step
+from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.models.model import CausalLM
 
 DEPTH = 2
 """Steps in flight: the host works for one while the device computes another."""

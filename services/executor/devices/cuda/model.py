@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.rms_norm import rms_norm
-from kernels.rotary_cache import Rotary
-from kernels.silu_mul import silu_mul
-from services.executor.devices.cuda.attention import PagedAttend
-from services.executor.models.decoder import Attention
-from services.executor.models.layers import RMSNorm, SiluMul
-from services.executor.models.model import CausalLM
-from services.executor.models.rope import RotaryEmbedding, Rotate
+from pagewire.kernels.rms_norm import rms_norm
+from pagewire.kernels.rotary_cache import Rotary
+from pagewire.kernels.silu_mul import silu_mul
+from pagewire.services.executor.devices.cuda.attention import PagedAttend
+from pagewire.services.executor.models.decoder import Attention
+from pagewire.services.executor.models.layers import RMSNorm, SiluMul
+from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
 
 
 def with_kernels(model: CausalLM, max_model_len: int, device: torch.device) -> CausalLM:

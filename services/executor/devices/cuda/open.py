@@ -5,20 +5,20 @@ from pathlib import Path
 import structlog
 import torch
 
-from services.executor.devices.capacity import pool_blocks
-from services.executor.devices.cuda.attention import KVPool
-from services.executor.devices.cuda.buckets import Bucket
-from services.executor.devices.cuda.columns import StepColumns
-from services.executor.devices.cuda.device import CudaDevice
-from services.executor.devices.cuda.model import with_kernels
-from services.executor.devices.cuda.runtime import CudaRuntime
-from services.executor.devices.cuda.step import Step
-from services.executor.devices.cuda.tables import SlotTables
-from services.executor.devices.protocol import Capacity
-from services.executor.models.registry import load_model
-from shared.config import STEP_TOKENS, Settings
-from shared.errors import ConfigurationError
-from shared.model_folder import max_model_len, read_config
+from pagewire.services.executor.devices.capacity import pool_blocks
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.buckets import Bucket
+from pagewire.services.executor.devices.cuda.columns import StepColumns
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
+from pagewire.services.executor.devices.cuda.step import Step
+from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.config import STEP_TOKENS, Settings
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import max_model_len, read_config
 
 FP8 = torch.float8_e4m3fn
 FP8_SINCE = (8, 9)

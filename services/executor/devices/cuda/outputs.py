@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.devices.cuda.runtime import Moment, Runtime
-from services.executor.devices.protocol import Int64
+from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
+from pagewire.services.executor.devices.protocol import Int64
 
 
 class Pending:

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from services.executor.devices.cuda.runtime import Moment, Runtime
+from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
 
 Int32 = npt.NDArray[np.int32]
 

@@ -3,16 +3,16 @@
 import torch
 import triton
 
-from kernels.attention_layer import Batch
-from kernels.bookkeeping import bookkeeping
-from kernels.edit_logits import edit_logits
-from kernels.sampler import TILE, sample
-from kernels.step_inputs import StepInputs, step_inputs
-from services.executor.devices.cuda.attention import KVPool, PagedAttend
-from services.executor.devices.cuda.buckets import Bucket
-from services.executor.devices.cuda.columns import StepColumns
-from services.executor.devices.cuda.tables import SlotTables
-from services.executor.models.model import CausalLM
+from pagewire.kernels.attention_layer import Batch
+from pagewire.kernels.bookkeeping import bookkeeping
+from pagewire.kernels.edit_logits import edit_logits
+from pagewire.kernels.sampler import TILE, sample
+from pagewire.kernels.step_inputs import StepInputs, step_inputs
+from pagewire.services.executor.devices.cuda.attention import KVPool, PagedAttend
+from pagewire.services.executor.devices.cuda.buckets import Bucket
+from pagewire.services.executor.devices.cuda.columns import StepColumns
+from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.models.model import CausalLM
 
 
 class Step:

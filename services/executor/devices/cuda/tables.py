@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sampling_table import SamplingTable
-from kernels.slot_state import SlotState
-from services.executor.devices.cuda.staging import Int32
-from services.executor.devices.protocol import Capacity, Int64, SlotSampling
+from pagewire.kernels.sampling_table import SamplingTable
+from pagewire.kernels.slot_state import SlotState
+from pagewire.services.executor.devices.cuda.staging import Int32
+from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling
 
 MOST_STOP_IDS = 1040
 """Stop ids of a slot: a request may name 1024, and a model has some of its own."""

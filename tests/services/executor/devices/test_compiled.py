@@ -13,11 +13,11 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from kernels.cpu import build
-from services.executor.devices import open_device
-from services.executor.models.compiled import OneDnnLinear
-from services.executor.models.config import DtypeSetting
-from shared.config import load
+from pagewire.kernels.cpu import build
+from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.models.compiled import OneDnnLinear
+from pagewire.services.executor.models.config import DtypeSetting
+from pagewire.shared.config import load
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.device import GREEDY, Driver, Row
 
@@ -109,7 +109,7 @@ def test_logits_take_no_new_memory_from_step_to_step() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "opt"])
 def test_products_by_one_dnn_stay_close(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("services.executor.models.compiled.ONE_DNN_FROM", 1)
+    monkeypatch.setattr("pagewire.services.executor.models.compiled.ONE_DNN_FROM", 1)
     ids = text(4, 60)
     driver = Driver(checkpoint(name), "bfloat16", compiled=True, one_dnn=True)
     assert driver.compiled is not None
@@ -121,8 +121,8 @@ def test_products_by_one_dnn_stay_close(monkeypatch: pytest.MonkeyPatch, name: s
 def test_without_a_compiler_pytorch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In a process of its own, with neither a compiler nor a cache."""
     script = (
-        "import sys; from pathlib import Path; from services.executor.devices import open_device;"
-        "from shared import logs; from shared.config import Settings, load;"
+        "import sys; from pathlib import Path; from pagewire.services.executor.devices import open_device;"
+        "from pagewire.shared import logs; from pagewire.shared.config import Settings, load;"
         "logs.configure(Settings(log_format='json'), service='executor');"
         "open_device(load({'num-kv-blocks': 40}, {}), Path(sys.argv[1])).close()"
     )
@@ -151,7 +151,7 @@ def test_with_a_compiler_weights_and_kv_keep_their_dtype() -> None:
 
 @pytest.mark.alone
 def test_threads_of_the_executor_do_not_spin() -> None:
-    code = "import services.executor.service, os; print(os.environ['OMP_WAIT_POLICY'])"
+    code = "import pagewire.services.executor.service, os; print(os.environ['OMP_WAIT_POLICY'])"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     ran = subprocess.run(
         [sys.executable, "-c", code],

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices.cores import FIRST, LOOK, MARGIN, POLITE, SPARE, Cores, Used, next_threads, read_used
+from pagewire.services.executor.devices.cores import (
+    FIRST,
+    LOOK,
+    MARGIN,
+    POLITE,
+    SPARE,
+    Cores,
+    Used,
+    next_threads,
+    read_used,
+)
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))
@@ -213,7 +223,7 @@ def test_who_computes_alone_goes_first_where_that_is_allowed(
 ) -> None:
     """Among those that the whole pipeline was made to compete with."""
     here = os.getpriority(os.PRIO_PROCESS, 0)
-    monkeypatch.setattr("services.executor.devices.cores.NICE", here + nice)
+    monkeypatch.setattr("pagewire.services.executor.devices.cores.NICE", here + nice)
     polite = min(19, here + nice + POLITE)
     alone = here + nice + FIRST
     expected = Niceness(polite, max(-20, alone) if may_have(alone) else polite, polite)

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices.cpu import Bf16, bf16_support
-from services.executor.models.compiled import Linear
-from services.executor.sampling import sequence_key
+from pagewire.services.executor.devices.cpu import Bf16, bf16_support
+from pagewire.services.executor.models.compiled import Linear
+from pagewire.services.executor.sampling import sequence_key
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
 from tests.support.device import BLOCK_SIZE, GREEDY, Row

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.executor.devices import open_device
-from services.executor.devices.capacity import free_memory, pool_blocks
-from shared.config import load
-from shared.errors import ConfigurationError
+from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
+from pagewire.shared.config import load
+from pagewire.shared.errors import ConfigurationError
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
 
 GIB = 1 << 30

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.devices.protocol import StepBatch, positions_of
+from pagewire.services.executor.devices.protocol import StepBatch, positions_of
 
 ROWS = st.lists(st.tuples(st.integers(0, 100_000), st.integers(1, 40)), min_size=1, max_size=20)
 

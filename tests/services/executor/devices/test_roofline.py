@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.shapes import SHAPES
-from services.executor.devices.roofline import BYTES, GPUS, Efficiency, Gpu, Roofline, Shape, shape_of
-from shared.errors import ConfigurationError
+from pagewire.bench.shapes import SHAPES
+from pagewire.services.executor.devices.roofline import BYTES, GPUS, Efficiency, Gpu, Roofline, Shape, shape_of
+from pagewire.shared.errors import ConfigurationError
 
 GPU = Gpu(flops=1000.0, bandwidth=100.0, memory=1 << 20, link=50.0)
 PLAIN = Efficiency(compute=1.0, bandwidth=1.0, link=1.0, all_reduce=0.25, launch=0.5, reserved=0)

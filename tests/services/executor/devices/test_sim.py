@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.shapes import SHAPES, write_folder
-from services.executor.devices import open_device
-from services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
-from services.executor.devices.roofline import GPUS, Efficiency, Roofline, shape_of
-from services.executor.devices.sim import Booked, DeviceClock, SimDevice, choices
-from shared.config import load
-from shared.errors import ConfigurationError
+from pagewire.bench.shapes import SHAPES, write_folder
+from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
+from pagewire.services.executor.devices.roofline import GPUS, Efficiency, Roofline, shape_of
+from pagewire.services.executor.devices.sim import Booked, DeviceClock, SimDevice, choices
+from pagewire.shared.config import load
+from pagewire.shared.errors import ConfigurationError
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=8, max_model_len=512, vocab_size=40)
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.models.layers import RMSNorm
+from pagewire.services.executor.models.layers import RMSNorm
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 1000))

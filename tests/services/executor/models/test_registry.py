@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.models.registry import FAMILIES, load_model
-from shared.errors import ConfigurationError
-from shared.model_folder import read_config
+from pagewire.services.executor.models.registry import FAMILIES, load_model
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.executor.models.registry import load_model
-from shared.errors import ConfigurationError
-from shared.model_folder import read_config
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 
 Tensors = dict[str, torch.Tensor]

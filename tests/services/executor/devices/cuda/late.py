@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
+from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
 
 
 class LateMoment(HostMoment):

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.devices.cuda.buckets import LARGEST, Bucket, Buckets, OneShape, decode_sizes, mixed_sizes
-from shared.errors import ConfigurationError
+from pagewire.services.executor.devices.cuda.buckets import (
+    LARGEST,
+    Bucket,
+    Buckets,
+    OneShape,
+    decode_sizes,
+    mixed_sizes,
+)
+from pagewire.shared.errors import ConfigurationError
 
 
 def test_sizes_of_a_small_device() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.executor.devices.cuda.tables import ENDING
-from services.executor.sampling import sequence_key
+from pagewire.services.executor.devices.cuda.tables import ENDING
+from pagewire.services.executor.sampling import sequence_key
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     GREEDY,

@@ -4,19 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.executor.devices.cores import Cores
-from services.executor.devices.cpu import CpuDevice
-from services.executor.devices.cuda.attention import KVPool
-from services.executor.devices.cuda.device import CudaDevice
-from services.executor.devices.cuda.open import check_cache, open_cuda
-from services.executor.devices.protocol import Int64, StepBatch
-from services.executor.devices.pytorch import PyTorchBackend
-from services.executor.devices.slots import DeviceSlots
-from services.executor.models.model import Attend, Spec
-from services.executor.models.registry import load_model
-from shared.config import load
-from shared.errors import ConfigurationError
-from shared.model_folder import read_config
+from pagewire.services.executor.devices.cores import Cores
+from pagewire.services.executor.devices.cpu import CpuDevice
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.cuda.open import check_cache, open_cuda
+from pagewire.services.executor.devices.protocol import Int64, StepBatch
+from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.slots import DeviceSlots
+from pagewire.services.executor.models.model import Attend, Spec
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.config import load
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import read_config
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     CAPACITY,

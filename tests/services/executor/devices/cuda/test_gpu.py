@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from services.executor.devices import open_device
-from shared.config import load
-from shared.errors import ConfigurationError
+from pagewire.services.executor.devices import open_device
+from pagewire.shared.config import load
+from pagewire.shared.errors import ConfigurationError
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cuda_device
 from tests.support.checkpoints import checkpoint
 

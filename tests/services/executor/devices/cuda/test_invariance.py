@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.executor.devices.cuda.device import CudaDevice
-from services.executor.sampling import sequence_key
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.sampling import sequence_key
 from tests.services.executor.devices.cuda.twins import BLOCK_SIZE, GREEDY, batch_of, cuda_device
 from tests.support.checkpoints import VOCABULARY
 

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 import torch
 
-from services.executor.devices.cuda.tables import ENDING
-from services.executor.devices.protocol import Device
-from services.executor.inbox import PlanInbox
-from services.executor.loop import StepLoop
-from services.executor.results import Ran, Refused
-from shared.messages import unpack
-from shared.messages.step import NO_TOKEN, Finish
+from pagewire.services.executor.devices.cuda.tables import ENDING
+from pagewire.services.executor.devices.protocol import Device
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.step import NO_TOKEN, Finish
 from tests.services.executor.devices.cuda.twins import BLOCK_SIZE, cpu_device, cuda_device
 from tests.services.executor.fakes import add, plan, sampling
 from tests.support.checkpoints import VOCABULARY

@@ -2,8 +2,8 @@
 
 import torch
 
-from services.executor.devices.cuda.model import Norm
-from services.executor.models.layers import RMSNorm
+from pagewire.services.executor.devices.cuda.model import Norm
+from pagewire.services.executor.models.layers import RMSNorm
 from tests.services.executor.devices.cuda.twins import runtime
 
 

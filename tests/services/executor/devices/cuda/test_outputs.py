@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.executor.devices.cuda.outputs import OutputRing
+from pagewire.services.executor.devices.cuda.outputs import OutputRing
 from tests.services.executor.devices.cuda.late import LateRuntime
 
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
-from services.executor.devices.cuda.staging import StagingRing
+from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
+from pagewire.services.executor.devices.cuda.staging import StagingRing
 
 
 class Watched(HostMoment):

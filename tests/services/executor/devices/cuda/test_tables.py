@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.devices.cuda.columns import UPDATES, StepColumns
-from services.executor.devices.cuda.tables import ENDING, SlotTables
-from services.executor.devices.protocol import Int64
+from pagewire.services.executor.devices.cuda.columns import UPDATES, StepColumns
+from pagewire.services.executor.devices.cuda.tables import ENDING, SlotTables
+from pagewire.services.executor.devices.protocol import Int64
 from tests.services.executor.devices.cuda.twins import CAPACITY, GREEDY, SLOTS, runtime
 
 

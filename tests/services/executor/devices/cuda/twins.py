@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from services.executor.devices.cores import Cores
-from services.executor.devices.cpu import CpuDevice
-from services.executor.devices.cuda.attention import KVPool
-from services.executor.devices.cuda.device import CudaDevice
-from services.executor.devices.cuda.model import with_kernels
-from services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
-from services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
-from services.executor.devices.pytorch import PyTorchBackend
-from services.executor.models.registry import load_model
-from shared.model_folder import read_config
+from pagewire.services.executor.devices.cores import Cores
+from pagewire.services.executor.devices.cpu import CpuDevice
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
+from pagewire.services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
+from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.model_folder import read_config
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
 
 SLOTS, BLOCK_SIZE, BLOCKS = 4, 16, 40

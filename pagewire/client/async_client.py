@@ -1,0 +1,198 @@
+"""The asynchronous client: it talks NATS, without a gateway between."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from pagewire.client import frames
+from pagewire.client.batch_inbox import BatchInbox
+from pagewire.client.directory import Directory
+from pagewire.client.stream import Stream
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.errors import BusUnavailable, InvalidRequest, NoResponders, RequestTimeout, Unavailable
+from pagewire.shared.messages.client import (
+    DetokenizeReply,
+    DetokenizeRequest,
+    ErrorFrame,
+    GenerateRequest,
+    ModelInfo,
+    Result,
+    SamplingParams,
+    TokenizeReply,
+    TokenizeRequest,
+)
+
+DEFAULT_URL = "nats://127.0.0.1:4222"
+Prompt = str | Sequence[int | str | Sequence[int]]
+"""Text, token ids, or several of either."""
+
+_ANSWER_WITHIN = 5.0
+T = TypeVar("T", TokenizeReply, DetokenizeReply)
+
+
+class AsyncClient:
+    """A connection to a running stack: `async with AsyncClient() as client: ...`
+
+    Args:
+        url: the broker.
+        api_key: what the stack was started with, if it was.
+        model: the served name; by default the only model that is served.
+        connect_timeout: seconds until a broker must have answered.
+        bus: an open connection with inboxes under `_INBOX`, used instead of `url` and left open.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str = "",
+        model: str = "",
+        connect_timeout: float = 5.0,
+        bus: Bus | None = None,
+    ) -> None:
+        self._url = url
+        self._api_key = api_key
+        self._model = model
+        self._connect_timeout = connect_timeout
+        self._owns = bus is None
+        self._bus = bus
+        self._directory = Directory(bus, model) if bus is not None else None
+        self._batch_inbox = BatchInbox(bus) if bus is not None else None
+
+    async def __aenter__(self) -> Self:
+        if self._bus is None:
+            user = "client" if self._api_key else ""
+            self._bus = await nats.connect(
+                self._url,
+                name="client",
+                user=user,
+                password=self._api_key,
+                inbox_prefix="_INBOX",
+                connect_timeout=self._connect_timeout,
+            )
+            self._directory = Directory(self._bus, self._model)
+            self._batch_inbox = BatchInbox(self._bus)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._owns and self._bus is not None:
+            bus, self._bus, self._directory, self._batch_inbox = self._bus, None, None, None
+            await bus.close()
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        sampling: SamplingParams | None = None,
+        *,
+        messages: Sequence[dict[str, str]] | None = None,
+        model: str = "",
+        request_id: str = "",
+        priority: int = 0,
+        user: str = "",
+        cache_salt: str = "",
+        timeout: float = 60.0,
+        traceparent: str = "",
+        **fields: Any,
+    ) -> Stream:
+        """One request whose deltas are read with `async for`. Nothing is sent before that.
+
+        Args:
+            prompt: what to continue.
+            sampling: how tokens are chosen; or its fields as keywords, such as `max_tokens=64`.
+            messages: a conversation instead of a prompt.
+            model: the served name.
+            request_id: [A-Za-z0-9_-]{1,64}; drawn when empty. The same id with the same body is the same request.
+            priority: lower runs earlier.
+            user: on whose behalf; users of one priority get fair shares.
+            cache_salt: only requests with the same one share cached prefixes.
+            timeout: deadline in seconds.
+            traceparent: W3C trace context that the request continues.
+
+        Raises:
+            InvalidRequest: an argument is unknown or of the wrong kind.
+        """
+        if sampling is not None and fields:
+            raise InvalidRequest(f"give {', '.join(fields)} in `sampling` or as keywords, not both")
+        request = {
+            "prompt": prompt,
+            "messages": messages,
+            "sampling": fields if sampling is None else sampling,
+            "request_id": request_id or secrets.token_hex(12),
+            "priority": priority,
+            "user": user,
+            "cache_salt": cache_salt,
+            "timeout_ms": int(timeout * 1000),
+        }
+        try:
+            built = msgspec.convert(msgspec.to_builtins(request), GenerateRequest)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(str(error)) from error
+        bus, directory, batch_inbox = self._connection()
+        return Stream(bus, directory, batch_inbox, model, built, traceparent, fresh=not request_id)
+
+    async def generate(
+        self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
+    ) -> Result:
+        """The whole result of one request. Arguments are those of `stream`.
+
+        Raises:
+            RequestError: the request has failed.
+            BusUnavailable: there is no connection.
+        """
+        return await self.stream(prompt, sampling, **options).result()
+
+    async def cancel(self, request_id: str) -> str:
+        """Ends a request, whoever sent it. Returns cancelled, ended or unknown.
+
+        Raises:
+            BusError: nobody answers.
+        """
+        bus, *_ = self._connection()
+        return await frames.cancel(bus, f"{subjects.CANCEL}.{request_id}")
+
+    async def models(self) -> list[ModelInfo]:
+        """The models that are served.
+
+        Raises:
+            Unavailable: nobody answers.
+        """
+        return await self._connection()[1].models()
+
+    async def tokenize(self, text: str, model: str = "") -> list[int]:
+        """Token ids of a text, as the model's tokenizer has them.
+
+        Raises:
+            RequestError: the text is refused, or nobody answers.
+        """
+        return (await self._ask(subjects.TOKENIZE, model, TokenizeRequest(text), TokenizeReply)).token_ids
+
+    async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
+        """Text of token ids.
+
+        Raises:
+            RequestError: the ids are refused, or nobody answers.
+        """
+        request = DetokenizeRequest(list(token_ids))
+        return (await self._ask(subjects.DETOKENIZE, model, request, DetokenizeReply)).text
+
+    async def _ask(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
+        bus, directory, _ = self._connection()
+        name = await directory.resolve(model)
+        subject = f"{verb}.{subjects.model_token(name)}"
+        try:
+            reply = await bus.request(subject, msgspec.json.encode(request), timeout=_ANSWER_WITHIN)
+        except NoResponders as error:
+            raise await directory.absence(name) from error
+        except RequestTimeout as error:
+            raise Unavailable(f"the tokenizer of {name} does not answer") from error
+        if "Nats-Service-Error" in reply.headers:
+            raise frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
+        return msgspec.json.decode(reply.data, type=kind)
+
+    def _connection(self) -> tuple[Bus, Directory, BatchInbox]:
+        if self._bus is None or self._directory is None or self._batch_inbox is None:
+            raise BusUnavailable("the client is not connected: use it as `async with AsyncClient(...) as client:`")
+        return self._bus, self._directory, self._batch_inbox

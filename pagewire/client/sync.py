@@ -1,0 +1,91 @@
+"""The client for programs without a loop of their own."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+from pagewire.client.async_client import DEFAULT_URL, AsyncClient, Prompt
+from pagewire.shared.messages.client import Delta, ModelInfo, Result, SamplingParams
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop on a thread of its own, on which other threads run coroutines."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pagewire", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine, or what it raises. An interrupt here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Ends the loop and its thread. Harmless twice."""
+        if self._loop.is_closed():
+            return
+        self.run(self._loop.shutdown_asyncgens())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Client:
+    """A connection to a running stack: `with Client() as client: ...`. Arguments are those of `AsyncClient`."""
+
+    def __init__(self, url: str = DEFAULT_URL, *, api_key: str = "", model: str = "") -> None:
+        self._client = AsyncClient(url, api_key=api_key, model=model)
+        self._thread = LoopThread()
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._client.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._thread.run(self._client.__aexit__())
+        finally:
+            self._thread.close()
+
+    def stream(
+        self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
+    ) -> Iterator[Delta]:
+        """The deltas of one request, as `AsyncClient.stream` gives them."""
+        deltas = self._client.stream(prompt, sampling, **options).__aiter__()
+        try:
+            while (delta := self._thread.run(_next(deltas))) is not None:
+                yield delta
+        finally:
+            self._thread.run(deltas.aclose())
+
+    def generate(self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any) -> Result:
+        """The whole result of one request, as `AsyncClient.generate` gives it."""
+        return self._thread.run(self._client.generate(prompt, sampling, **options))
+
+    def cancel(self, request_id: str) -> str:
+        """Ends a request. Returns cancelled, ended or unknown."""
+        return self._thread.run(self._client.cancel(request_id))
+
+    def models(self) -> list[ModelInfo]:
+        """The models that are served."""
+        return self._thread.run(self._client.models())
+
+    def tokenize(self, text: str, model: str = "") -> list[int]:
+        """Token ids of a text."""
+        return self._thread.run(self._client.tokenize(text, model))
+
+    def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
+        """Text of token ids."""
+        return self._thread.run(self._client.detokenize(token_ids, model))
+
+
+async def _next(deltas: AsyncGenerator[Delta, None]) -> Delta | None:
+    return await anext(deltas, None)

@@ -1,0 +1,37 @@
+"""The spans of one request as a picture in the terminal."""
+
+from collections.abc import Iterable, Sequence
+
+from pagewire.shared.spans import Span
+
+STAGES = ("receive", "queue", "prefill", "decode", "stream")
+"""Spans of every request, in the order in which they begin."""
+
+
+def of_request(spans: Iterable[Span], request_id: str) -> list[Span]:
+    """The spans of a request, by start: those that name it, and those of the same trace."""
+    found = list(spans)
+    traces = {span.trace_id for span in found if span.attributes.get("request_id") == request_id}
+    return sorted((span for span in found if span.trace_id in traces), key=lambda span: (span.start, span.end))
+
+
+def draw(spans: Sequence[Span], width: int = 60) -> list[str]:
+    """One line per span: its stage, when it began and how long it took in milliseconds, and a bar on a common scale."""
+    begin = min(span.start for span in spans)
+    whole = max(span.end for span in spans) - begin
+    scale = width / whole if whole > 0 else 0.0
+    lines = [f"{'stage':<10}{'service':<14}{'start ms':>10}{'ms':>10}"]
+    for span in spans:
+        left = min(int((span.start - begin) * scale), width - 1)
+        length = max(1, min(round((span.end - span.start) * scale), width - left))
+        bar = " " * left + "█" * length
+        start, took = (span.start - begin) * 1000, (span.end - span.start) * 1000
+        lines.append(f"{span.name:<10}{span.service:<14}{start:>10.1f}{took:>10.1f}  {bar}")
+    return lines
+
+
+def shares(spans: Sequence[Span]) -> dict[str, tuple[float, float]]:
+    """For each stage its seconds, and its share of the time from the first start to the last end."""
+    whole = max(span.end for span in spans) - min(span.start for span in spans)
+    seconds = {stage: sum(span.end - span.start for span in spans if span.name == stage) for stage in STAGES}
+    return {stage: (time, time / whole if whole else 0.0) for stage, time in seconds.items()}

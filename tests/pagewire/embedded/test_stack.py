@@ -1,0 +1,202 @@
+"""The whole stack as users start it, with the bundled model: over HTTP, over NATS, from the terminal."""
+
+import asyncio
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import nats
+import openai
+import pytest
+
+from pagewire import LLM, Client, SamplingParams, errors
+from pagewire.embedded.stack import PIPELINE, Stack, check_replicas, program_names, replicas_of
+from pagewire.shared.config import Settings
+from tests.pagewire.embedded.test_supervisor import alive
+from tests.pagewire.serving import Served, run, serving
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.alone
+
+SMALL = ("--max-model-len", "256", "--num-kv-blocks", "64")
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("traces")
+    with serving("--trace-dir", str(folder), *SMALL) as served:
+        yield served
+        started = served.processes()
+        assert len(started) == 6
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
+    assert not any(alive(pid) for pid in started), "something was left behind"
+
+
+@pytest.fixture(scope="module")
+def text(stack: Served) -> str:
+    """What the model says to the prompt, greedily, by the shortest way."""
+    with Client(stack.nats) as client:
+        return client.generate("Once upon a time", GREEDY).choices[0].text
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except OSError:
+        return 0
+
+
+def test_it_is_healthy_from_the_ready_line_on(stack: Served) -> None:
+    assert status_of(f"{stack.http}/health") == 200
+
+
+def test_the_official_client_gets_the_same_text(stack: Served, text: str) -> None:
+    with openai.OpenAI(base_url=f"{stack.http}/v1", api_key="none", max_retries=0) as client:
+        whole = client.completions.create(model="bundled", prompt="Once upon a time", max_tokens=6, temperature=0)
+        assert whole.choices[0].text == text
+        parts = client.completions.create(
+            model="bundled", prompt="Once upon a time", max_tokens=6, temperature=0, stream=True
+        )
+        assert "".join(part.choices[0].text for part in parts) == text
+
+
+def test_a_bare_nats_client_gets_the_same_text(stack: Served, text: str) -> None:
+    async def main() -> None:
+        connection = await nats.connect(stack.nats)
+        body = msgspec.json.encode({"prompt": "Once upon a time", "sampling": GREEDY})
+        reply = await connection.request("pagewire.v1.generate.bundled", body, timeout=30)
+        await connection.close()
+        assert msgspec.json.decode(reply.data)["choices"][0]["text"] == text
+
+    asyncio.run(main())
+
+
+def test_the_command_prints_the_same_text(stack: Served, text: str) -> None:
+    done = run("generate", "Once upon a time", "--max-tokens", "6", "--temperature", "0", "--nats-url", stack.nats)
+    assert (done.returncode, done.stdout) == (0, f"Once upon a time{text}\n"), done.stderr
+
+
+def test_a_model_without_a_template_cannot_chat(stack: Served) -> None:
+    with Client(stack.nats) as client, pytest.raises(errors.InvalidRequest, match="template"):
+        client.generate(messages=[{"role": "user", "content": "hi"}])
+
+
+def test_status_shows_every_service(stack: Served) -> None:
+    done = run("status", "--nats-url", stack.nats)
+    assert done.returncode == 0, done.stderr
+    for service in ("tokenizer", "scheduler", "executor", "detokenizer", "gateway"):
+        assert sum(line.startswith(service) and " ready " in line for line in done.stdout.splitlines()) == 1
+    assert run("status", "--nats-url", stack.nats, "--service", "scheduler").returncode == 0
+    missing = run("status", "--nats-url", stack.nats, "--service", "nobody")
+    assert (missing.returncode, missing.stdout.splitlines()[-1]) == (1, "not ready: nobody")
+
+
+def test_doctor_finds_the_running_stack(stack: Served) -> None:
+    done = run("doctor", "--nats-url", stack.nats)
+    assert f"{stack.nats} serves bundled" in done.stdout
+
+
+def test_status_counts_replicas(stack: Served) -> None:
+    done = run("status", "--nats-url", stack.nats, "--data-parallel-size", "2")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "not ready: executor (1 of 2), scheduler (1 of 2)"
+
+
+def test_a_program_per_replica_of_what_is_replicated() -> None:
+    one, three = Settings(), Settings(data_parallel_size=3)
+    assert [replicas_of(service, three) for service in PIPELINE] == [3, 3, 1, 1]
+    assert {replicas_of(service, one) for service in PIPELINE} == {1}
+    assert program_names("scheduler", 1) == ["scheduler"]
+    assert program_names("scheduler", 3) == ["scheduler-0", "scheduler-1", "scheduler-2"]
+
+
+def test_more_replicas_than_cores_are_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert check_replicas(Settings(data_parallel_size=2)) == "2 on 2 cores"
+    with pytest.raises(errors.ConfigurationError, match="data-parallel-size 3"):
+        Stack(Settings(data_parallel_size=3))
+    Stack(Settings(data_parallel_size=3, device="sim:h100"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "own"), [("", ["0", "1"]), ("5,3", ["5", "3"]), ("GPU-a,GPU-b,2", ["GPU-a", "GPU-b"])]
+)
+def test_each_executor_of_several_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, visible: str, own: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    stack = Stack(Settings(device="cuda", data_parallel_size=2))
+    assert [stack._environment(f"executor-{i}")["CUDA_VISIBLE_DEVICES"] for i in range(2)] == own
+    assert stack._environment("scheduler-1")["CUDA_VISIBLE_DEVICES"] == visible
+    assert Stack(Settings(device="cuda"))._environment("executor")["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_fewer_gpus_than_replicas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    stack = Stack(Settings(device="cuda", data_parallel_size=2))
+    with pytest.raises(errors.ConfigurationError, match="executor-1"):
+        stack._environment("executor-1")
+
+
+def test_a_request_leaves_a_waterfall(stack: Served) -> None:
+    folder = next(
+        part.partition("=")[2]
+        for part in Path(f"/proc/{stack.service('tokenizer')}/environ").read_text().split("\0")
+        if part.startswith("PAGEWIRE_TRACE_DIR=")
+    )
+    with Client(stack.nats) as client:
+        client.generate("Once", GREEDY, request_id="waterfall")
+    deadline = time.monotonic() + 10
+    while not all(
+        name in (done := run("trace", "waterfall", "--trace-dir", folder)).stdout for name in ("decode", "stream")
+    ):
+        assert time.monotonic() < deadline, done
+    assert done.returncode == 0
+    stages = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert sorted(stages) == ["decode", "prefill", "queue", "receive", "stream"]
+
+
+def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
+    killed = stack.service("tokenizer")
+    os.kill(killed, signal.SIGKILL)
+    asyncio.run(until(lambda: stack.find("tokenizer") not in (None, killed), timeout=30))
+    with Client(stack.nats) as client:
+
+        def serves() -> bool:
+            try:
+                return client.generate("Once upon a time", GREEDY).choices[0].text == text
+            except errors.Unavailable:
+                return False
+
+        asyncio.run(until(serves, timeout=30))
+    asyncio.run(until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30))
+
+
+def test_the_demo_shows_a_generation_and_its_timings() -> None:
+    done = run("demo", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Once upon a time")
+    for wanted in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%"):
+        assert wanted in done.stdout
+
+
+def test_offline_generation_brings_its_own_stack(text: str) -> None:
+    with LLM(max_model_len=256, num_kv_blocks=64) as llm:
+        results = llm.generate(["Once upon a time", "Alice was"], GREEDY)
+        assert results[0].choices[0].text == text
+        assert len(results[1].choices[0].token_ids) == 6
+        with pytest.raises(errors.InvalidRequest):
+            llm.generate(["a", "b"], [SamplingParams()])
+        with pytest.raises(errors.ContextLength):
+            llm.generate("x", SamplingParams(max_tokens=1000))
