@@ -6,14 +6,19 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import msgspec
+import structlog
 
+from pagewire.shared.bus import Message
 from pagewire.shared.errors import WireVersionError
 
 WIRE_VERSION = 2
 """Raised whenever a peer built from the previous version could misread a message."""
+UNREADABLE = (WireVersionError, msgspec.DecodeError)
+"""What `Decoder.decode` raises."""
 
 _PREFIX = bytes([WIRE_VERSION])
 _encoder = msgspec.msgpack.Encoder()
+_log = structlog.get_logger()
 T = TypeVar("T")
 
 if sys.byteorder != "little":
@@ -30,24 +35,42 @@ def encode(message: Wire) -> bytes:
 
 
 class Decoder(Generic[T]):
-    """Decodes one message type, or a union of them.
-
-    Raises:
-        WireVersionError: the peer speaks another version.
-        msgspec.DecodeError: the bytes are not such a message.
-    """
+    """Decodes one message type, or a union of them."""
 
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def decode(self, data: bytes | memoryview) -> T:
-        """The message in `data`."""
+        """Returns the message in `data`.
+
+        Raises:
+            WireVersionError: the peer speaks another version.
+            msgspec.DecodeError: the bytes are not such a message.
+        """
         view = memoryview(data)
         if not len(view):
             raise msgspec.DecodeError("the message is empty")
         if view[0] != WIRE_VERSION:
             raise WireVersionError(int(view[0]), WIRE_VERSION)
         return self._decoder.decode(view[1:])
+
+    def try_decode(self, data: bytes | memoryview) -> T | None:
+        """Returns the message in `data`, or None if it is unreadable.
+
+        For what is published over and over, such as heartbeats: a peer of another release counts as absent.
+        """
+        try:
+            return self.decode(data)
+        except UNREADABLE:
+            return None
+
+    def read(self, message: Message) -> T | None:
+        """Returns what a bus message holds; logs `message_unreadable` and returns None if it is unreadable."""
+        try:
+            return self.decode(message.data)
+        except UNREADABLE as error:
+            _log.error("message_unreadable", subject=message.subject, reason=str(error))
+            return None
 
 
 def pack(values: Iterable[int]) -> bytes:

@@ -71,8 +71,8 @@ class Opened(Wire, frozen=True):
     """An `OpenState`."""
 
 
-class Abandon(Wire, frozen=True):
-    """The work could not be stored: the stream ends with this error."""
+class AbortStream(Wire, frozen=True):
+    """The work cannot be done, for instance because the queue did not take it: the stream ends with this error."""
 
     request_id: str
     error: str

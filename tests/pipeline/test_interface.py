@@ -13,8 +13,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from pagewire.bench.shapes import write_folder
-from pagewire.services.detokenizer import presence
-from pagewire.services.tokenizer.inflight import MAX_BYTES, InFlight
+from pagewire.services.detokenizer import frame_sender
+from pagewire.services.tokenizer.request_tasks import MAX_BYTES, RequestTasks
 from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
@@ -246,7 +246,7 @@ def test_a_deadline_ends_a_request_with_408() -> None:
 
 
 def test_too_many_requests_are_refused_with_429_and_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InFlight.__init__, "__defaults__", (4, MAX_BYTES))
+    monkeypatch.setattr(RequestTasks.__init__, "__defaults__", (4, MAX_BYTES))
 
     async def test(client: Client, _: Pipeline) -> None:
         body = {"prompt": "One", "sampling": {"max_tokens": 1}}
@@ -306,7 +306,7 @@ def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None
 
 def test_a_client_that_was_killed_costs_no_more_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection ends without a word; the broker then says that nobody listens to its frames."""
-    monkeypatch.setattr(presence, "PATIENCE", 2)
+    monkeypatch.setattr(frame_sender, "MAX_UNDELIVERED", 2)
     write_folder("llama-3-70b", tmp_path)
     slow = msgspec.structs.replace(SETTINGS, model=str(tmp_path), device="sim:l40s", dtype="auto")
 
@@ -350,12 +350,12 @@ def test_a_reply_subject_that_is_no_inbox_is_never_answered() -> None:
 
     async def test(client: Client, pipeline: Pipeline) -> None:
         heard: list[str] = []
-        await pipeline.bus.subscribe("pagewire.svc.finish.>", lambda m: heard.append(m.subject))
+        await pipeline.bus.subscribe("pagewire.svc.abort.>", lambda m: heard.append(m.subject))
         await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: heard.append(m.subject))
         long = "_INBOX." + "x" * 4000
         await pipeline.bus.subscribe(long, lambda m: heard.append(m.subject))
         body = json.dumps({"prompt": "One", "sampling": {"max_tokens": 1}}).encode()
-        for reply in ("pagewire.svc.finish.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
+        for reply in ("pagewire.svc.abort.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
             await client.publish(SUBJECT, body, reply=reply)
         await client.publish(SUBJECT, body)
         assert (await ask(client, {"prompt": "One", "sampling": {"max_tokens": 1}}))["type"] == "result"
