@@ -6,7 +6,7 @@ from html import escape
 
 import numpy as np
 
-from pagewire.bench._virtual import Trace
+from pagewire.bench._simulation.pipeline import Trace
 
 QUANTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 Points = Sequence[tuple[float, float]]

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pagewire.bench._loads import sharegpt_lengths
+from pagewire.bench._simulation.loads import sharegpt_lengths
 from pagewire.bench.cpu_step import SHAPES, VOCABULARY
 
 _ROOT = Path(__file__).resolve().parents[1]

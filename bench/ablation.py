@@ -16,10 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from pagewire.bench._loads import LOADS, poisson
 from pagewire.bench._output import folder
 from pagewire.bench._report import chart, figures, markdown, mean, milliseconds
-from pagewire.bench._systems import System, Variant, pipeline
+from pagewire.bench._simulation.loads import LOADS, poisson
+from pagewire.bench._simulation.systems import System, Variant, pipeline
 
 SYSTEMS = (System("llama-3-8b", "h100", 1, 8192), System("llama-3-70b", "h100", 4, 8192))
 BASE = Variant()

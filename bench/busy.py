@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._loads import sharegpt_lengths
 from pagewire.bench._output import json_file
+from pagewire.bench._simulation.loads import sharegpt_lengths
 from pagewire.bench.shapes import write_folder
 from pagewire.commands.status import ask
 from pagewire.embedded.stack import PIPELINE, Stack

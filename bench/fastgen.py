@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagewire.bench._loads import fastgen
 from pagewire.bench._output import folder
 from pagewire.bench._report import QUANTILES, Points, chart, markdown, mean
-from pagewire.bench._service_level import (
+from pagewire.bench._simulation.loads import fastgen
+from pagewire.bench._simulation.pipeline import Request, Trace
+from pagewire.bench._simulation.service_level import (
     FASTGEN,
     TIGHT,
     effective_throughput,
@@ -28,8 +29,7 @@ from pagewire.bench._service_level import (
     throughput_by_latency,
     token_intervals,
 )
-from pagewire.bench._systems import System, Variant, pipeline
-from pagewire.bench._virtual import Request, Trace
+from pagewire.bench._simulation.systems import System, Variant, pipeline
 
 SYSTEM = System("llama-2-70b", "a100-80", 4, 4096)
 PAIRS = ((1200, 60), (1200, 128), (2600, 60), (2600, 128))

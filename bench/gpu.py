@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from pagewire.bench import _gpu_kernels, _gpu_load, _gpu_profile, _gpu_steps
-from pagewire.bench._gpu_machine import Machine, description, measured
-from pagewire.bench._gpu_plan import Cell, grid
+from pagewire.bench._gpu import kernels, load, profile, steps
+from pagewire.bench._gpu.machine import Machine, description, measured
+from pagewire.bench._gpu.plan import Cell, grid
 from pagewire.bench._output import json_file
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
@@ -53,33 +53,33 @@ def _cached(machine: Machine, given: argparse.Namespace) -> torch.dtype:
     return FP8 if given.kv_cache_dtype == "fp8" else machine.dtype
 
 
-def _decode(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_steps.DecodeRun]:
-    return _gpu_steps.decode(machine, _shapes(given), grid(ROWS, CONTEXTS), DECODE_STEPS, _cached(machine, given))
+def _decode(machine: Machine, given: argparse.Namespace) -> Iterator[steps.DecodeRun]:
+    return steps.decode(machine, _shapes(given), grid(ROWS, CONTEXTS), DECODE_STEPS, _cached(machine, given))
 
 
-def _prefill(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_steps.PrefillRun]:
-    return _gpu_steps.prefill(machine, _shapes(given), PROMPTS, PREFILL_REPEATS, _cached(machine, given))
+def _prefill(machine: Machine, given: argparse.Namespace) -> Iterator[steps.PrefillRun]:
+    return steps.prefill(machine, _shapes(given), PROMPTS, PREFILL_REPEATS, _cached(machine, given))
 
 
-def _kernels(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_kernels.KernelRun]:
-    return _gpu_kernels.kernels(machine, _shapes(given), KERNEL_CELLS, PROMPTS)
+def _kernels(machine: Machine, given: argparse.Namespace) -> Iterator[kernels.KernelRun]:
+    return kernels.kernels(machine, _shapes(given), KERNEL_CELLS, PROMPTS)
 
 
-def _profile(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_profile.ProfileRun]:
-    return _gpu_profile.profile(machine, _shapes(given), PROFILED, PROFILED_STEPS)
+def _profile(machine: Machine, given: argparse.Namespace) -> Iterator[profile.ProfileRun]:
+    return profile.profile(machine, _shapes(given), PROFILED, PROFILED_STEPS)
 
 
-def _load(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_load.LoadRun]:
+def _load(machine: Machine, given: argparse.Namespace) -> Iterator[load.LoadRun]:
     device = machine.runtime.device
-    return _gpu_load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device)
+    return load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device)
 
 
 PARTS: Mapping[str, Part] = {
-    "decode": Part(_decode, _gpu_steps.decode_table),
-    "prefill": Part(_prefill, _gpu_steps.prefill_table),
-    "kernels": Part(_kernels, _gpu_kernels.table),
-    "profile": Part(_profile, _gpu_profile.table),
-    "load": Part(_load, _gpu_load.table),
+    "decode": Part(_decode, steps.decode_table),
+    "prefill": Part(_prefill, steps.prefill_table),
+    "kernels": Part(_kernels, kernels.table),
+    "profile": Part(_profile, profile.table),
+    "load": Part(_load, load.table),
 }
 
 
@@ -120,7 +120,7 @@ def report(machine: Machine, given: argparse.Namespace) -> int:
         runs = list(PARTS[name].run(machine, given))
         print("\n".join(["", f"### {name}", "", *PARTS[name].table(runs)]), flush=True)
         results["parts"][name] = [asdict(run) for run in runs]
-        syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, _gpu_profile.ProfileRun))
+        syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, profile.ProfileRun))
         if given.output:
             given.output.write_text(json.dumps(results, indent=1) + "\n")
     if syncs:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from pagewire.bench._loads import poisson, sharegpt
 from pagewire.bench._report import markdown
-from pagewire.bench._systems import System, Variant, pipeline
+from pagewire.bench._simulation.loads import poisson, sharegpt
+from pagewire.bench._simulation.systems import System, Variant, pipeline
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.prefixes import Prefixes
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pagewire.bench._clock import Clock
-from pagewire.bench._conversations import Client
-from pagewire.bench._fleet import Fleet
 from pagewire.bench._output import folder
 from pagewire.bench._report import chart, markdown
-from pagewire.bench._systems import System, Variant, limits
-from pagewire.bench._virtual import Host, Request, VirtualPipeline
+from pagewire.bench._simulation.clock import Clock
+from pagewire.bench._simulation.conversations import Client
+from pagewire.bench._simulation.fleet import Fleet
+from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
+from pagewire.bench._simulation.systems import System, Variant, limits
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.slots import SlotTable

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench import ablation
-from pagewire.bench._loads import LOADS
-from pagewire.bench._systems import Variant
+from pagewire.bench._simulation.loads import LOADS
+from pagewire.bench._simulation.systems import Variant
 from pagewire.bench.ablation import GROUPS, SYSTEMS, Cell, Run, main, simulate
 
 

@@ -9,12 +9,12 @@ import torch
 
 from pagewire import cli
 from pagewire.bench import gpu
-from pagewire.bench._gpu_machine import measured, timed
-from pagewire.bench._gpu_plan import Cell
-from pagewire.bench._gpu_profile import Gap, ProfileRun, table
+from pagewire.bench._gpu.machine import measured, timed
+from pagewire.bench._gpu.plan import Cell
+from pagewire.bench._gpu.profile import Gap, ProfileRun, table
 from pagewire.services.executor.devices.cuda.runtime import HostRuntime
 from pagewire.shared.errors import ConfigurationError
-from tests.bench.gpu_cases import MACHINE, MODEL
+from tests.bench.gpu.cases import MACHINE, MODEL
 
 
 def given(*parts: str, output: Path | None = None) -> argparse.Namespace:

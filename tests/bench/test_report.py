@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from pagewire.bench._report import chart, figures, markdown, mean, milliseconds
-from tests.bench.cases import request, serve
+from tests.bench.simulation.cases import request, serve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-from pagewire.bench._prefill_first import PrefillFirst
-from pagewire.bench._virtual import Host, VirtualPipeline
+from pagewire.bench._simulation.pipeline import Host, VirtualPipeline
+from pagewire.bench._simulation.prefill_first import PrefillFirst
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.slots import SlotTable

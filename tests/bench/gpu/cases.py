@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pagewire.bench._gpu_machine import Machine
+from pagewire.bench._gpu.machine import Machine
 from pagewire.services.executor.devices.cuda.runtime import HostRuntime
 
 MODEL: dict[str, Any] = {

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.bench._clock import Clock
+from pagewire.bench._simulation.clock import Clock
 
 
 @given(st.lists(st.floats(0, 10)))

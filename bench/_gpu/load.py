@@ -21,11 +21,11 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3Config
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._gpu_machine import release
-from pagewire.bench._gpu_plan import load_bytes, working_seconds
-from pagewire.bench._loads import poisson, sharegpt
+from pagewire.bench._gpu.machine import release
+from pagewire.bench._gpu.plan import load_bytes, working_seconds
 from pagewire.bench._report import markdown
-from pagewire.bench._virtual import Request
+from pagewire.bench._simulation.loads import poisson, sharegpt
+from pagewire.bench._simulation.pipeline import Request
 from pagewire.commands.status import ask
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.services.executor.devices.roofline import shape_of

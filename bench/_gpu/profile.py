@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pagewire.bench._gpu_machine import Machine, opened
-from pagewire.bench._gpu_plan import Cell, fitting
-from pagewire.bench._gpu_steps import STEP, WARM_UP, add_sequences, decodes, run_ahead
+from pagewire.bench._gpu.machine import Machine, opened
+from pagewire.bench._gpu.plan import Cell, fitting
+from pagewire.bench._gpu.steps import STEP, WARM_UP, add_sequences, decodes, run_ahead
 from pagewire.bench._report import markdown
 from pagewire.services.executor.devices.roofline import shape_of
 

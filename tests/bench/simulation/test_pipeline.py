@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.bench._virtual import Host, Request, VirtualPipeline
+from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.sim import SimDevice
 from pagewire.services.executor.inbox import PlanInbox
@@ -22,7 +22,7 @@ from pagewire.services.scheduler.sequence import Sequence
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN
 from pagewire.shared.messages.work import Sampling
-from tests.bench.cases import INSTANT, MACHINE, limits, request, serve
+from tests.bench.simulation.cases import INSTANT, MACHINE, limits, request, serve
 
 
 def test_one_request_alone() -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench import _gpu_profile
-from pagewire.bench._gpu_plan import Cell
-from pagewire.bench._gpu_profile import Gap, ProfileRun, profile, read, table
-from pagewire.bench._gpu_steps import STEP
-from tests.bench.gpu_cases import MACHINE, MODEL
+from pagewire.bench._gpu import profile as module
+from pagewire.bench._gpu.plan import Cell
+from pagewire.bench._gpu.profile import Gap, ProfileRun, profile, read, table
+from pagewire.bench._gpu.steps import STEP
+from tests.bench.gpu.cases import MACHINE, MODEL
 
 
 def event(cat: str, name: str, ts: float, dur: float, correlation: int = 0) -> dict[str, Any]:
@@ -90,6 +90,6 @@ def test_a_model_that_does_not_fit_is_left_out() -> None:
 
 @pytest.mark.skipif(MACHINE.runtime.device.type != "cpu", reason="the interpreter is not there")
 def test_steps_are_traced_and_the_trace_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gpu_profile, "WARM_UP", 1)
+    monkeypatch.setattr(module, "WARM_UP", 1)
     with pytest.raises(RuntimeError, match="no work of a step"):
         list(profile(MACHINE, {"tiny": MODEL}, Cell(1, 16), steps=2))

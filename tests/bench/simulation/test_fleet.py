@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.bench._clock import Clock
-from pagewire.bench._fleet import Fleet
-from pagewire.bench._virtual import Request, VirtualPipeline
+from pagewire.bench._simulation.clock import Clock
+from pagewire.bench._simulation.fleet import Fleet
+from pagewire.bench._simulation.pipeline import Request, VirtualPipeline
 from pagewire.services.executor.slots import SlotTable
 from pagewire.shared.prefix_hashes import SPAN
-from tests.bench.cases import INSTANT, MACHINE, limits, request
+from tests.bench.simulation.cases import INSTANT, MACHINE, limits, request
 
 
 def run(replicas: int, requests: list[Request], slots: int = 16) -> Fleet:

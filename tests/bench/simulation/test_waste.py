@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.bench._waste import Waste
+from pagewire.bench._simulation.waste import Waste
 from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.sequence import Sequence

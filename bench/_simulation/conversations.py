@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
-from pagewire.bench._loads import sharegpt_lengths
-from pagewire.bench._virtual import Request
+from pagewire.bench._simulation.loads import sharegpt_lengths
+from pagewire.bench._simulation.pipeline import Request
 
 TURNS = 4
 """Questions of a conversation, on average: after each, it ends with the same probability. Assumed."""

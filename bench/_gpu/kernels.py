@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from pagewire.bench._gpu_machine import REPEATS, Machine, timed
-from pagewire.bench._gpu_plan import BLOCK_SIZE, Cell, attention_flops
+from pagewire.bench._gpu.machine import REPEATS, Machine, timed
+from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, attention_flops
 from pagewire.bench._report import markdown
 from pagewire.kernels import split_attention
 from pagewire.kernels.attention_layer import Attention, Batch

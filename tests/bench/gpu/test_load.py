@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.bench import _gpu_load
-from pagewire.bench._gpu_load import LoadRun, figures, load, table, write_model
-from pagewire.bench._virtual import Request
+from pagewire.bench._gpu import load as module
+from pagewire.bench._gpu.load import LoadRun, figures, load, table, write_model
+from pagewire.bench._simulation.pipeline import Request
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
-from tests.bench.gpu_cases import MODEL
+from tests.bench.gpu.cases import MODEL
 
 QWEN = MODEL | {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
 
@@ -56,7 +56,7 @@ def test_both_engines_serve_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(draw: Any, count: int) -> list[Request]:
         return [Request(0.0, draw.choices(range(90), k=6), 4) for _ in range(count)]
 
-    monkeypatch.setattr(_gpu_load, "sharegpt", short)
+    monkeypatch.setattr(module, "sharegpt", short)
     ours, theirs = load({"tiny": MODEL}, [2], count=5, bandwidth=1e9, device=torch.device("cpu"))
     for run in (ours, theirs):
         assert (run.requests, run.streams) == (5, 2)

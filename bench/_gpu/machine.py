@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pagewire.bench._gpu_plan import BLOCK_SIZE, Cell
+from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels

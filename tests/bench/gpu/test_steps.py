@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from pagewire.bench import _gpu_steps
-from pagewire.bench._gpu_plan import Cell, decode_bytes, prefill_flops
-from pagewire.bench._gpu_steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table
+from pagewire.bench._gpu import steps as module
+from pagewire.bench._gpu.plan import Cell, decode_bytes, prefill_flops
+from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table
 from pagewire.services.executor.devices.roofline import shape_of
-from tests.bench.gpu_cases import MACHINE, MODEL
+from tests.bench.gpu.cases import MACHINE, MODEL
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
 
 
 def test_decode_steps_of_every_cell_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gpu_steps, "WARM_UP", 1)
+    monkeypatch.setattr(module, "WARM_UP", 1)
     cells = [Cell(1, 16), Cell(2, 32), Cell(2, 1 << 20)]
     runs = list(decode(MACHINE, {"tiny": MODEL}, cells, steps=2, cached=torch.float32))
     assert [(run.rows, run.context) for run in runs] == [(1, 16), (2, 32)]

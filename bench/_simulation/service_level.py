@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.bench._virtual import Request
+from pagewire.bench._simulation.pipeline import Request
 
 SPAN = 16
 """Of the exponential moving average over token intervals."""

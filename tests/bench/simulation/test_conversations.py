@@ -1,7 +1,7 @@
 import statistics
 
-from pagewire.bench._conversations import LONGEST, TURNS, Client
-from pagewire.bench._loads import sharegpt_lengths
+from pagewire.bench._simulation.conversations import LONGEST, TURNS, Client
+from pagewire.bench._simulation.loads import sharegpt_lengths
 
 
 def test_a_prompt_is_what_was_said_before_and_a_question() -> None:

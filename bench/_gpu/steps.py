@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagewire.bench._gpu_machine import GREEDY, Machine, opened
-from pagewire.bench._gpu_plan import (
+from pagewire.bench._gpu.machine import GREEDY, Machine, opened
+from pagewire.bench._gpu.plan import (
     BLOCK_SIZE,
     Cell,
     decode_bytes,

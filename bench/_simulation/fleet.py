@@ -8,8 +8,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from pagewire.bench._clock import Clock
-from pagewire.bench._virtual import Request, VirtualPipeline
+from pagewire.bench._simulation.clock import Clock
+from pagewire.bench._simulation.pipeline import Request, VirtualPipeline
 from pagewire.services.scheduler import bulletin
 from pagewire.services.scheduler.intake import LOOKAHEAD
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes

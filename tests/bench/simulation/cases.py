@@ -1,6 +1,6 @@
 """A small machine whose steps take round numbers, and requests for it."""
 
-from pagewire.bench._virtual import Host, Request, Trace, VirtualPipeline
+from pagewire.bench._simulation.pipeline import Host, Request, Trace, VirtualPipeline
 from pagewire.services.executor.devices.roofline import Efficiency, Gpu, Roofline, Shape
 from pagewire.services.executor.slots import SlotTable
 from pagewire.services.scheduler.limits import Limits

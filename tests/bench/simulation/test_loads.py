@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from pagewire.bench._loads import LOADS, fastgen, poisson
+from pagewire.bench._simulation.loads import LOADS, fastgen, poisson
 
 
 @pytest.mark.parametrize("name", LOADS)

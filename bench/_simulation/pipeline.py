@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pagewire.bench._clock import Clock
-from pagewire.bench._waste import Waste
+from pagewire.bench._simulation.clock import Clock
+from pagewire.bench._simulation.waste import Waste
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.roofline import Roofline
 from pagewire.services.executor.devices.sim import choices

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from pagewire.bench._service_level import (
+from pagewire.bench._simulation.pipeline import Request
+from pagewire.bench._simulation.service_level import (
     FASTGEN,
     TIGHT,
     ServiceLevel,
@@ -13,7 +14,6 @@ from pagewire.bench._service_level import (
     throughput_by_latency,
     token_intervals,
 )
-from pagewire.bench._virtual import Request
 
 PANDAS_16 = [
     0.02,

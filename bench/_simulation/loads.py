@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from pagewire.bench._virtual import Request
+from pagewire.bench._simulation.pipeline import Request
 
-_SHAREGPT = Path(__file__).resolve().parent / "data" / "sharegpt_lengths.csv"
+_SHAREGPT = Path(__file__).resolve().parents[1] / "data" / "sharegpt_lengths.csv"
 _SONNET_PROMPT = 462
 _SONNET_SHARED = 62
 """Tokens that all sonnet prompts begin with: the instruction, and the first lines."""

@@ -1,8 +1,8 @@
 """Both sides of the SplitFuse ablation, on the same trace."""
 
-from pagewire.bench._prefill_first import PrefillFirst
+from pagewire.bench._simulation.prefill_first import PrefillFirst
 from pagewire.services.executor.slots import SlotTable
-from tests.bench.cases import limits, request, serve
+from tests.bench.simulation.cases import limits, request, serve
 
 CAP = 1024
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.bench import _gpu_kernels
-from pagewire.bench._gpu_kernels import KernelRun, kernels, table
-from pagewire.bench._gpu_plan import Cell
-from tests.bench.gpu_cases import MACHINE, MODEL
+from pagewire.bench._gpu import kernels as module
+from pagewire.bench._gpu.kernels import KernelRun, kernels, table
+from pagewire.bench._gpu.plan import Cell
+from tests.bench.gpu.cases import MACHINE, MODEL
 
 NAMES = ["pagewire", "PyTorch SDPA", "FlexAttention"]
 
@@ -16,7 +16,7 @@ NAMES = ["pagewire", "PyTorch SDPA", "FlexAttention"]
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_every_implementation_is_timed_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_gpu_kernels, "CHECKED", 7)
+    monkeypatch.setattr(module, "CHECKED", 7)
     models: dict[str, Any] = {"tiny": MODEL}
     runs = list(kernels(MACHINE, models, [Cell(2, 48)], [32], repeats=2))
     assert [run.name for run in runs] == 2 * NAMES

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.bench._gpu_plan import (
+from pagewire.bench._gpu.plan import (
     Cell,
     attention_flops,
     decode_bytes,
