@@ -1,11 +1,10 @@
-"""What the `cuda` device reaches on this machine's GPU: steps, kernels, gaps, and the whole pipeline under load.
+"""Measures the `cuda` device on this machine's GPU: steps, kernels, gaps, and the whole pipeline under load.
 
 Models have the sizes of published ones and random weights. Every share is of a rate that was measured in the same run.
 Parts are independent, so that each can be called by itself.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from pagewire.bench._gpu import kernels, load, profile, steps
 from pagewire.bench._gpu.machine import Machine, description, measured
 from pagewire.bench._gpu.plan import Cell, grid
-from pagewire.bench._output import json_file
+from pagewire.bench._output import add_output, write
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
@@ -29,7 +28,7 @@ CONTEXTS = (512, 4096, 16384)
 PROMPTS = (512, 1024, 2048, 4096, 8192)
 KERNEL_CELLS = (Cell(1, 16384), Cell(8, 4096), Cell(64, 4096), Cell(256, 512))
 MEMORY_SHARE = 0.9
-"""Of what is free; graphs and activations come out of the rest and `GRAPHS`."""
+"""Share of the free memory for weights and KV cache, less `GRAPHS`; activations and graphs take the rest."""
 DECODE_STEPS = 64
 PREFILL_REPEATS = 5
 PROFILED = Cell(64, 4096)
@@ -38,10 +37,10 @@ PROFILED_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that is measured."""
+    """A part of the benchmark."""
 
     run: Callable[[Machine, argparse.Namespace], Iterator[Any]]
-    """To dataclasses with the raw results."""
+    """Yields dataclasses with the raw results."""
     table: Callable[[Sequence[Any]], list[str]]
 
 
@@ -91,13 +90,11 @@ def main(arguments: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="pagewire bench gpu", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument(
-        "--models", nargs="+", default=list(MODELS), choices=SHAPES, help="shapes; load takes minutes for each"
-    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=SHAPES, help="shapes")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"], help="for decode and prefill")
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
     parser.add_argument("--requests", type=int, default=1000, help="load: per run")
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise ConfigurationError("bench gpu needs a GPU that PyTorch can use, and there is none")
@@ -105,11 +102,11 @@ def main(arguments: list[str]) -> int:
     logs.configure(Settings(log_level="warning"), service="bench")
     runtime = CudaRuntime()
     room = int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE) - GRAPHS
-    return report(measured(runtime, torch.bfloat16, room), given)
+    return report(measured(runtime, torch.bfloat16, room), given, arguments)
 
 
-def report(machine: Machine, given: argparse.Namespace) -> int:
-    """Runs the parts. What was measured is written after each, so that a part that fails takes none with it."""
+def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Runs the parts, and writes the results after each, so that they survive a later part that fails."""
     about = description(machine.runtime.device)
     rates = {"copy_bytes_per_s": machine.bandwidth, "matrix_flops_per_s": machine.rate}
     results: dict[str, Any] = about | rates | {"kv_cache_dtype": given.kv_cache_dtype, "parts": {}}
@@ -121,8 +118,7 @@ def report(machine: Machine, given: argparse.Namespace) -> int:
         print("\n".join(["", f"### {name}", "", *PARTS[name].table(runs)]), flush=True)
         results["parts"][name] = [asdict(run) for run in runs]
         syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, profile.ProfileRun))
-        if given.output:
-            given.output.write_text(json.dumps(results, indent=1) + "\n")
+        write(given.output, "gpu", arguments, **results)
     if syncs:
         print(f"\n{syncs} gaps between steps are host syncs: the step loop is not free of them")
     return int(syncs > 0)

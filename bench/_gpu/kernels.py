@@ -1,7 +1,7 @@
-"""The attention kernels alone, beside PyTorch's on the same numbers, and their distance from the reference in float64.
+"""Compares the attention kernels with PyTorch's on the same numbers, and all of them with the reference in float64.
 
-PyTorch's read keys and values that lie one after the other, ours through block tables in random order. All are replayed
-as graphs, so that nobody's launch counts; the reference is not timed.
+PyTorch's kernels read contiguous keys and values, ours read blocks in random order. All are replayed as graphs, so that
+launches do not count; the reference is not timed.
 """
 
 import statistics
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from pagewire.bench._gpu.machine import REPEATS, Machine, timed
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, attention_flops
-from pagewire.bench._report import markdown
+from pagewire.bench._output import markdown
 from pagewire.kernels import split_attention
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.paged_attention import paged_attention, reference
@@ -25,7 +25,7 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.roofline import Shape, shape_of
 
 CHECKED = 128
-"""Queries of a prompt that are compared with the reference: the last."""
+"""The last queries of a prompt are compared with the reference, this many."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class KernelRun:
     """One implementation at one size."""
 
     model: str
-    """Whose heads these are."""
+    """Model with these heads."""
     kind: str
     """decode or prefill."""
     rows: int
@@ -70,7 +70,7 @@ class Problem:
 
 
 def problem(shape: Shape, rows: int, context: int, width: int, machine: Machine) -> Problem:
-    """Random numbers; `context` is a multiple of the block size."""
+    """Returns a problem of random numbers; `context` is a multiple of the block size."""
     device = machine.runtime.device
     random = torch.Generator(device).manual_seed(0)
 
@@ -101,14 +101,16 @@ def problem(shape: Shape, rows: int, context: int, width: int, machine: Machine)
 
 
 def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str, Callable[[], Tensor]]:
-    """By name, what computes attention, to [R, Hq, W, d]. The plan is made before: a step has one for all layers."""
+    """Returns the implementations by name, each of which computes [R, Hq, W, d].
+
+    The split plan is made here, because a step has one for all layers.
+    """
     queries, keys, values = given.queries, given.keys, given.values
     out = torch.empty_like(given.query)
     device, layer, batch = machine.runtime.device, given.layer, given.batch
     plan = split_attention.new_plan(
         layer, len(batch.slots), capacity(machine.runtime.multiprocessors, layer.kv_heads), device
     )
-
     tile = split_attention.tiling(layer.head_size, out.element_size(), layer.group)["TILE"]
     limit = split_attention.most_queries(layer)
     plan_splits(batch.lengths, batch.cu_queries, plan.capacity, limit, tile, 0, plan.cu_splits, plan.split_size)
@@ -141,7 +143,7 @@ def kernels(
     prompts: Sequence[int],
     repeats: int = REPEATS,
 ) -> Iterator[KernelRun]:
-    """Decodes of all `cells`, and one prompt of each length in `prompts`."""
+    """Measures decodes of all `cells`, and one prompt of each length in `prompts`."""
     sizes = [(cell, 1) for cell in cells] + [(Cell(1, tokens), tokens) for tokens in prompts]
     for name, config in models.items():
         shape = shape_of(config)
@@ -165,7 +167,7 @@ def kernels(
 
 
 def last_queries(given: Problem, width: int) -> Tensor:
-    """The reference, for at most `CHECKED` queries of each sequence: its scores take 8 bytes per query and key."""
+    """Returns the reference for at most `CHECKED` queries per sequence: its scores take 8 bytes per query and key."""
     checked, batch = min(width, CHECKED), given.batch
     rows = len(batch.slots)
     query = given.query.view(rows, width, *given.query.shape[1:])[:, -checked:].flatten(0, 1)
@@ -174,7 +176,7 @@ def last_queries(given: Problem, width: int) -> Tensor:
 
 
 def _replayed(runtime: Runtime, work: Callable[[], Tensor], repeats: int) -> list[float]:
-    """Seconds of each replay of `work` as a graph."""
+    """Returns the seconds of each replay of `work` as a graph."""
 
     def once() -> None:
         work()
@@ -183,20 +185,12 @@ def _replayed(runtime: Runtime, work: Callable[[], Tensor], repeats: int) -> lis
 
 
 def table(runs: Sequence[KernelRun]) -> list[str]:
-    """One line per implementation and size."""
+    """Returns a line per implementation and size, in Markdown."""
     return markdown(
-        ("model", "kind", "sequences", "tokens each", "kernel", "us", "share", "largest error"),
+        "model | kind | sequences | tokens each | kernel | us | share | largest error",
         (
-            (
-                run.model,
-                run.kind,
-                str(run.rows),
-                str(run.context),
-                run.name,
-                f"{statistics.median(run.us):.1f}",
-                f"{run.share:.1%}",
-                f"{run.error:.1e}",
-            )
+            f"{run.model} | {run.kind} | {run.rows} | {run.context} | {run.name} | {statistics.median(run.us):.1f}"
+            f" | {run.share:.1%} | {run.error:.1e}"
             for run in runs
         ),
     )

@@ -1,7 +1,7 @@
-"""ShareGPT as a Poisson process through the whole pipeline, and the same requests through transformers.
+"""Sends ShareGPT lengths as a Poisson process through the whole pipeline, and the same requests through transformers.
 
-The rate is that at which the pipeline serves the same requests when all of them arrive at once: it is then full nearly
-all the time, without a queue that only grows. The device's busy time is its own count.
+The arrival rate is the rate at which the pipeline serves the same requests when all arrive at once: it is then full
+nearly all the time, without a queue that only grows. The device itself counts its busy time.
 """
 
 import asyncio
@@ -23,18 +23,17 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qw
 from pagewire import AsyncClient, SamplingParams
 from pagewire.bench._gpu.machine import release
 from pagewire.bench._gpu.plan import load_bytes, working_seconds
-from pagewire.bench._report import markdown
+from pagewire.bench._output import markdown
 from pagewire.bench._simulation.loads import poisson, sharegpt
 from pagewire.bench._simulation.pipeline import Request
-from pagewire.commands.status import ask
+from pagewire.bench._stack import counters, difference
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.services.executor.devices.roofline import shape_of
-from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
 from pagewire.shared.model_folder import BUNDLED
 
 CONTEXT = 2048
-"""Longest conversation of the data, prompt and output, is shorter."""
+"""Tokens of a sequence; the longest conversation of the data is shorter."""
 BUDGET = 1024
 """Tokens per step."""
 DEADLINE = 540.0
@@ -65,27 +64,18 @@ class LoadRun:
 
 
 def figures(engine: str, model: str, streams: int, qps: float, served: Sequence[Request]) -> LoadRun:
-    """What the clients saw. Every request has at least one token."""
+    """Returns the figures that the clients saw. Every request has at least one token."""
     span = max(request.tokens_at[-1] for request in served) - min(request.at for request in served)
     first = [request.ttft for request in served]
     between = [interval for request in served for interval in request.intervals] or [0.0]
-    return LoadRun(
-        engine=engine,
-        model=model,
-        streams=streams,
-        qps=qps,
-        requests=len(served),
-        requests_per_s=len(served) / span,
-        tokens_per_s=sum(len(request.tokens_at) for request in served) / span,
-        ttft_median=statistics.median(first),
-        ttft_p99=float(np.percentile(first, 99)),
-        itl_median=statistics.median(between),
-        itl_p99=float(np.percentile(between, 99)),
-    )
+    rates = (len(served) / span, sum(len(request.tokens_at) for request in served) / span)
+    ttft = (statistics.median(first), float(np.percentile(first, 99)))
+    itl = (statistics.median(between), float(np.percentile(between, 99)))
+    return LoadRun(engine, model, streams, qps, len(served), *rates, *ttft, *itl)
 
 
 def write_model(config: dict[str, Any], folder: Path, device: torch.device) -> None:
-    """A model folder of these sizes with random bf16 weights, and the bundled tokenizer."""
+    """Writes a model folder of these sizes with random bf16 weights, and the bundled tokenizer."""
     (architecture,) = config["architectures"]
     end = json.loads((BUNDLED / "config.json").read_text())["eos_token_id"]
     sizes = {name: value for name, value in config.items() if name not in {"architectures", "torch_dtype"}}
@@ -101,7 +91,7 @@ def write_model(config: dict[str, Any], folder: Path, device: torch.device) -> N
 def load(
     models: dict[str, dict[str, Any]], streams: Sequence[int], count: int, bandwidth: float, device: torch.device
 ) -> Iterator[LoadRun]:
-    """Both engines, with `count` requests for each number of streams."""
+    """Measures both engines, with `count` requests for each number of streams."""
     for name, config in models.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / name
@@ -133,10 +123,10 @@ async def _serve(
         async with AsyncClient(address.nats) as client:
             at_once = await _offer(client, poisson(sharegpt, float("inf"), count, seed=1))
             qps = figures("", name, streams, 0.0, at_once).requests_per_s
-            before = await _counters(address.nats)
+            (before,) = await counters(address.nats)
             served = await _offer(client, poisson(sharegpt, qps, count, seed=0))
-            after = await _counters(address.nats)
-    spent = {key: after[key] - before[key] for key in ("busy_s", "steps", "rows")}
+            (after,) = await counters(address.nats)
+    spent = difference(after, before)
     run = figures("pagewire", name, streams, qps, served)
     run.busy = spent["busy_s"] / working_seconds([(request.at, request.tokens_at[-1]) for request in served])
     run.rows_per_step = spent["rows"] / spent["steps"]
@@ -162,21 +152,11 @@ async def _offer(client: AsyncClient, requests: list[Request]) -> list[Request]:
     return requests
 
 
-async def _counters(url: str) -> dict[str, float]:
-    """What the executor counts."""
-    bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
-    try:
-        (stats,) = await ask(bus, "executor")
-    finally:
-        await bus.close()
-    return {name[5:]: float(value) for name, value in stats.metadata.items() if name.startswith("load.")}
-
-
 def _with_transformers(folder: Path, requests: list[Request], streams: int, device: torch.device) -> list[Request]:
-    """The same by the continuous batching of transformers, whose own time stamps are taken.
+    """Serves the same requests by the continuous batching of transformers, and takes its time stamps.
 
     Raises:
-        RuntimeError: it has given up, or has not ended in time.
+        RuntimeError: transformers has given up, or has not ended in time.
     """
     from transformers import ContinuousBatchingConfig  # not in the oldest versions, which the other parts can do with
 
@@ -210,30 +190,19 @@ def _with_transformers(folder: Path, requests: list[Request], streams: int, devi
 
 
 def table(runs: Sequence[LoadRun]) -> list[str]:
-    """One line per engine and load."""
+    """Returns a line per engine and load, in Markdown."""
 
     def share(value: float | None) -> str:
         return "" if value is None else f"{value:.1%}"
 
     return markdown(
+        "engine | model | streams | offered/s | requests/s | tokens/s | TTFT ms median / P99 | ITL ms median / P99"
+        " | busy | rows/step | of the copy bandwidth",
         (
-            *("engine", "model", "streams", "offered/s", "requests/s", "tokens/s", "TTFT ms median / P99"),
-            *("ITL ms median / P99", "busy", "rows/step", "of the copy bandwidth"),
-        ),
-        (
-            (
-                run.engine,
-                run.model,
-                str(run.streams),
-                f"{run.qps:.2f}",
-                f"{run.requests_per_s:.2f}",
-                f"{run.tokens_per_s:.0f}",
-                f"{run.ttft_median * 1e3:.0f} / {run.ttft_p99 * 1e3:.0f}",
-                f"{run.itl_median * 1e3:.1f} / {run.itl_p99 * 1e3:.1f}",
-                share(run.busy),
-                "" if run.rows_per_step is None else f"{run.rows_per_step:.1f}",
-                share(run.bandwidth_share),
-            )
+            f"{run.engine} | {run.model} | {run.streams} | {run.qps:.2f} | {run.requests_per_s:.2f}"
+            f" | {run.tokens_per_s:.0f} | {run.ttft_median * 1e3:.0f} / {run.ttft_p99 * 1e3:.0f}"
+            f" | {run.itl_median * 1e3:.1f} / {run.itl_p99 * 1e3:.1f} | {share(run.busy)}"
+            f" | {'' if run.rows_per_step is None else f'{run.rows_per_step:.1f}'} | {share(run.bandwidth_share)}"
             for run in runs
         ),
     )

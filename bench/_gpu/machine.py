@@ -1,4 +1,4 @@
-"""The device under test: what it is, how fast it copies and multiplies, and a model with random weights on it."""
+"""The GPU under test: its description, its rates of copies and products, and models with random weights on it."""
 
 import gc
 import platform
@@ -30,7 +30,7 @@ REPEATS = 20
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A device, and the rates that shares are taken of."""
+    """A device, and the rates that shares refer to."""
 
     runtime: Runtime
     dtype: torch.dtype
@@ -38,13 +38,13 @@ class Machine:
     room: int
     """Bytes for weights and KV cache."""
     bandwidth: float
-    """Bytes per second of a copy within its memory, read and written ones together."""
+    """Bytes per second of a copy within its memory, read and written bytes together."""
     rate: float
     """Operations per second of a product of large matrices."""
 
 
 def measured(runtime: Runtime, dtype: torch.dtype, room: int, copied: int = COPIED, matrix: int = MATRIX) -> Machine:
-    """The machine, with its rates measured by `copied` bytes and square matrices of edge `matrix`."""
+    """Returns the machine with its rates, measured by `copied` bytes and square matrices of edge `matrix`."""
     bandwidth, rate = _copy_rate(runtime, copied), _matrix_rate(runtime, dtype, matrix)
     release(runtime.device)
     return Machine(runtime, dtype, room, bandwidth, rate)
@@ -62,7 +62,7 @@ def _matrix_rate(runtime: Runtime, dtype: torch.dtype, edge: int) -> float:
 
 
 def timed(runtime: Runtime, work: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each repetition of `work`, by the device's own clock, after one that does not count."""
+    """Returns the seconds of each repetition of `work` by the device's clock, after one that does not count."""
     work()
     marks = [runtime.mark()]
     for _ in range(repeats):
@@ -73,14 +73,14 @@ def timed(runtime: Runtime, work: Callable[[], object], repeats: int) -> list[fl
 
 
 def release(device: torch.device) -> None:
-    """Gives back what is no longer used, so that the next model, or another process, finds it free."""
+    """Frees unused memory for the next model or for another process."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def description(device: torch.device) -> dict[str, str]:
-    """Names and versions for the raw results."""
+    """Returns names and versions for the raw results."""
     named = {"device": str(device)}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -98,7 +98,7 @@ def description(device: torch.device) -> dict[str, str]:
 def opened(
     machine: Machine, config: dict[str, Any], cells: Sequence[Cell], max_tokens: int, cached: torch.dtype
 ) -> Iterator[CudaDevice]:
-    """The model of a config.json with random weights, as a device with its graphs captured.
+    """Opens the model of a config.json with random weights, as a device with its graphs captured.
 
     Args:
         machine: where.

@@ -1,4 +1,4 @@
-"""Where the GPU waits between two steps, read off a trace of torch.profiler."""
+"""Finds the gaps in which the GPU waits, in a trace of torch.profiler."""
 
 import json
 import tempfile
@@ -14,7 +14,7 @@ import torch
 from pagewire.bench._gpu.machine import Machine, opened
 from pagewire.bench._gpu.plan import Cell, fitting
 from pagewire.bench._gpu.steps import STEP, WARM_UP, add_sequences, decodes, run_ahead
-from pagewire.bench._report import markdown
+from pagewire.bench._output import markdown
 from pagewire.services.executor.devices.roofline import shape_of
 
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -29,14 +29,14 @@ class Gap:
     step: int
     """The step whose work ends it."""
     between: bool
-    """Whether it lies between that step and the one before; else within the step."""
+    """Whether the gap lies between that step and the one before; else it lies within the step."""
     waited_for: str
-    """The host's call that kept that work from being launched earlier: a host sync. Empty: there was none."""
+    """The host's call that delayed the launch of that work, a host sync; empty if there was none."""
 
 
 @dataclass
 class ProfileRun:
-    """What a trace of decode steps says."""
+    """The result of a trace of decode steps."""
 
     model: str
     rows: int
@@ -59,7 +59,7 @@ class _Call:
 
 
 def read(events: Iterable[Mapping[str, Any]], skipped: int = 0) -> tuple[float, list[Gap]]:
-    """Busy share, and all gaps in order, of the steps in a trace: `traceEvents` of the Chrome format, in microseconds.
+    """Returns the busy share and all gaps of the steps in a trace: `traceEvents` of the Chrome format, in microseconds.
 
     The first `skipped` steps do not count; work on any stream does. A gap is a host sync when the call that launches
     the work behind it began only after another call had waited for the GPU, from before the gap into it.
@@ -85,7 +85,7 @@ def read(events: Iterable[Mapping[str, Any]], skipped: int = 0) -> tuple[float, 
     steps.sort()
 
     def step_of(correlation: Any) -> int:
-        """-1 if it was launched outside of every step."""
+        """Returns the step that launched the work; -1 if it was launched outside of all steps."""
         call = launches.get(correlation)
         index = bisect_right(steps, (call.begin, float("inf"))) - 1 if call else -1
         return index if index >= 0 and call is not None and call.begin <= steps[index][1] else -1
@@ -126,23 +126,16 @@ def profile(machine: Machine, models: dict[str, dict[str, Any]], cell: Cell, ste
 
 
 def table(runs: Sequence[ProfileRun]) -> list[str]:
-    """One line per model."""
+    """Returns a line per model, in Markdown."""
 
-    def largest(gaps: Sequence[Gap]) -> str:
-        return f"{max((gap.us for gap in gaps), default=0.0):.1f}"
+    def largest(run: ProfileRun, *, between: bool) -> float:
+        return max((gap.us for gap in run.gaps if gap.between == between), default=0.0)
 
     return markdown(
-        ("model", "sequences", "steps", "busy", "largest gap between steps us", "within us", "host syncs"),
+        "model | sequences | steps | busy | largest gap between steps us | within us | host syncs",
         (
-            (
-                run.model,
-                str(run.rows),
-                str(run.steps),
-                f"{run.busy:.1%}",
-                largest([gap for gap in run.gaps if gap.between]),
-                largest([gap for gap in run.gaps if not gap.between]),
-                str(len(run.host_syncs)),
-            )
+            f"{run.model} | {run.rows} | {run.steps} | {run.busy:.1%} | {largest(run, between=True):.1f}"
+            f" | {largest(run, between=False):.1f} | {len(run.host_syncs)}"
             for run in runs
         ),
     )

@@ -12,14 +12,8 @@ import numpy as np
 import torch
 
 from pagewire.bench._gpu.machine import GREEDY, Machine, opened
-from pagewire.bench._gpu.plan import (
-    BLOCK_SIZE,
-    Cell,
-    decode_bytes,
-    fitting,
-    prefill_flops,
-)
-from pagewire.bench._report import markdown
+from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, decode_bytes, fitting, prefill_flops
+from pagewire.bench._output import markdown
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.protocol import Pending, StepBatch
 from pagewire.services.executor.devices.roofline import shape_of
@@ -69,7 +63,7 @@ class PrefillRun:
 def decode(
     machine: Machine, models: dict[str, dict[str, Any]], cells: Sequence[Cell], steps: int, cached: torch.dtype
 ) -> Iterator[DecodeRun]:
-    """Every cell that fits, model by model; `steps` steps of each are counted, the last at its full context."""
+    """Measures every cell that fits, model by model, in `steps` steps, of which the last is at its full context."""
     for name, config in models.items():
         shape = shape_of(config)
         fit = fitting(shape, cells, machine.room, cached.itemsize)
@@ -85,7 +79,7 @@ def decode(
 
 
 def decodes(rows: int, position: int) -> StepBatch:
-    """One token of each of the first `rows` slots. Its id only counts in a slot's first step."""
+    """Returns a step of one token of each of the first `rows` slots. Its id only counts in a slot's first step."""
     return StepBatch(
         slots=np.arange(rows),
         starts=np.full(rows, position),
@@ -117,7 +111,7 @@ def run_ahead(device: CudaDevice, batches: Iterable[StepBatch]) -> Iterator[None
 
 
 def _decode(device: CudaDevice, cell: Cell, steps: int) -> tuple[list[float], float]:
-    """Wall times of `steps` steps, and their mean time on the device, in milliseconds."""
+    """Returns the wall times of `steps` steps, and their mean time on the device, in milliseconds."""
     add_sequences(device, cell.rows, cell.blocks // cell.rows)
     batches = (decodes(cell.rows, position) for position in range(cell.context - steps - WARM_UP, cell.context))
     seen = [(time.perf_counter(), device.busy) for _ in run_ahead(device, batches)][-steps - 1 :]
@@ -128,7 +122,7 @@ def _decode(device: CudaDevice, cell: Cell, steps: int) -> tuple[list[float], fl
 def prefill(
     machine: Machine, models: dict[str, dict[str, Any]], sizes: Sequence[int], repeats: int, cached: torch.dtype
 ) -> Iterator[PrefillRun]:
-    """Prompts of every size whose model fits, each in one step from position 0."""
+    """Measures prompts of every size whose model fits, each in one step from position 0."""
     most = max(sizes)
     for name, config in models.items():
         shape = shape_of(config)
@@ -148,7 +142,7 @@ def prefill(
 
 
 def _prefill(device: CudaDevice, tokens: int) -> tuple[float, float]:
-    """Seconds of one step, on the device and for the host."""
+    """Returns the seconds of one step, on the device and for the host."""
     add_sequences(device, 1, -(-tokens // BLOCK_SIZE))
     batch = StepBatch(
         slots=np.zeros(1, np.int64),
@@ -163,40 +157,25 @@ def _prefill(device: CudaDevice, tokens: int) -> tuple[float, float]:
 
 
 def decode_table(runs: Sequence[DecodeRun]) -> list[str]:
-    """One line per cell."""
-    header = ("model", "rows", "context", "step ms", "on the device", "GB moved", "of the copy bandwidth", "tokens/s")
+    """Returns a line per cell, in Markdown."""
     return markdown(
-        header,
+        "model | rows | context | step ms | on the device | GB moved | of the copy bandwidth | tokens/s",
         (
-            (
-                run.model,
-                str(run.rows),
-                str(run.context),
-                f"{run.ms:.3f}",
-                f"{run.device_ms:.3f}",
-                f"{run.bytes / 1e9:.2f}",
-                f"{run.share:.1%}",
-                f"{run.rows / run.ms * 1e3:.0f}",
-            )
+            f"{run.model} | {run.rows} | {run.context} | {run.ms:.3f} | {run.device_ms:.3f} | {run.bytes / 1e9:.2f}"
+            f" | {run.share:.1%} | {run.rows / run.ms * 1e3:.0f}"
             for run in runs
         ),
     )
 
 
 def prefill_table(runs: Sequence[PrefillRun]) -> list[str]:
-    """One line per size."""
+    """Returns a line per size, in Markdown."""
     return markdown(
-        ("model", "tokens", "ms", "with the host", "TFLOP", "of the matrix rate", "tokens/s"),
+        "model | tokens | ms | with the host | TFLOP | of the matrix rate | tokens/s",
         (
-            (
-                run.model,
-                str(run.tokens),
-                f"{(ms := statistics.median(run.device_ms)):.2f}",
-                f"{statistics.median(run.wall_ms):.2f}",
-                f"{run.flops / 1e12:.2f}",
-                f"{run.share:.1%}",
-                f"{run.tokens / ms * 1e3:.0f}",
-            )
+            f"{run.model} | {run.tokens} | {(ms := statistics.median(run.device_ms)):.2f}"
+            f" | {statistics.median(run.wall_ms):.2f} | {run.flops / 1e12:.2f} | {run.share:.1%}"
+            f" | {run.tokens / ms * 1e3:.0f}"
             for run in runs
         ),
     )

@@ -1,11 +1,11 @@
-"""Virtual time: what happens when, without waiting for it."""
+"""Virtual time: actions run in the order of their times, without waiting."""
 
 import heapq
 from collections.abc import Callable
 
 
 class Clock:
-    """Runs actions in the order of their times; those of the same time, in the order in which they were asked for.
+    """Runs actions in the order of their times; actions of the same time run in the order in which they were added.
 
     Attributes:
         now: seconds of virtual time.
@@ -17,12 +17,12 @@ class Clock:
         self._count = 0
 
     def at(self, when: float, action: Callable[..., object], *arguments: object) -> None:
-        """Has `action` called at the time `when`."""
+        """Schedules a call of `action` for the time `when`."""
         heapq.heappush(self._events, (when, self._count, action, arguments))
         self._count += 1
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Runs all actions, and those that they add."""
         while self._events:
             self.now, _, action, arguments = heapq.heappop(self._events)
             action(*arguments)

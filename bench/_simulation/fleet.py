@@ -40,7 +40,7 @@ class Fleet:
             clock.at(i * bulletin.EVERY / len(pipelines), self._hear, name)
 
     def send(self, request: Request) -> None:
-        """A request reaches the tokenizer."""
+        """Routes a request as the tokenizer does."""
         self._requests += 1
         replicas = [
             Replica(name, view.slots, view.load + self._sent[name], view.cached) for name, view in self._views.items()
@@ -55,15 +55,15 @@ class Fleet:
 
     @property
     def computed(self) -> list[int]:
-        """Positions that each replica has computed of requests that have ended."""
+        """Positions that each replica has computed for requests that have ended."""
         return [self._computed[name] for name in self._members]
 
     def forget(self) -> None:
-        """Counts from now on."""
+        """Begins to count computed positions at 0."""
         self._computed.clear()
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Ends the heartbeats: no more requests will be sent."""
         self._open = False
 
     def _pull(self) -> None:
@@ -84,7 +84,7 @@ class Fleet:
         self._then(request)
 
     def _hear(self, name: str) -> None:
-        """A heartbeat and a summary of a replica."""
+        """Takes in the heartbeat and the cached prefixes of a replica."""
         member = self._members[name]
         policy = member.pipeline.policy
         cached = frozenset(unpack(member.cached.packed()))
@@ -95,7 +95,7 @@ class Fleet:
 
 
 class _Member:
-    """One replica, and what is addressed to it."""
+    """One replica, and the requests that are addressed to it."""
 
     def __init__(self, pipeline: VirtualPipeline) -> None:
         self.pipeline = pipeline
@@ -105,14 +105,14 @@ class _Member:
         self._waiting: dict[int, list[Running]] = {}
 
     def room(self, queue: deque[Request]) -> int:
-        """Requests of a queue that could be taken now."""
+        """Returns how many requests of a queue the replica can take now."""
         policy = self.pipeline.policy
         waiting = [running for running in self._waiting.get(id(queue), ()) if running.state is State.WAITING]
         self._waiting[id(queue)] = waiting
         return max(0, policy.limits.max_running - policy.live) + LOOKAHEAD - len(waiting)
 
     def pull(self, queue: deque[Request]) -> None:
-        """Takes what there is room for."""
+        """Takes requests of a queue while there is room."""
         while queue and self.room(queue) > 0:
             self.take(queue)
 

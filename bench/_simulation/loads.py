@@ -1,4 +1,4 @@
-"""What the simulated benchmarks send: lengths, prompts and arrivals. Every draw comes from the seed."""
+"""Lengths, prompts and arrivals of the simulated benchmarks, all drawn from a seed."""
 
 import csv
 import random
@@ -23,13 +23,13 @@ def _prompt(draw: random.Random, tokens: int) -> list[int]:
 
 @cache
 def sharegpt_lengths() -> list[tuple[int, int]]:
-    """Tokens of prompt and answer of the ShareGPT conversations that vLLM's filter keeps, in Llama-2 tokens."""
+    """Returns the Llama-2 tokens of prompt and answer of the ShareGPT conversations that vLLM's filter keeps."""
     with _SHAREGPT.open(newline="") as file:
         return [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
 
 
 def sharegpt(draw: random.Random, count: int) -> list[Request]:
-    """ShareGPT's lengths; no prompt shares anything."""
+    """Draws requests with ShareGPT's lengths, whose prompts share no beginning."""
     chosen = draw.choices(sharegpt_lengths(), k=count)
     return [Request(0.0, _prompt(draw, prompt), output) for prompt, output in chosen]
 
@@ -52,7 +52,7 @@ LOADS: Mapping[str, Lengths] = {
 
 
 def poisson(load: Lengths, qps: float, count: int, seed: int) -> list[Request]:
-    """`count` requests that arrive as a Poisson process of `qps` requests per second; infinity: all at once."""
+    """Draws `count` requests that arrive as a Poisson process of `qps` per second; all at once if it is infinite."""
     draw = random.Random(seed)
     requests = load(draw, count)
     now = 0.0
@@ -63,7 +63,7 @@ def poisson(load: Lengths, qps: float, count: int, seed: int) -> list[Request]:
 
 
 def fastgen(prompt: int, output: int, seed: int) -> Iterator[Request]:
-    """DeepSpeed-FastGen's pairs: normal lengths with 30 % deviation, prompts of at most 4000 tokens; without end."""
+    """Draws requests without end as DeepSpeed-FastGen does: normal lengths with 30 % deviation, prompts up to 4000."""
     draw = random.Random(seed)
     while True:
         tokens = max(16, min(4000, int(draw.gauss(prompt, 0.3 * prompt))))

@@ -1,7 +1,7 @@
 """The pipeline in virtual time: the scheduler's own policy and the executor's own slot table, driven by events.
 
-Nothing runs here but them: a roofline says how long a step takes, and `Host` what everything around it takes. Every
-figure from here is simulated.
+No other part of the services runs: a roofline gives the time of a step, and `Host` the time of everything around it.
+Every figure from here is simulated.
 """
 
 from collections import deque
@@ -31,39 +31,39 @@ _VOCABULARY = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the pipeline around the device takes, in seconds. The first four are measured, the last two assumed."""
+    """Times of the pipeline around the device, in seconds. The first four are measured, the last two assumed."""
 
     step: float = 120e-6
-    """Of the step thread, per step: plans, composing and launching, taking in tokens, handing them on."""
+    """The step thread's, per step: to apply plans, compose and launch, collect tokens and hand them on."""
     step_row: float = 0.7e-6
     """The same, per row."""
     schedule: float = 30e-6
-    """Of the scheduler, per message that it reads."""
+    """The scheduler's, per message that it reads."""
     schedule_row: float = 2.2e-6
     """The same, per row of a step output."""
     round_trip: float = 500e-6
-    """A plan to the executor, and a step output back, over the broker."""
+    """Of a plan to the executor and a step output back, over the broker."""
     edge: float = 3e-3
-    """A request from its client to the scheduler, and its first token back."""
+    """Of a request from its client to the scheduler and of a token back."""
     asynchronous: bool = True
-    """Asynchronous output: the thread works for one step while the device runs another, which it has queued behind."""
+    """Asynchronous output: the thread prepares the next step while the device runs the one before."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request and what became of it. Times are seconds of virtual time."""
+    """A request and its results. Times are seconds of virtual time."""
 
     at: float
     """When its client sends it."""
     prompt: list[int]
     output: int
-    """Tokens that it generates."""
+    """Tokens to generate."""
     client: int = 0
-    """Whose it is, in a closed loop."""
+    """Number of its client, in a closed loop."""
     tokens: list[int] = field(default_factory=list)
-    """Those that were generated."""
+    """Generated tokens."""
     tokens_at: list[float] = field(default_factory=list)
-    """When each of them reached the client."""
+    """Times at which they reached the client."""
     cached: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
 
@@ -79,13 +79,13 @@ class Request:
 
     @property
     def intervals(self) -> list[float]:
-        """Between tokens."""
+        """Times between tokens."""
         return [b - a for a, b in pairwise(self.tokens_at)]
 
 
 @dataclass(slots=True)
 class Trace:
-    """What a run left behind."""
+    """Results of a run."""
 
     requests: list[Request] = field(default_factory=list)
     """In order of their end."""
@@ -100,7 +100,7 @@ class Trace:
 
 
 Then = Callable[[Request], Request | None]
-"""What a client does when its request has ended."""
+"""Returns the next request of a client whose request has ended, if it sends one."""
 
 
 class VirtualPipeline:
@@ -108,7 +108,7 @@ class VirtualPipeline:
 
     Attributes:
         policy: the scheduler's.
-        then: what is done when a request has ended.
+        then: called when a request has ended.
         read: called when the scheduler has read a step output.
     """
 
@@ -121,7 +121,7 @@ class VirtualPipeline:
         longest: int,
         clock: Clock | None = None,
     ) -> None:
-        """`longest`: tokens of the longest sequence; `table`: how steps are composed; `clock`: of several pipelines."""
+        """`table` composes the steps, `longest` is the longest sequence in tokens; pipelines may share a `clock`."""
         capacity = Capacity(limits.num_blocks, limits.block_size, limits.max_num_seqs, longest, _VOCABULARY)
         self.policy = Policy(1, limits)
         self._table = table(capacity)
@@ -142,7 +142,7 @@ class VirtualPipeline:
         self.trace = Trace()
 
     def run(self, requests: Iterable[Request], then: Then | None = None) -> Trace:
-        """Serves `requests`, and what `then` makes of each that has ended, to the last one."""
+        """Serves `requests`, and the requests that `then` returns whenever one has ended, to the last."""
         self.then = then or _stop
         for request in requests:
             self._send(request)
@@ -150,7 +150,7 @@ class VirtualPipeline:
         return self.finish()
 
     def finish(self) -> Trace:
-        """What the run left behind, once the clock has nothing more to do."""
+        """Returns the results, once the clock has no actions left."""
         if self._outstanding:
             raise RuntimeError(f"{self._outstanding} requests never ended")
         self.trace.preemptions = self.policy.preemptions
@@ -161,13 +161,13 @@ class VirtualPipeline:
         self._clock.at(request.at + self._host.edge / 2, self.arrive, request)
 
     def expect(self) -> None:
-        """A request has been sent here."""
+        """Counts a request that is on its way here."""
         if not self._outstanding:
             self._working_since = self._clock.now
         self._outstanding += 1
 
     def arrive(self, request: Request) -> Sequence:
-        """The scheduler takes a request in."""
+        """Adds a request to the scheduler's policy."""
         number = len(self._requests) + 1
         self._requests[number] = request
         sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, request.output)
@@ -179,13 +179,13 @@ class VirtualPipeline:
         return sequence
 
     def _read(self, output: StepOutput) -> None:
-        """The scheduler reads a step output."""
+        """Passes a step output to the policy."""
         self.policy.on_step(output)
         self._schedule(len(output.finishes))
         self.read()
 
     def _schedule(self, rows: int) -> None:
-        """The scheduler is one thread: what it does takes its time, and the next message waits for it."""
+        """Sends the policy's plans after the time that they take: the scheduler handles one message after the other."""
         began = max(self._clock.now, self._scheduler_free)
         self._scheduler_free = began + self._host.schedule + rows * self._host.schedule_row
         while (plan := self.policy.schedule()) is not None:
@@ -198,7 +198,7 @@ class VirtualPipeline:
             self._clock.at(self._clock.now, self._boundary)
 
     def _boundary(self) -> None:
-        """What the step loop does between two steps, and the step behind it."""
+        """Applies plans and runs the next step, as the step loop does."""
         plans, self._inbox = self._inbox, []
         for plan in plans:
             self._table.apply(plan)
@@ -232,7 +232,7 @@ class VirtualPipeline:
         return output
 
     def _emit(self, output: StepOutput) -> None:
-        """A step has ended: tokens go to the clients, the output to the scheduler."""
+        """Sends the tokens of a step that has ended to the clients, and its output to the scheduler."""
         at = self._clock.now + self._host.edge / 2
         rows = zip(unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True)
         for sequence, token, finish in rows:

@@ -1,4 +1,4 @@
-"""The other side of the SplitFuse ablation: prompts first, and whole, as vLLM 0.2 scheduled them."""
+"""Composes steps as vLLM 0.2 did, whole prompts first, for comparison with SplitFuse."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The simulated machines of the benchmarks, and how a run on one of them is set."""
+"""The simulated machines of the benchmarks, and the settings of a run on one of them."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +11,7 @@ from pagewire.services.executor.slots import SlotTable
 from pagewire.services.scheduler.limits import Limits
 
 MEMORY_SHARE = 0.9
-"""Of a GPU's memory for weights and KV cache."""
+"""Share of a GPU's memory for weights and KV cache."""
 SLOTS = 256
 
 
@@ -30,13 +30,13 @@ class System:
 
     @property
     def name(self) -> str:
-        """For headings."""
+        """Name in headings."""
         return f"{self.shape} on {self.degree} x {self.gpu}"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One setting of the engine."""
+    """Settings of the engine."""
 
     window: int = 8
     splitfuse: bool = True
@@ -48,19 +48,19 @@ class Variant:
 
 @cache
 def roofline(system: System) -> Roofline:
-    """Times of a system, with the stated efficiencies."""
+    """Returns the step times of a system."""
     return Roofline(shape_of(SHAPES[system.shape]), GPUS[system.gpu], system.degree)
 
 
 def pipeline(system: System, variant: Variant) -> VirtualPipeline:
-    """A fresh engine."""
+    """Returns a new engine."""
     table = SlotTable if variant.splitfuse else PrefillFirst
     host = Host(asynchronous=variant.asynchronous)
     return VirtualPipeline(limits(system, variant), roofline(system), host, table, 2 * system.longest)
 
 
 def limits(system: System, variant: Variant) -> Limits:
-    """What the scheduler is told of a system."""
+    """Returns the limits that a system sets the scheduler."""
     times = roofline(system)
     return Limits(
         num_blocks=times.kv_room(MEMORY_SHARE) // (times.kv_bytes * variant.block_size),

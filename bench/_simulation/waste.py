@@ -1,4 +1,4 @@
-"""How much of the allocated KV memory holds nothing, as PagedAttention (Kwon et al., 2023) counts it."""
+"""The share of the allocated KV memory that holds nothing, as PagedAttention (Kwon et al., 2023) counts it."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from pagewire.shared.messages.step import StepOutput
 
 @dataclass(slots=True)
 class Waste:
-    """Sampled at the end of every step: (allocated - written) / allocated, in positions.
+    """Takes a sample at the end of every step: (allocated - written) / allocated, in positions.
 
     Shared blocks count once, blocks that only the prefix cache knows not at all; blocks that a plan has taken from a
     sequence count as empty until the executor has answered it.
@@ -18,11 +18,11 @@ class Waste:
     samples: list[float] = field(default_factory=list)
     """In [0, 1], one per step."""
     reserved: list[float] = field(default_factory=list)
-    """The part of each sample that prompts have been given and not reached yet."""
+    """The part of each sample that belongs to positions of prompts that are not computed yet."""
     _written: dict[int, int] = field(default_factory=dict)
 
     def sample(self, policy: Policy, output: StepOutput) -> None:
-        """Takes in a step that has just ended, which the policy has not read yet."""
+        """Takes the sample of a step that has just ended, before the policy reads its output."""
         rows = zip(unpack(output.sequences), unpack(output.starts), unpack(output.counts), strict=True)
         ran = {sequence: start + count for sequence, start, count in rows}
         before, self._written = self._written, {}

@@ -11,7 +11,6 @@ from pagewire.bench._simulation.service_level import (
     effective_throughput,
     moving_average,
     throughput,
-    throughput_by_latency,
     token_intervals,
 )
 
@@ -63,10 +62,9 @@ def test_the_first_token_may_take_its_prompt_over_512_seconds() -> None:
     assert not TIGHT[0].is_met(served(0, 4096, 1.2))
 
 
-def test_both_throughputs() -> None:
+def test_throughput_is_over_the_whole_time() -> None:
     requests = [served(0.0, 512, 1.0, 1.0), served(0.0, 512, 1.0, 3.0), served(2.0, 512, 1.0, 5.0)]
     assert throughput(requests) == pytest.approx(3 / 8)
-    assert throughput_by_latency(requests, clients=2) == pytest.approx(2 / 4)
 
 
 def test_effective_throughput_counts_those_that_met_the_level() -> None:

@@ -1,60 +1,11 @@
-"""Figures of a run, tables in Markdown, and lines as SVG."""
+"""Draws lines as a picture in SVG."""
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
 
-from pagewire.bench._simulation.pipeline import Trace
-
-QUANTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 Points = Sequence[tuple[float, float]]
-
-
-def figures(trace: Trace) -> dict[str, float]:
-    """What the tables show of one run. Times are in seconds, shares in [0, 1]."""
-    requests = trace.requests
-    span = max(request.tokens_at[-1] for request in requests) - min(request.at for request in requests)
-    times = {
-        "ttft": [request.ttft for request in requests],
-        "tpot": [statistics.fmean(request.intervals) for request in requests if request.intervals],
-        "itl": [interval for request in requests for interval in request.intervals],
-    }
-    found = {
-        "requests_per_s": len(requests) / span,
-        "tokens_per_s": sum(request.output for request in requests) / span,
-        "busy": trace.busy / trace.working,
-        "waste": statistics.fmean(trace.waste.samples),
-        "reserved": statistics.fmean(trace.waste.reserved),
-        "preemptions": float(trace.preemptions),
-        "row_steps": float(trace.rows),
-    }
-    for name, values in times.items():
-        found |= {f"{name}_{key}": float(np.percentile(values, q)) for key, q in QUANTILES.items() if values}
-    return found
-
-
-def mean(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each figure's mean over the runs, one per seed."""
-    return {name: statistics.fmean(run[name] for run in runs) for name in runs[0]}
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; all but its first column are numbers."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def milliseconds(cell: Mapping[str, float], name: str) -> str:
-    """Median, P90, P95 and P99 of a time."""
-    return " / ".join(_short(cell[f"{name}_{key}"] * 1e3) for key in QUANTILES)
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _LEGEND = 640, 360, 64, 34, 48, 150
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e5ea2", "#e09f3e", "#555555")
 
