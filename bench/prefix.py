@@ -17,7 +17,7 @@ from pagewire.bench._loads import poisson, sharegpt
 from pagewire.bench._report import markdown
 from pagewire.bench._systems import System, Variant, pipeline
 from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.prefixes import Prefixes
+from pagewire.services.scheduler.prefix_cache import PrefixCache
 
 SYSTEM = System("llama-3-8b", "h100", 1, 8192)
 HEADER = ("simulated", "requests", "hits", "scheduling ms", "of it the prefix cache", "share")
@@ -81,11 +81,11 @@ def main(arguments: list[str]) -> int:
 def measure(qps: float, requests: int, seed: int = 0) -> Figures:
     """One run. `qps` are arrivals per virtual second."""
     within, whole = _overhead()
-    policy, prefixes = Stopwatch(), Stopwatch()
-    with _timed(policy, Policy, "on_step", "schedule"), _timed(prefixes, Prefixes, *_public(Prefixes)):
+    policy, cache = Stopwatch(), Stopwatch()
+    with _timed(policy, Policy, "on_step", "schedule"), _timed(cache, PrefixCache, *_public(PrefixCache)):
         trace = pipeline(SYSTEM, Variant()).run(poisson(sharegpt, qps, requests, seed))
-    caching = prefixes.seconds - prefixes.calls * within
-    scheduling = policy.seconds - policy.calls * within - prefixes.calls * whole
+    caching = cache.seconds - cache.calls * within
+    scheduling = policy.seconds - policy.calls * within - cache.calls * whole
     return Figures(len(trace.requests), sum(request.cached for request in trace.requests), scheduling, caching)
 
 

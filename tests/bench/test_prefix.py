@@ -5,7 +5,7 @@ import pytest
 from pagewire.bench import prefix
 from pagewire.bench.prefix import Stopwatch, measure
 from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.prefixes import Prefixes
+from pagewire.services.scheduler.prefix_cache import PrefixCache
 
 
 def test_no_prompt_is_found_and_the_cache_is_a_small_part() -> None:
@@ -16,9 +16,9 @@ def test_no_prompt_is_found_and_the_cache_is_a_small_part() -> None:
 
 
 def test_what_was_timed_is_itself_again() -> None:
-    before = dict(vars(Prefixes)), Policy.schedule
+    before = dict(vars(PrefixCache)), Policy.schedule
     measure(8.0, requests=5)
-    assert (dict(vars(Prefixes)), Policy.schedule) == before
+    assert (dict(vars(PrefixCache)), Policy.schedule) == before
 
 
 def test_a_stopwatch_counts_what_ends_with_an_error_too() -> None:

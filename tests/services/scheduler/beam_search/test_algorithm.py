@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.beams import BeamSearch, Candidates, Continuation, Float32
+from pagewire.services.scheduler.beam_search.algorithm import BeamSearch, Candidates, Continuation, Float32
 from pagewire.shared.messages.step import Finish
 from tests.support.beam import EOS_ID, beam_cases, reference_logprobs, run_search, transformers_beams
 from tests.support.checkpoints import checkpoint
