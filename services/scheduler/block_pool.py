@@ -17,6 +17,7 @@ class BlockPool:
 
     Attributes:
         clock: calls of `allocate` so far. A block that was allocated later than a clock has lost what it held then.
+        allocated_at: clock of each block's last allocation.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -24,7 +25,7 @@ class BlockPool:
         self.clock = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._references = [0] * num_blocks
-        self._allocated_at = [0] * num_blocks
+        self.allocated_at = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -42,12 +43,8 @@ class BlockPool:
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
-            self._allocated_at[block] = self.clock
+            self.allocated_at[block] = self.clock
         return blocks
-
-    def allocated_at(self, block: int) -> int:
-        """Returns the clock of the block's last allocation."""
-        return self._allocated_at[block]
 
     def count_free(self, blocks: Iterable[int]) -> int:
         """Returns how many of `blocks` are free."""
@@ -89,7 +86,5 @@ class BlockPool:
         if counted != self._references:
             wrong = [b for b in range(self.num_blocks) if counted[b] != self._references[b]]
             raise IntegrityError(f"blocks {wrong[:8]} are counted wrongly")
-        if any(counted[block] for block in self._free):
-            raise IntegrityError("a block is both free and used")
-        if len(self._free) + sum(count > 0 for count in counted) != self.num_blocks:
-            raise IntegrityError("a block is lost")
+        if self._free.keys() != {block for block in range(self.num_blocks) if not counted[block]}:
+            raise IntegrityError("a block is both free and used, or lost")

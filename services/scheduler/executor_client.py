@@ -32,17 +32,15 @@ _step = Decoder(StepOutput)
 _heartbeat = Decoder(Heartbeat)
 
 
-async def claim_executor(
-    bus: Bus, peers: Peers, instance: str, model: str, last: str = ""
-) -> tuple[int, Claimed] | None:
+async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: str = "") -> tuple[int, Claimed] | None:
     """Claims a free executor, or the `last` one again; returns the new term and its answer, None when there is none.
 
     Schedulers that search at the same time ask different executors first.
     """
     free = [beat.instance for beat in peers.alive("executor") if beat.load.get("free")]
-    for executor in rank(instance, {*free, *([last] if peers.find(last) else [])}):
+    for executor in rank(owner, {*free, *([last] if peers.find(last) else [])}):
         term = await bus.store.next_term()
-        request = encode(Claim(scheduler=instance, term=term, model=model))
+        request = encode(Claim(scheduler=owner, term=term, model=model))
         try:
             answer = await bus.request(f"{subjects.CLAIM}.{executor}", request, timeout=CLAIM_TIMEOUT)
         except (NoResponders, RequestTimeout):

@@ -74,10 +74,6 @@ class Policy:
         """Token budget of the next plan."""
         return self.budget.tokens(len(self.running) - len(self.sequences.prefills))
 
-    def get(self, sequence_id: int) -> Sequence | None:
-        """Returns a sequence that has not ended."""
-        return self.sequences.by_id.get(sequence_id)
-
     def add(self, sequence: Sequence) -> None:
         """Lets a new sequence wait for a slot. The caller has checked `Limits.fits`."""
         self.sequences.add(sequence)
@@ -94,9 +90,8 @@ class Policy:
         self.num_steps += bool(output.sequences)
         ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
         self.budget.observe(output.elapsed_us, sum(counts))
-        for i, start, count, token, finish in zip(
-            ids, starts, counts, unpack(output.tokens), output.finishes, strict=True
-        ):
+        rows = zip(ids, starts, counts, unpack(output.tokens), output.finishes, strict=True)
+        for i, start, count, token, finish in rows:
             sequence = by_id.get(i)
             if sequence is None:
                 continue  # it was aborted, and the executor ran it before it had the plan
@@ -236,10 +231,14 @@ class Policy:
 
     def _make_room(self, sequence: Sequence, count: int, shared: list[int]) -> bool:
         """Evicts beams until a slot and `count` blocks are free; returns False if they do not suffice."""
-        while self.sequences.num_free_slots <= 0 or not self.sequences.has_blocks(count, shared):
+        while True:
+            num_free = self.pool.num_free - self.pool.count_free(shared)
+            if self.running:
+                num_free -= self.limits.watermark
+            if self.sequences.num_free_slots > 0 and count <= num_free:
+                return True
             if not self.beam_search.evict(sequence):
                 return False
-        return True
 
     def _add_slot(self, sequence: Sequence) -> AddSlot:
         return AddSlot(

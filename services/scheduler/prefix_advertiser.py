@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
@@ -20,23 +19,15 @@ REPEAT_AFTER = 5.0
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixAdvertiser:
-    """Publishes the result of `current` to `subject` when it changes; None is not published."""
-
-    bus: Bus
-    subject: str
-    current: Callable[[], CachedPrefixes | None]
-
-    async def run(self) -> None:
-        """Publishes until cancelled."""
-        last, sent = b"", 0.0
-        while True:
-            prefixes, now = self.current(), time.monotonic()
-            if prefixes is not None and ((data := encode(prefixes)) != last or now - sent > REPEAT_AFTER):
-                try:
-                    self.bus.publish(self.subject, data)
-                    last, sent = data, now
-                except BusError as error:
-                    _log.debug("prefixes_not_sent", reason=str(error))
-            await asyncio.sleep(CHECK_EVERY)
+async def advertise_prefixes(bus: Bus, subject: str, current: Callable[[], CachedPrefixes | None]) -> None:
+    """Publishes the result of `current` when it changes, until cancelled; None is not published."""
+    last, sent = b"", 0.0
+    while True:
+        prefixes, now = current(), time.monotonic()
+        if prefixes is not None and ((data := encode(prefixes)) != last or now - sent > REPEAT_AFTER):
+            try:
+                bus.publish(subject, data)
+                last, sent = data, now
+            except BusError as error:
+                _log.debug("prefixes_not_sent", reason=str(error))
+        await asyncio.sleep(CHECK_EVERY)

@@ -39,7 +39,7 @@ class PrefixCache:
         self._pool = pool
         self._size = block_size
         self._runs: dict[_Key, _Run] = {}
-        self._open: dict[int, _Run] = {}  # by sequence, until it frees its blocks
+        self.open: dict[int, _Run] = {}  # by sequence, until it frees its blocks
         self._last_key: tuple[int, int, _Key] = (-1, 0, (_ROOT, "", ()))  # sequence, blocks before the key, key
 
     def match_prefix(self, sequence: Sequence) -> list[int] | None:
@@ -63,33 +63,29 @@ class PrefixCache:
                 break
         return found
 
-    def begin(self, sequence: Sequence, shared: list[int]) -> None:
-        """Begins a run of a sequence that has its blocks, behind those that it shares."""
-        first = len(shared)
+    def begin(self, sequence: Sequence) -> None:
+        """Begins the run of a sequence that has its blocks, behind the full ones, which it shares."""
+        first = sequence.num_computed_tokens // self._size
         run = _Run(sequence, sequence.tokens, sequence.blocks, first, (len(sequence.tokens) - 1) // self._size)
-        self._open[sequence.id] = run
+        self.open[sequence.id] = run
         if run.promised > first:
             last, before, key = self._last_key
             just_matched = last == sequence.id and before == first
-            self._enter(key if just_matched else self._key(sequence, shared), run)
+            self._enter(key if just_matched else self._key(sequence, sequence.blocks[:first]), run)
 
     def cancel_prefill(self, sequence: Sequence) -> None:
         """Records that the prompt will not be computed to its end, so that no other sequence waits for it."""
-        self._open[sequence.id].promised = 0
+        self.open[sequence.id].promised = 0
 
     def end(self, sequence: Sequence) -> None:
         """Ends the run of a sequence that is about to free its blocks. Its full blocks can still be found."""
-        run = self._open.pop(sequence.id)
+        run = self.open.pop(sequence.id)
         run.full = sequence.num_computed_tokens // self._size
         run.clock = self._pool.clock
         run.sequence = None
         run.promised = 0
         if run.full > run.first and not run.entered:
             self._enter(self._key(sequence, sequence.blocks[: run.first]), run)
-
-    def open(self) -> set[int]:
-        """Returns the ids of the sequences whose runs have begun and not ended."""
-        return set(self._open)
 
     def _enter(self, key: _Key, run: _Run) -> None:
         run.entered = True
@@ -106,14 +102,14 @@ class PrefixCache:
         return run.full if run.sequence is None else run.sequence.num_computed_tokens // self._size
 
     def _holds(self, run: _Run, i: int) -> bool:
-        return run.sequence is not None or self._pool.allocated_at(run.blocks[i]) <= run.clock
+        return run.sequence is not None or self._pool.allocated_at[run.blocks[i]] <= run.clock
 
     def _key(self, sequence: Sequence, before: list[int]) -> _Key:
         i = len(before) * self._size
         tokens = tuple(sequence.tokens[i : i + self._size])
         key: _Key
         if before:
-            key = before[-1], self._pool.allocated_at(before[-1]), tokens
+            key = before[-1], self._pool.allocated_at[before[-1]], tokens
         else:
             key = _ROOT, sequence.cache_salt, tokens
         self._last_key = sequence.id, len(before), key

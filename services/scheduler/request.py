@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
-from pagewire.shared.bus import Item
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attached
 from pagewire.shared.messages.step import Finish
@@ -26,36 +25,22 @@ class Request:
     stored_at: float
     """Unix time at which the queue stored the item."""
     sequences: list[Sequence] = field(default_factory=list)
-    """One per choice, from the last time that the request was attached to its detokenizer."""
+    """One per choice, with dense ids, from the last time that the request was attached to its detokenizer."""
     unfinished: set[int] = field(default_factory=set)
     """Ids of the sequences that have not ended."""
     queued: bool = True
     """No sequence of it has had a slot yet."""
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether the request is attached and none of its sequences has had a slot."""
-        return self.queued and bool(self.unfinished)
-
-    @property
     def num_choices(self) -> int:
         """Completions of all prompts together."""
         return len(self.work.prompts) * self.work.n
-
-    def find(self, sequence_id: int) -> Sequence:
-        """Returns one of the sequences by its id."""
-        return self.sequences[sequence_id - self.sequences[0].id]
 
     def generated(self) -> tuple[bytes, ...]:
         """Returns the packed tokens generated so far, per choice."""
         if not self.sequences:
             return (b"",) * self.num_choices
         return tuple(pack(s.tokens[s.num_prompt_tokens :]) for s in self.sequences)
-
-
-def request_of(queue: str, item: Item, work: WorkItem) -> Request:
-    """Returns the request of a delivery."""
-    return Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
 
 
 def sequences_of(request: Request, first_id: int, answer: Attached, arrival_order: int) -> list[Sequence]:

@@ -12,7 +12,7 @@ from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
 from pagewire.services.scheduler.drain_rate import DrainRate
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
-from pagewire.services.scheduler.request import Request, request_of, sequences_of
+from pagewire.services.scheduler.request import Request, sequences_of
 from pagewire.services.scheduler.sequence import SequenceState
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
@@ -43,11 +43,7 @@ _attached = Decoder(Attached)
 class RequestManager:
     """The requests that this scheduler holds, and the policy that runs them while there is an executor.
 
-    Attributes:
-        requests: by request id.
-        by_sequence: requests by the ids of their unfinished sequences.
-        policy: that of the present term; None while there is no executor.
-        drain_rate: how fast requests end.
+    Requests are kept by their own id and by the ids of their unfinished sequences.
     """
 
     def __init__(self, context: Context, peers: Peers, model: str, on_change: Callable[[], None]) -> None:
@@ -59,7 +55,7 @@ class RequestManager:
         self._context = context
         self._bus = context.bus
         self._store = context.bus.store
-        self._consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
+        self.consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
         self._on_change = on_change
         self._prefixes = RecentPrefixes(0)
         self._executor = ""
@@ -72,7 +68,7 @@ class RequestManager:
         """Pulls and renews until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
-            await self._consumer.run()
+            await self.consumer.run()
 
     def start_term(self, policy: Policy, executor: str) -> None:
         """Begins a term: all requests are attached again and wait for the new executor."""
@@ -81,26 +77,23 @@ class RequestManager:
         self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
         for request in self.requests.values():
             self._spawn(self._attach(request))
-        self._consumer.notify()
+        self.consumer.notify()
 
     def end_term(self) -> None:
         """Ends the term, because the executor is lost. Nothing is pulled until the next term begins."""
         self.policy = None
-
-    def on_admission(self) -> None:
-        """Pulls more work, because sequences that waited here have slots now."""
-        self._consumer.notify()
 
     def on_finished(self, sequences: Iterable[int]) -> None:
         """Forgets the requests whose last sequence has ended. The detokenizer ends their items."""
         for sequence in sequences:
             request = self.by_sequence.pop(sequence, None)
             if request is not None:
-                self._prefixes.add(request.find(sequence).tokens, request.work.cache_salt)
+                ended = request.sequences[sequence - request.sequences[0].id]
+                self._prefixes.add(ended.tokens, ended.cache_salt)
                 request.unfinished.discard(sequence)
                 if not request.unfinished and self.requests.pop(request.work.request_id, None) is not None:
                     self.drain_rate.add(1, time.monotonic())
-        self._consumer.notify()
+        self.consumer.notify()
 
     def on_beams_finished(self, groups: Iterable[BeamGroup]) -> None:
         """Sends the results of beam searches to the detokenizers."""
@@ -131,14 +124,14 @@ class RequestManager:
 
     def _on_done(self, _: "asyncio.Task[None]") -> None:
         self._num_tasks -= 1
-        self._consumer.notify()
+        self.consumer.notify()
 
     def _capacity(self, queue: str) -> int:
         """Returns how many items of a queue may come: as many as are sure to run, and a few to choose from."""
         if self.policy is None:
             return 0
         free = max(0, self.policy.limits.max_running - self.policy.num_unfinished)
-        waiting = sum(request.is_waiting and request.queue == queue for request in self.requests.values())
+        waiting = sum(r.queued and r.queue == queue and bool(r.unfinished) for r in self.requests.values())
         return min(LOOKAHEAD, free + LOOKAHEAD - waiting - self._num_tasks)
 
     def _on_item(self, queue: str, item: Item) -> None:
@@ -179,7 +172,8 @@ class RequestManager:
         if item.deliveries > 1 and await self._is_done(work.request_id):
             await self._end(item.ack)
             return
-        request = self.requests[work.request_id] = request_of(queue, item, work)
+        request = Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
+        self.requests[work.request_id] = request
         await self._attach(request)
 
     async def _update(self, request: Request, item: Item, work: WorkItem) -> None:
@@ -209,14 +203,12 @@ class RequestManager:
         answer = await self._send_attach(request, first)
         if self.policy is not policy or self.requests.get(request.work.request_id) is not request:
             return  # the term ended meanwhile, or the item was handed back
-        if answer is None or answer.state == AttachState.UNKNOWN:
+        if answer is None or answer.state != AttachState.OPEN:
             self._forget(request)
-            if request.generation >= MAX_DELIVERIES:
+            ended = answer is not None and answer.state == AttachState.ENDED
+            if not ended and request.generation >= MAX_DELIVERIES:
                 _log.error("request_given_up", request_id=request.work.request_id, deliveries=request.generation)
                 await self._end(request.ack)
-            return
-        if answer.state == AttachState.ENDED:
-            self._forget(request)
             return
         self._last_arrival += 1
         for sequence in request.sequences:
@@ -245,7 +237,11 @@ class RequestManager:
         if self.policy is not policy or self.by_sequence.get(choices[0]) is not request:
             return  # the term ended meanwhile, or the request
         if answer is None or answer.state == AttachState.UNKNOWN:
-            self._abort(request)
+            for sequence in request.unfinished:
+                if policy is not None:
+                    policy.abort(sequence)
+            self._forget(request)
+            self._on_change()
         else:
             self.on_finished(choices)
 
@@ -287,14 +283,6 @@ class RequestManager:
             return await self._store.get_done(request_id) is not None
         except BusError:
             return False  # then the detokenizer tells when it is attached
-
-    def _abort(self, request: Request) -> None:
-        """Aborts all sequences of a request and forgets it."""
-        for sequence in request.unfinished:
-            if self.policy is not None:
-                self.policy.abort(sequence)
-        self._forget(request)
-        self._on_change()
 
     def _forget(self, request: Request) -> None:
         """Stops renewing a request. Unless the detokenizer ends its item, the item is delivered again."""

@@ -17,15 +17,12 @@ class SequenceState(Enum):
      │  │ free     preempt │   │ abort          │  │
      │  │                  ▼   │                │  │
      │  └───────── PREEMPTED   │                │  │
-     │                 │       │                │  │
      │   abort, finish │       │                │  │
      │                 ▼       ▼      free      │  │
      │                 ABORTED ─────────────────┘  │
-     │                                             │
      └─────────────────── abort ───────────────────┘
 
-    A preempted sequence that has no position left to compute, because it stands at its position limit, is FINISHED when
-    it is freed.
+    A preempted sequence that is paused at its position limit has nothing left to run: `free` makes it FINISHED.
     """
 
     WAITING = auto()

@@ -44,11 +44,6 @@ class SequenceTable:
         """See `PrefixCache.match_prefix`; empty where prefixes are not cached."""
         return self._prefix_cache.match_prefix(sequence) if self._prefix_cache is not None else []
 
-    def has_blocks(self, count: int, shared: list[int]) -> bool:
-        """Returns whether admission may take `count` blocks beside those that a sequence shares."""
-        num_free = self.pool.num_free - self.pool.count_free(shared)
-        return count <= num_free - (self.limits.watermark if self.running else 0)
-
     def add(self, sequence: Sequence) -> None:
         """Lets a new sequence wait for a slot."""
         self.by_id[sequence.id] = sequence
@@ -63,18 +58,18 @@ class SequenceTable:
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.waiting.charge(sequence.user, len(sequence.tokens) - sequence.num_computed_tokens)
-        self.assign_slot(sequence, shared, num_steps)
+        self.assign_slot(sequence, num_steps)
         self.prefills[sequence.id] = sequence
 
-    def assign_slot(self, sequence: Sequence, shared: list[int], num_steps: int) -> None:
-        """Gives a slot to a sequence that is in no queue and has its blocks, the first of them `shared`."""
+    def assign_slot(self, sequence: Sequence, num_steps: int) -> None:
+        """Gives a slot to a sequence that is in no queue and has its blocks, the full ones shared with others."""
         sequence.slot = self._free_slots.pop()
         sequence.state = SequenceState.RUNNING
         sequence.last_step = num_steps
         self.update_allocate_at(sequence)
         insort(self.running, sequence, key=rank)
         if self._prefix_cache is not None:
-            self._prefix_cache.begin(sequence, shared)
+            self._prefix_cache.begin(sequence)
 
     def allocate_blocks(self, sequence: Sequence) -> list[int]:
         """Gives a running sequence blocks for the steps ahead while there are any; returns the new ones."""
@@ -164,7 +159,7 @@ class SequenceTable:
             raise IntegrityError("a sequence is where it should not be")
         if {id(s) for s in self.by_id.values()} - {id(s) for s in (*holders, *waiting)}:
             raise IntegrityError("a sequence is nowhere")
-        if self._prefix_cache is not None and self._prefix_cache.open() != {s.id for s in holders}:
+        if self._prefix_cache is not None and self._prefix_cache.open.keys() != {s.id for s in holders}:
             raise IntegrityError("the prefix cache waits for a sequence that does not run")
 
     def _stop(self, sequence: Sequence) -> None:

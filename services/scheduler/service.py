@@ -12,7 +12,7 @@ from pagewire.services.scheduler.block_pool import IntegrityError
 from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor
 from pagewire.services.scheduler.limits import limits_of
 from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.prefix_advertiser import PrefixAdvertiser
+from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
 from pagewire.services.scheduler.readers import Readers
 from pagewire.services.scheduler.request_manager import RequestManager
 from pagewire.shared import subjects, telemetry
@@ -43,14 +43,12 @@ class Scheduler:
         self._context = context
         self._bus = context.bus
         self._model = served_name(context.settings)
-        token = subjects.model_token(self._model)
+        self._token = subjects.model_token(self._model)
         self._executor: ExecutorClient | None = None
         self._executors_changed = asyncio.Event()
         self._peers = Peers(context.bus, heard=self._executors_changed.set)
         self._readers = Readers(context.bus, self._send_plans)
-        self._manager = RequestManager(context, self._peers, token, self._send_plans)
-        subject = f"{subjects.PREFIXES}.{token}.{context.instance}"
-        self._advertiser = PrefixAdvertiser(context.bus, subject, self._manager.cached_prefixes)
+        self._manager = RequestManager(context, self._peers, self._token, self._send_plans)
         self._violations = 0
 
     async def run(self) -> None:
@@ -62,7 +60,8 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._manager.run())
-                tasks.create_task(self._advertiser.run())
+                subject = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
+                tasks.create_task(advertise_prefixes(self._bus, subject, self._manager.cached_prefixes))
                 tasks.create_task(self._check_when_idle())
                 while True:
                     await self._serve(*await self._claim())
@@ -115,7 +114,7 @@ class Scheduler:
                 self._trace_queue(policy, plan)
                 executor.send(plan)
                 if plan.added:
-                    self._manager.on_admission()
+                    self._manager.consumer.notify()
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
             executor.mark_lost("the connection takes no more")
@@ -156,14 +155,11 @@ class Scheduler:
     def _trace_queue(self, policy: Policy, plan: Plan) -> None:
         """Records the span between the queue's acknowledgement and the first slot of a request."""
         for added in plan.added:
-            sequence = policy.get(added.sequence)
-            request = self._manager.by_sequence.get(sequence.caller_ids[0]) if sequence is not None else None
+            sequence = policy.sequences.by_id[added.sequence]
+            request = self._manager.by_sequence.get(sequence.caller_ids[0])
             if request is not None and request.queued:
-                request.queued = False
-                attributes: dict[str, AttributeValue] = {
-                    "request_id": request.work.request_id,
-                    "cached_tokens": added.computed,
-                }
+                name, request.queued = request.work.request_id, False
+                attributes: dict[str, AttributeValue] = {"request_id": name, "cached_tokens": added.computed}
                 telemetry.span("queue", request.trace, request.stored_at, time.time(), attributes)
 
     async def _check_when_idle(self) -> None:
@@ -171,21 +167,19 @@ class Scheduler:
         while True:
             await asyncio.sleep(CHECK_EVERY)
             policy = self._manager.policy
-            if policy is None or policy.num_unfinished:
-                continue
-            try:
-                policy.sequences.check()
-            except IntegrityError as error:
-                self._violations += 1
-                _log.error("integrity_violated", reason=str(error))
+            if policy is not None and not policy.num_unfinished:
+                try:
+                    policy.sequences.check()
+                except IntegrityError as error:
+                    self._violations += 1
+                    _log.error("integrity_violated", reason=str(error))
 
     def heartbeat(self) -> Heartbeat:
         """Returns the state of this scheduler: it is ready while it has an executor."""
         policy, executor = self._manager.policy, self._executor
-        requests = self._manager.requests
         load: dict[str, float] = {
-            "requests": len(requests),
-            "queued": sum(request.queued for request in requests.values()),
+            "requests": len(self._manager.requests),
+            "queued": sum(request.queued for request in self._manager.requests.values()),
             "drain_rate": self._manager.drain_rate.at(time.monotonic()),
             "integrity_violations": self._violations,
         }

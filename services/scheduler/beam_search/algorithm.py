@@ -27,30 +27,15 @@ class Candidates(NamedTuple):
     logprobs: Float32
 
 
-class Beam(NamedTuple):
-    """A text that has not ended."""
-
-    tokens: list[int]
-    """Without the prompt."""
-    score: np.float32
-
-
 class Hypothesis(NamedTuple):
-    """A text that has ended."""
+    """A text."""
 
     tokens: list[int]
     """Without the prompt, with the token that ended the text."""
     score: np.float32
-    """Divided by the length to the power of the length penalty."""
-    finish: Finish
-
-
-class Continuation(NamedTuple):
-    """A beam of the next round."""
-
-    parent: int
-    """Index of the beam of this round that it continues."""
-    token: int
+    """Once the text has ended, divided by its length to the power of the length penalty."""
+    finish: Finish = Finish.NONE
+    """Why the text has ended."""
 
 
 class BeamSearch:
@@ -62,15 +47,15 @@ class BeamSearch:
     """
 
     def __init__(self, width: int, max_tokens: int, length_penalty: float, stop_ids: Collection[int]) -> None:
-        self.beams = [Beam([], np.float32(0))]
+        self.beams = [Hypothesis([], np.float32(0))]
         self.finished: list[Hypothesis] = []
         self._width = width
         self._max_tokens = max_tokens
         self._length_penalty = length_penalty
         self._stop_ids = np.array(sorted(stop_ids), np.int64)
 
-    def advance(self, candidates: Sequence[Candidates]) -> list[Continuation]:
-        """Runs one round with the candidates of each beam; returns the next beams, or none if the search has ended."""
+    def advance(self, candidates: Sequence[Candidates]) -> list[tuple[int, int]]:
+        """Runs a round with candidates of each beam; returns parent and token of the next beams, none at the end."""
         length = len(self.beams[0].tokens) + 1
         parents = np.repeat(np.arange(len(candidates)), [len(found.tokens) for found in candidates])
         tokens = np.concatenate([np.array(found.tokens, np.int64) for found in candidates])
@@ -91,8 +76,8 @@ class BeamSearch:
         if last or not len(going) or not self._can_improve(scores[going[0]], length):
             self.beams = []
             return []
-        self.beams = [Beam(self._text(parents[i], tokens[i]), scores[i]) for i in going]
-        return [Continuation(int(parents[i]), int(tokens[i])) for i in going]
+        self.beams = [Hypothesis(self._text(parents[i], tokens[i]), scores[i]) for i in going]
+        return [(int(parents[i]), int(tokens[i])) for i in going]
 
     def _text(self, parent: np.int64, token: np.int64) -> list[int]:
         return [*self.beams[parent].tokens, int(token)]

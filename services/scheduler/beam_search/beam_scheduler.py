@@ -122,6 +122,7 @@ class BeamScheduler:
             if group.choices[0].id not in self._active:
                 continue  # it was aborted
             parents, pairs = group.beams, self._advance(group)
+            slots = {parent.id: parent.slot for parent in parents}
             kept = {parent.id for _, parent in pairs}
             for parent in parents:
                 if parent.id not in kept:
@@ -132,10 +133,10 @@ class BeamScheduler:
             copies += copied
             for parent in parents:
                 sequences.finish(parent)
-            for child, source, shared in forked:
-                sequences.assign_slot(child, child.blocks[:shared], num_steps)
-                position, blocks = child.position_limit - 1, pack(child.blocks)
-                tokens = pack(child.tokens[position:])
+            for child, parent in forked:
+                sequences.assign_slot(child, num_steps)
+                position, blocks = child.num_computed_tokens, pack(child.blocks)
+                tokens, source = pack(child.tokens[position:]), slots[parent.id]
                 forks.append(Fork(child.slot, child.id, source, position, tokens, blocks, child.position_limit))
             for child in group.beams:
                 sequences.by_id[child.id] = child

@@ -38,7 +38,7 @@ def test_the_clock_tells_who_has_been_given_away_since() -> None:
     clock = pool.clock
     pool.free(lost)
     pool.allocate(1)
-    assert pool.allocated_at(kept[0]) <= clock < pool.allocated_at(lost[0])
+    assert pool.allocated_at[kept[0]] <= clock < pool.allocated_at[lost[0]]
 
 
 def test_a_double_free_is_refused() -> None:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pagewire.services.scheduler import prefix_advertiser
-from pagewire.services.scheduler.prefix_advertiser import PrefixAdvertiser
+from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import BusUnavailable
@@ -42,7 +42,7 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     made = Scene()
     await made.bus.subscribe("prefixes", made.receive)
-    running = asyncio.create_task(PrefixAdvertiser(made.bus, "prefixes", made.ask).run())
+    running = asyncio.create_task(advertise_prefixes(made.bus, "prefixes", made.ask))
     try:
         yield made
     finally:

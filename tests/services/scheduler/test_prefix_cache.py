@@ -22,7 +22,7 @@ class Cache:
         self.pool.share(shared)
         one.blocks = shared + self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
         one.num_computed_tokens = one.num_cached_tokens = len(shared) * SIZE
-        self.prefix_cache.begin(one, shared)
+        self.prefix_cache.begin(one)
         return one
 
     def compute(self, one: Sequence, positions: int) -> None:
@@ -171,4 +171,4 @@ def test_runs_that_are_lost_are_forgotten() -> None:
     for i in range(200):
         cache.run([i] * 12)
         assert len(cache.prefix_cache._runs) <= 2 * 4 + 1
-    assert cache.prefix_cache.open() == set()
+    assert not cache.prefix_cache.open

@@ -325,8 +325,7 @@ class Scheduling(RuleBasedStateMachine):
         """Reserved blocks: a prompt joins those in progress only where it will soon be reached."""
         left = [(s.priority, len(s.tokens) - s.num_computed_tokens) for s in prompts]
         for added in plan.added:
-            joined = self.policy.get(added.sequence)
-            assert joined is not None
+            joined = self.policy.sequences.by_id[added.sequence]
             own = joined.priority, len(joined.tokens)
             before = sum(tokens for priority, tokens in left if (priority, tokens) <= own)
             assert before < STEPS_AHEAD * self.limits.budget
