@@ -10,11 +10,11 @@ from functools import partial
 
 from pagewire.bench._simulation.clock import Clock
 from pagewire.bench._simulation.pipeline import Request, VirtualPipeline
-from pagewire.services.scheduler import bulletin
-from pagewire.services.scheduler.intake import LOOKAHEAD
+from pagewire.services.scheduler import prefix_advertiser
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.request_manager import LOOKAHEAD
 from pagewire.services.scheduler.sequence import Sequence as Running
-from pagewire.services.scheduler.sequence import State
+from pagewire.services.scheduler.sequence import SequenceState
 from pagewire.services.tokenizer.router import Replica, route
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.prefix_hashes import prefix_hashes
@@ -37,7 +37,7 @@ class Fleet:
         for i, (name, member) in enumerate(self._members.items()):
             member.pipeline.read = self._pull
             member.pipeline.then = partial(self._ended, name)
-            clock.at(i * bulletin.EVERY / len(pipelines), self._hear, name)
+            clock.at(i * prefix_advertiser.CHECK_EVERY / len(pipelines), self._hear, name)
 
     def send(self, request: Request) -> None:
         """Routes a request as the tokenizer does."""
@@ -80,7 +80,7 @@ class Fleet:
 
     def _ended(self, name: str, request: Request) -> None:
         self._computed[name] += len(request.prompt) - request.cached + request.output
-        self._members[name].cached.use(request.prompt + request.tokens)
+        self._members[name].cached.add(request.prompt + request.tokens)
         self._then(request)
 
     def _hear(self, name: str) -> None:
@@ -88,10 +88,10 @@ class Fleet:
         member = self._members[name]
         policy = member.pipeline.policy
         cached = frozenset(unpack(member.cached.packed()))
-        self._views[name] = Replica(name, policy.limits.max_running, policy.live, cached)
+        self._views[name] = Replica(name, policy.limits.max_running, policy.num_unfinished, cached)
         del self._sent[name]
         if self._open:
-            self._clock.at(self._clock.now + bulletin.EVERY, self._hear, name)
+            self._clock.at(self._clock.now + prefix_advertiser.CHECK_EVERY, self._hear, name)
 
 
 class _Member:
@@ -107,9 +107,9 @@ class _Member:
     def room(self, queue: deque[Request]) -> int:
         """Returns how many requests of a queue the replica can take now."""
         policy = self.pipeline.policy
-        waiting = [running for running in self._waiting.get(id(queue), ()) if running.state is State.WAITING]
+        waiting = [running for running in self._waiting.get(id(queue), ()) if running.state is SequenceState.WAITING]
         self._waiting[id(queue)] = waiting
-        return max(0, policy.limits.max_running - policy.live) + LOOKAHEAD - len(waiting)
+        return max(0, policy.limits.max_running - policy.num_unfinished) + LOOKAHEAD - len(waiting)
 
     def pull(self, queue: deque[Request]) -> None:
         """Takes requests of a queue while there is room."""
@@ -119,6 +119,6 @@ class _Member:
     def take(self, queue: deque[Request]) -> None:
         """Takes the first request of a queue."""
         request = queue.popleft()
-        self.cached.use(request.prompt)
+        self.cached.add(request.prompt)
         self.pipeline.expect()
         self._waiting.setdefault(id(queue), []).append(self.pipeline.arrive(request))

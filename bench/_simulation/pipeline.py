@@ -172,7 +172,7 @@ class VirtualPipeline:
         self._requests[number] = request
         sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, request.output)
         prompt = unpack(pack(request.prompt))  # read at this moment, as from a work item
-        sequence = Sequence(number, prompt, len(prompt), sampling, arrival=number)
+        sequence = Sequence(number, prompt, len(prompt), sampling, arrival_order=number)
         self._sequences[number] = sequence
         self.policy.add(sequence)
         self._schedule(0)
@@ -242,7 +242,7 @@ class VirtualPipeline:
             request.tokens.append(token)
             request.tokens_at.append(at)
             if finish:
-                request.cached = self._sequences.pop(sequence).cached or 0
+                request.cached = self._sequences.pop(sequence).num_cached_tokens or 0
                 self._clock.at(at, self._end, request)
         self.trace.waste.sample(self.policy, output)
         self._clock.at(self._clock.now + self._host.round_trip / 2, self._read, output)

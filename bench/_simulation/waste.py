@@ -28,12 +28,12 @@ class Waste:
         before, self._written = self._written, {}
         entries = written = reserved = 0
         for held in policy.running:
-            done = ran.get(held.id) or max(before.get(held.id, 0), held.computed)
+            done = ran.get(held.id) or max(before.get(held.id, 0), held.num_computed_tokens)
             self._written[held.id] = done
             entries += len(held.blocks)
             written += done
-            reserved += max(0, held.prompt_tokens - done)
-        blocks, size = policy.pool.held, policy.limits.block_size
+            reserved += max(0, held.num_prompt_tokens - done)
+        blocks, size = policy.pool.num_used, policy.limits.block_size
         if not ran or not blocks:
             return
         if entries != blocks:  # some are shared, and full: every reference but one has counted them again

@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 
 from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.config import STEP_TOKENS, Settings
+from pagewire.shared.messages.plan import Claimed
 from pagewire.shared.messages.work import Sampling
+
+LOOKAHEAD_STEPS = 3
+"""Steps behind the last one reported for which a sequence is given blocks, however long the lease is: two that are in
+flight, and the one that is composed next. Blocks that are given earlier lie empty."""
+PLAN_SHARE = 0.5
+"""Part of the broker's payload limit that the added slots of one plan may fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +28,9 @@ class Limits:
     """Steps that the executor may run beyond the last one reported."""
     prefix_cache: bool = True
     itl_target_ms: float | None = None
-    """Time of a step that the budget follows; None: one of the scheduler's own where the budget may grow, else none."""
+    """Step time that the budget follows; None: the scheduler's own target where the budget may grow, else none."""
     max_budget: int = 0
-    """Tokens per step up to which the budget may grow; less than `budget`: it does not grow."""
+    """Tokens per step up to which the budget may grow; less than `budget`: the budget does not grow."""
     max_plan_bytes: int = 512 * 1024
     """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
     max_candidates: int = 0
@@ -36,19 +44,29 @@ class Limits:
 
     @property
     def watermark(self) -> int:
-        """Blocks that admission leaves free, so that running sequences can grow before anyone is preempted."""
+        """Blocks that admission leaves free, so that running sequences can grow before one is preempted."""
         return self.num_blocks // 100
 
+    @property
+    def lookahead(self) -> int:
+        """Steps ahead for which a sequence is given blocks."""
+        return min(self.window, LOOKAHEAD_STEPS)
+
     def blocks_for(self, positions: int) -> int:
-        """Blocks that so many positions take."""
+        """Returns how many blocks `positions` positions take."""
         return -(-positions // self.block_size)
 
+    def missing_blocks(self, sequence: Sequence, steps: int) -> int:
+        """Returns how many blocks a sequence lacks for `steps` steps behind the last one reported."""
+        positions = min(len(sequence.tokens) - 1 + steps, sequence.last_position)
+        return self.blocks_for(positions) - len(sequence.blocks)
+
     def fits(self, sequence: Sequence) -> bool:
-        """Whether the pool could hold it alone, to its last token."""
+        """Returns whether the pool could hold the sequence alone, to its last token."""
         return self.blocks_for(sequence.last_position) <= self.num_blocks
 
-    def obstacle(self, prompt_tokens: int, sampling: Sampling) -> str:
-        """What stands in the way of a beam search; empty: nothing. All its beams must find room together."""
+    def beam_search_error(self, prompt_tokens: int, sampling: Sampling) -> str:
+        """Returns why a beam search cannot run here, whose beams must all fit together; empty: it can."""
         width = sampling.beam_width
         if not self.max_candidates:
             return "beam_width: beam search is not built for this device yet: leave it out"
@@ -62,3 +80,19 @@ class Limits:
         if needed > self.num_blocks:
             return f"{width} beams need {needed} KV blocks, there are {self.num_blocks}: ask for fewer beams or tokens"
         return ""
+
+
+def limits_of(claimed: Claimed, settings: Settings, max_payload: int) -> Limits:
+    """Returns the limits of a claimed executor; `max_payload` is the broker's, in bytes."""
+    return Limits(
+        num_blocks=claimed.num_blocks,
+        block_size=claimed.block_size,
+        max_num_seqs=claimed.max_num_seqs,
+        budget=settings.max_num_batched_tokens or STEP_TOKENS,
+        window=settings.lease_window,
+        prefix_cache=settings.prefix_cache,
+        itl_target_ms=settings.itl_target_ms,
+        max_plan_bytes=int(max_payload * PLAN_SHARE),
+        max_budget=0 if settings.max_num_batched_tokens else claimed.max_step_tokens,
+        max_candidates=claimed.max_candidates,
+    )

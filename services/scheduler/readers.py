@@ -1,4 +1,4 @@
-"""How far the readers of the steps have come: their pace is part of the credit that the executor gets."""
+"""How far the detokenizers have read: the lease never runs too far ahead of the slowest one."""
 
 import time
 from collections.abc import Callable
@@ -16,31 +16,31 @@ _heartbeat = Decoder(Heartbeat)
 
 
 class Readers:
-    """The detokenizers that read the steps of a term, as their heartbeats tell."""
+    """The detokenizers that read the steps of a term, known from their heartbeats."""
 
-    def __init__(self, bus: Bus, heard: Callable[[], None]) -> None:
-        """`heard` is called after each heartbeat: the slowest may have moved on."""
+    def __init__(self, bus: Bus, on_heartbeat: Callable[[], None]) -> None:
+        """`on_heartbeat` is called after each heartbeat, when the slowest reader may have moved on."""
         self._bus = bus
-        self._heard = heard
+        self._notify = on_heartbeat
         self._beats: dict[str, tuple[float, Heartbeat]] = {}
 
     async def listen(self) -> None:
-        """Starts to hear heartbeats."""
-        await self._bus.subscribe(f"{subjects.HEARTBEAT}.detokenizer.*", self._hear)
+        """Subscribes to the heartbeats."""
+        await self._bus.subscribe(f"{subjects.HEARTBEAT}.detokenizer.*", self._on_heartbeat)
 
     def slowest(self, term: int) -> int | None:
-        """Last step read by the slowest live reader of `term`; None while nobody reads it.
+        """Returns the last step read by the slowest live reader of `term`; None while nobody reads it.
 
-        A reader that has fallen silent counts no more: it is rebuilt from the scheduler's tokens when it is back.
+        A reader that has fallen silent does not count: when it is back, it is rebuilt from the scheduler's tokens.
         """
         now = time.monotonic()
-        self._beats = {name: heard for name, heard in self._beats.items() if now - heard[0] < SILENCE}
+        self._beats = {name: entry for name, entry in self._beats.items() if now - entry[0] < SILENCE}
         return min((beat.reads[term] for _, beat in self._beats.values() if term in beat.reads), default=None)
 
-    def _hear(self, message: Message) -> None:
+    def _on_heartbeat(self, message: Message) -> None:
         try:
             beat = _heartbeat.decode(message.data)
         except (WireVersionError, msgspec.DecodeError):
-            return  # a peer that cannot be understood reads nothing of ours
+            return  # a peer of another version cannot read our steps
         self._beats[beat.instance] = (time.monotonic(), beat)
-        self._heard()
+        self._notify()

@@ -3,82 +3,93 @@
 import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling
 
-if TYPE_CHECKING:
-    from pagewire.services.scheduler.searches import Search
 
+class SequenceState(Enum):
+    """Where a sequence stands. Each arrow is a method of `SequenceTable`.
 
-class State(Enum):
-    """Where a sequence stands."""
+              allocate            finish
+    WAITING ────────────▶ RUNNING ──────────▶ FINISHED
+     │  ▲                  │   │                ▲  ▲
+     │  │ free     preempt │   │ abort          │  │
+     │  │                  ▼   │                │  │
+     │  └───────── PREEMPTED   │                │  │
+     │   abort, finish │       │                │  │
+     │                 ▼       ▼      free      │  │
+     │                 ABORTED ─────────────────┘  │
+     └─────────────────── abort ───────────────────┘
+
+    A preempted sequence that is paused at its position limit has nothing left to run: `free` makes it FINISHED.
+    """
 
     WAITING = auto()
-    """It has neither slot nor blocks."""
+    """The sequence has neither a slot nor blocks."""
     RUNNING = auto()
-    """The executor has it in a slot."""
+    """The executor has the sequence in a slot."""
     PREEMPTED = auto()
-    """A plan took its slot to make room; it waits again once the executor has answered that plan."""
-    DROPPED = auto()
-    """A plan took its slot for good; its blocks are free once the executor has answered that plan."""
+    """A plan takes the slot to make room. The sequence waits again once the executor has answered that plan."""
+    ABORTED = auto()
+    """A plan takes the slot for good. The blocks are free once the executor has answered that plan."""
     FINISHED = auto()
-    """Nothing of it is left."""
+    """The sequence has ended, and its slot and blocks are free."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens and blocks of one completion. The scheduler is the only one that changes it."""
+    """Tokens, slot and blocks of one completion. Only the scheduler changes them."""
 
     id: int
-    """Within the term, as step outputs name it."""
+    """Within the term, as step outputs name the sequence."""
     tokens: list[int]
-    """Prompt, then what was generated."""
-    prompt_tokens: int
+    """Prompt, then the generated tokens."""
+    num_prompt_tokens: int
     sampling: Sampling
     prompt_index: int = 0
     choice_index: int = 0
     priority: int = 0
     """Lower runs earlier."""
-    arrival: int = 0
-    """Order of arrival among equals."""
-    arrived: float = 0.0
-    """Unix time in seconds at which the queue took its request."""
+    arrival_order: int = 0
+    """Decides between sequences of equal priority and arrival time."""
+    arrival_time: float = 0.0
+    """Unix time in seconds at which the queue stored the request."""
     deadline: float = math.inf
-    """Unix time in seconds after which nobody waits for it."""
+    """Unix time in seconds after which nobody waits for the result."""
     user: str = ""
-    """Whose it is; empty: of those who do not say."""
+    """Who sent the request; empty: all users who do not say."""
     cache_salt: str = ""
-    """It shares the blocks of sequences with the same one only."""
+    """Blocks are shared only between sequences of the same salt."""
     trace: str = ""
     """`traceparent` that spans continue."""
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     finish: Finish = Finish.NONE
-    """How the executor ended it."""
+    """Why the executor ended the sequence."""
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     """Entry i holds positions [i * block_size, (i + 1) * block_size)."""
-    computed: int = 0
+    num_computed_tokens: int = 0
     """Leading positions whose KV a step output has confirmed."""
-    served: int = 0
-    """Steps of the term that had been reported when its last row was, or when it got its slot."""
-    turn: int = -1
-    """Steps of the term that had been reported when it was first held back for the prompts before it; -1: never."""
-    short_at: int = 0
-    """Number of tokens from which on its blocks do not last for the steps ahead."""
-    cached: int | None = None
-    """Positions that the first admission found computed; None before it."""
-    search: "Search | None" = None
-    """Whose beam it is, if it is one."""
-    beam: int = 0
-    """Which of them."""
-    halt: int = 0
-    """Of a beam: positions that it computes in this round."""
-    reported: bool = False
-    """It is a beam, has computed these, and waits for the others: its blocks and its slot are at rest."""
+    num_cached_tokens: int | None = None
+    """Positions that the prefix cache held at the first admission; None before it."""
+    last_step: int = 0
+    """`Policy.num_steps` when the last row of the sequence was reported, or when it got its slot."""
+    delayed_since: int = -1
+    """`Policy.num_steps` when prompts in progress first kept the sequence from its slot; -1: they never did."""
+    allocate_at: int = 0
+    """Number of tokens from which on the blocks do not last for the steps ahead."""
+    position_limit: int = 0
+    """Positions after which the executor pauses the sequence; 0: none. Others of its request wait for it there."""
+    at_limit: bool = False
+    """Whether the sequence is paused at its limit. No step writes to its blocks then, so all of it can be freed."""
 
     @property
     def last_position(self) -> int:
         """Positions that can ever be written: the last token is sampled, and never fed."""
-        return self.halt or self.prompt_tokens + self.sampling.max_tokens - 1
+        return self.position_limit or self.num_prompt_tokens + self.sampling.max_tokens - 1
+
+    @property
+    def caller_ids(self) -> tuple[int, ...]:
+        """Ids under which the caller of the policy knows the sequence: its own, unless it serves other sequences."""
+        return (self.id,)

@@ -1,4 +1,4 @@
-"""The scheduler: pulls work while it has room, keeps one executor supplied with plans, and reads what it did."""
+"""The scheduler: pulls work while it has room, keeps one executor supplied with plans, and reads its steps."""
 
 import asyncio
 import time
@@ -8,16 +8,15 @@ import msgspec
 import structlog
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.services.scheduler import bulletin
-from pagewire.services.scheduler.blocks import IntegrityError
-from pagewire.services.scheduler.intake import Intake
-from pagewire.services.scheduler.limits import Limits
-from pagewire.services.scheduler.link import Link, claim
+from pagewire.services.scheduler.block_pool import IntegrityError
+from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor
+from pagewire.services.scheduler.limits import limits_of
 from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
 from pagewire.services.scheduler.readers import Readers
+from pagewire.services.scheduler.request_manager import RequestManager
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Message
-from pagewire.shared.config import STEP_TOKENS
 from pagewire.shared.context import Context
 from pagewire.shared.errors import BusUnavailable, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
@@ -30,8 +29,6 @@ from pagewire.shared.peers import Peers
 
 HAND_BACK_AFTER = 3.0
 """Seconds without an executor after which the items go to other schedulers."""
-PLAN_SHARE = 0.5
-"""Part of the broker's payload limit that the added slots of one plan may fill."""
 CHECK_EVERY = 5.0
 """Seconds between two integrity checks of an idle scheduler."""
 
@@ -40,18 +37,18 @@ _abort = Decoder(AbortSequences)
 
 
 class Scheduler:
-    """Owns slots, blocks and tokens of the requests that it holds. All of it is rebuilt from the work queue."""
+    """Owns slots, blocks and tokens of its requests. After a failure all of it is rebuilt from the work queue."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._bus = context.bus
         self._model = served_name(context.settings)
         self._token = subjects.model_token(self._model)
-        self._executors = asyncio.Event()
-        self._peers = Peers(context.bus, heard=self._executors.set)
-        self._intake = Intake(context, self._peers, self._token, self._pump)
-        self._link: Link | None = None
-        self._readers = Readers(context.bus, self._pump)
+        self._executor: ExecutorClient | None = None
+        self._executors_changed = asyncio.Event()
+        self._peers = Peers(context.bus, heard=self._executors_changed.set)
+        self._readers = Readers(context.bus, self._send_plans)
+        self._manager = RequestManager(context, self._peers, self._token, self._send_plans)
         self._violations = 0
 
     async def run(self) -> None:
@@ -62,154 +59,139 @@ class Scheduler:
         await self._readers.listen()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._intake.run())
+                tasks.create_task(self._manager.run())
+                subject = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
+                tasks.create_task(advertise_prefixes(self._bus, subject, self._manager.cached_prefixes))
                 tasks.create_task(self._check_when_idle())
-                told = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
-                tasks.create_task(bulletin.publish(self._bus, told, self._intake.cached))
                 while True:
                     await self._serve(*await self._claim())
         finally:
-            self._link = None
-            self._context.announce()  # not ready: what is addressed to this replica is for the others at once
-            await self._intake.hand_back()
-
-    def heartbeat(self) -> Heartbeat:
-        """Ready while an executor obeys."""
-        policy, link = self._intake.policy, self._link
-        requests = self._intake.requests
-        load: dict[str, float] = {
-            "requests": len(requests),
-            "queued": sum(request.queued for request in requests.values()),
-            "drain_rate": self._intake.drain.at(time.monotonic()),
-            "integrity_violations": self._violations,
-        }
-        if policy is not None:
-            load |= {
-                "running": len(policy.running),
-                "waiting": len(policy.waiting) + len(policy.searches.stalled),
-                "blocks_held": policy.pool.held,
-                "blocks": policy.pool.num_blocks,
-                "preemptions": policy.preemptions,
-                "budget": policy.step_tokens,
-            }
-        ready = link is not None and not link.lost.is_set()
-        term, plan, step = (policy.term, policy.plan_number, policy.step) if policy else (0, 0, -1)
-        return Heartbeat("scheduler", self._context.instance, ready, term, plan, max(step, 0), load)
+            self._executor = None
+            self._context.announce()  # not ready: other schedulers take what is addressed to this one at once
+            await self._manager.hand_back()
 
     async def _claim(self) -> tuple[int, Claimed]:
-        """An executor of this scheduler's own. While there is none for too long, others get the work."""
-        last = "" if self._link is None else self._link.executor
+        """Claims an executor. While there is none for too long, other schedulers get the work."""
+        last = "" if self._executor is None else self._executor.name
         due = time.monotonic() + HAND_BACK_AFTER
         while True:
-            self._executors.clear()
-            found = await claim(self._bus, self._peers, self._context.instance, self._model, last)
+            self._executors_changed.clear()
+            found = await claim_executor(self._bus, self._peers, self._context.instance, self._model, last)
             if found is not None:
                 _log.info("executor_claimed", executor=found[1].executor, term=found[0], blocks=found[1].num_blocks)
                 return found
             if time.monotonic() >= due:
-                log = _log.warning if last else _log.info  # at the start weights take their time
+                log = _log.warning if last else _log.info  # at the start, loading weights takes time
                 log("no_executor", retry_in="as soon as one is free")
-                await self._intake.hand_back()
+                await self._manager.hand_back()
                 due += HAND_BACK_AFTER
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await self._executors.wait()
+                    await self._executors_changed.wait()
 
     async def _serve(self, term: int, claimed: Claimed) -> None:
         """Works with one executor until it is lost."""
-        settings = self._context.settings
-        limits = Limits(
-            num_blocks=claimed.num_blocks,
-            block_size=claimed.block_size,
-            max_num_seqs=claimed.max_num_seqs,
-            budget=settings.max_num_batched_tokens or STEP_TOKENS,
-            window=settings.lease_window,
-            prefix_cache=settings.prefix_cache,
-            itl_target_ms=settings.itl_target_ms,
-            max_plan_bytes=int(self._bus.max_payload * PLAN_SHARE),
-            max_budget=0 if settings.max_num_batched_tokens else claimed.max_step_tokens,
-            max_candidates=claimed.max_candidates,
-        )
-        link = self._link = Link(self._bus, claimed.executor, term, self._on_step)
+        limits = limits_of(claimed, self._context.settings, self._bus.max_payload)
+        executor = self._executor = ExecutorClient(self._bus, claimed.executor, term, self._on_step)
         async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(link.run())
-            await link.listening.wait()
-            self._intake.begin(Policy(term, limits), claimed.executor)
+            reading = tasks.create_task(executor.run())
+            await executor.subscribed.wait()
+            self._manager.start_term(Policy(term, limits), claimed.executor)
             self._context.announce()
             await reading
-        self._intake.pause()
+        self._manager.end_term()
         self._context.announce()
 
-    async def _check_when_idle(self) -> None:
-        """Compares the books with each other while that disturbs nobody."""
-        while True:
-            await asyncio.sleep(CHECK_EVERY)
-            policy = self._intake.policy
-            if policy is None or policy.live:
-                continue
-            try:
-                policy.check()
-            except IntegrityError as error:
-                self._violations += 1
-                _log.error("integrity_violated", reason=str(error))
-
-    def _pump(self) -> None:
-        """Sends what the policy has to say."""
-        policy, link = self._intake.policy, self._link
-        if policy is None or link is None or link.lost.is_set():
+    def _send_plans(self) -> None:
+        """Sends the plans that the policy has, and passes on what ended meanwhile."""
+        policy, executor = self._manager.policy, self._executor
+        if policy is None or executor is None or executor.lost.is_set():
             return
         policy.slowest_reader = self._readers.slowest(policy.term)
         policy.now = time.time()
         try:
             while (plan := policy.schedule()) is not None:
                 self._trace_queue(policy, plan)
-                link.send(plan)
+                executor.send(plan)
                 if plan.added:
-                    self._intake.begun()
+                    self._manager.consumer.notify()
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
-            link.lose("the connection takes no more")
+            executor.mark_lost("the connection takes no more")
         if policy.expired:
             expired, policy.expired = policy.expired, []
-            self._intake.ended(expired)  # the detokenizer tells their clients
-        if policy.searches.found:
-            found, policy.searches.found = policy.searches.found, []
-            self._intake.conclude(found)
-
-    def _trace_queue(self, policy: Policy, plan: Plan) -> None:
-        """The span between the queue's acknowledgement and the first slot of a request."""
-        for added in plan.added:
-            request = self._intake.by_sequence.get(policy.asked(added.sequence))
-            if request is not None and request.queued:
-                request.queued = False
-                attributes: dict[str, AttributeValue] = {
-                    "request_id": request.work.request_id,
-                    "cached_tokens": added.computed,
-                }
-                telemetry.span("queue", request.trace, request.stored_at, time.time(), attributes)
+            self._manager.on_finished(expired)  # the detokenizer tells their clients
+        if policy.beam_search.finished:
+            finished, policy.beam_search.finished = policy.beam_search.finished, []
+            self._manager.on_beams_finished(finished)
 
     def _on_step(self, output: StepOutput) -> None:
-        policy = self._intake.policy
+        policy = self._manager.policy
         if policy is None or output.term != policy.term:
             return
         policy.on_step(output)
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
-            self._intake.ended(sequence for sequence, finish in rows if finish)
-        self._pump()
+            self._manager.on_finished(sequence for sequence, finish in rows if finish)
+        self._send_plans()
 
     def _on_abort(self, message: Message) -> None:
+        """Handles a detokenizer's request to end sequences, and answers how many had not ended already."""
         try:
-            wanted = _abort.decode(message.data)
+            request = _abort.decode(message.data)
         except (WireVersionError, msgspec.DecodeError) as error:
             _log.error("abort_unreadable", reason=str(error))
             return
-        policy = self._intake.policy
-        sequences = unpack(wanted.sequences)
-        known = 0
-        if policy is not None and wanted.term == policy.term:
-            known = sum([policy.drop(sequence) for sequence in sequences])
-            self._intake.ended(sequences)
+        policy = self._manager.policy
+        sequences = unpack(request.sequences)
+        aborted = 0
+        if policy is not None and request.term == policy.term:
+            aborted = sum([policy.abort(sequence) for sequence in sequences])
+            self._manager.on_finished(sequences)
         if message.reply:
-            self._bus.publish(message.reply, encode(AbortedSequences(known)))
-        self._pump()
+            self._bus.publish(message.reply, encode(AbortedSequences(aborted)))
+        self._send_plans()
+
+    def _trace_queue(self, policy: Policy, plan: Plan) -> None:
+        """Records the span between the queue's acknowledgement and the first slot of a request."""
+        for added in plan.added:
+            sequence = policy.sequences.by_id[added.sequence]
+            request = self._manager.by_sequence.get(sequence.caller_ids[0])
+            if request is not None and request.queued:
+                name, request.queued = request.work.request_id, False
+                attributes: dict[str, AttributeValue] = {"request_id": name, "cached_tokens": added.computed}
+                telemetry.span("queue", request.trace, request.stored_at, time.time(), attributes)
+
+    async def _check_when_idle(self) -> None:
+        """Checks slots and blocks while no request is delayed by it."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY)
+            policy = self._manager.policy
+            if policy is not None and not policy.num_unfinished:
+                try:
+                    policy.sequences.check()
+                except IntegrityError as error:
+                    self._violations += 1
+                    _log.error("integrity_violated", reason=str(error))
+
+    def heartbeat(self) -> Heartbeat:
+        """Returns the state of this scheduler: it is ready while it has an executor."""
+        policy, executor = self._manager.policy, self._executor
+        load: dict[str, float] = {
+            "requests": len(self._manager.requests),
+            "queued": sum(request.queued for request in self._manager.requests.values()),
+            "drain_rate": self._manager.drain_rate.at(time.monotonic()),
+            "integrity_violations": self._violations,
+        }
+        if policy is not None:
+            load |= {
+                "running": len(policy.running),
+                "waiting": len(policy.waiting),
+                "blocks_held": policy.pool.num_used,
+                "blocks": policy.pool.num_blocks,
+                "preemptions": policy.preemptions,
+                "budget": policy.step_tokens,
+            }
+        ready = executor is not None and not executor.lost.is_set()
+        term, plan, step = (policy.term, policy.plan_number, policy.step) if policy else (0, 0, -1)
+        return Heartbeat("scheduler", self._context.instance, ready, term, plan, max(step, 0), load)

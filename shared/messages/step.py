@@ -43,8 +43,8 @@ class StepOutput(Wire, frozen=True):
     """One byte per row, a `Finish`."""
     elapsed_us: int
     """Time that the device took, in microseconds."""
-    told: bytes = b""
-    """Packed pairs (sequence, number of candidates), of those rows whose sampling asks for candidates."""
+    candidate_counts: bytes = b""
+    """Packed pairs (sequence, number of candidates) of the rows whose sampling asks for candidates."""
     candidates: bytes = b""
     """Packed ids of their likeliest tokens, likeliest first, row after row."""
     logprobs: bytes = b""

@@ -117,8 +117,8 @@ async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
 
     def hear(message: Message) -> None:
         nonlocal seen
-        told = unpack(Decoder(StepOutput).decode(message.data).told)
-        seen += len(told) == 2 * 8
+        pairs = unpack(Decoder(StepOutput).decode(message.data).candidate_counts)
+        seen += len(pairs) == 2 * 8
         if seen >= rounds:
             deep.set()
 

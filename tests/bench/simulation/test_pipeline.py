@@ -140,7 +140,7 @@ def _serve_in_real_time(requests: list[Request]) -> None:
             if left and left[0][1].at <= now:
                 number, sent = left.pop(0)
                 sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, sent.output)
-                policy.add(Sequence(number, list(sent.prompt), len(sent.prompt), sampling, arrival=number))
+                policy.add(Sequence(number, list(sent.prompt), len(sent.prompt), sampling, arrival_order=number))
             else:
                 try:
                     ran = outputs.get(timeout=left[0][1].at - now if left else 10.0)

@@ -16,7 +16,7 @@ def policy(window: int = 1, budget: int = 512) -> Policy:
 
 
 def sequence(number: int, prompt: list[int], output: int = 100) -> Sequence:
-    return Sequence(number, prompt, len(prompt), Sampling(0, 1, 0, 0, 0, b"", 0, output), arrival=number)
+    return Sequence(number, prompt, len(prompt), Sampling(0, 1, 0, 0, 0, b"", 0, output), arrival_order=number)
 
 
 def output(step: int, *rows: tuple[int, int, int, int]) -> StepOutput:
@@ -64,8 +64,8 @@ def test_shared_blocks_count_once_and_the_cache_alone_not_at_all() -> None:
     waste.sample(scheduler, output(1, (1, 33, 1, 8), (2, 32, 1, 9)))
     distinct = len({*one.blocks, *two.blocks}) * 16
     assert waste.samples[1] == pytest.approx((distinct - (32 + 2 + 1)) / distinct)
-    scheduler.drop(1)
-    scheduler.drop(2)
+    scheduler.abort(1)
+    scheduler.abort(2)
     scheduler.schedule()
     scheduler.on_step(output(2))
     waste.sample(scheduler, output(2, (1, 34, 1, 8)))
@@ -80,9 +80,9 @@ def test_blocks_taken_from_a_sequence_are_empty_until_the_executor_answers() -> 
     rows = output(0, (1, 0, 15, 7), (2, 0, 15, 7))
     waste.sample(scheduler, rows)
     scheduler.on_step(rows)
-    scheduler.drop(2)
+    scheduler.abort(2)
     scheduler.schedule()
-    held = scheduler.pool.held * 16
+    held = scheduler.pool.num_used * 16
     waste.sample(scheduler, output(1, (1, 15, 1, 8), (2, 15, 1, 8)))
     assert waste.samples[1] == pytest.approx((held - 16) / held)
 

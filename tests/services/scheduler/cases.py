@@ -12,5 +12,5 @@ def sequence(tokens: int | list[int] = 4, **fields: object) -> Sequence:
     """A new sequence; a number stands for so many equal tokens. It arrives after all others."""
     prompt = [7] * tokens if isinstance(tokens, int) else tokens
     number = next(_numbers)
-    values: dict[str, object] = {"arrival": number} | fields
+    values: dict[str, object] = {"arrival_order": number} | fields
     return Sequence(number, prompt, len(prompt), Sampling(0, 1, 0, 0, 0, b"", 0, 16), **values)  # type: ignore[arg-type]

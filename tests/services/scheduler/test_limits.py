@@ -31,16 +31,16 @@ def test_a_sequence_fits_if_the_pool_holds_it_to_its_last_token(prompt: int, max
 
 
 @pytest.mark.parametrize(
-    ("width", "max_tokens", "obstacle"),
+    ("width", "max_tokens", "reason"),
     [(8, 1, ""), (9, 1, "beam_width must be at most 8"), (8, 32, ""), (8, 34, "KV blocks"), (1, 250, "")],
 )
-def test_a_search_must_fit_with_all_its_beams(width: int, max_tokens: int, obstacle: str) -> None:
-    found = Limits(66, 4, 8, 16, 2, max_candidates=32).obstacle(9, beams(width, max_tokens))
-    assert obstacle in found
-    assert bool(obstacle) == bool(found)
+def test_a_search_must_fit_with_all_its_beams(width: int, max_tokens: int, reason: str) -> None:
+    found = Limits(66, 4, 8, 16, 2, max_candidates=32).beam_search_error(9, beams(width, max_tokens))
+    assert reason in found
+    assert bool(reason) == bool(found)
 
 
 def test_a_search_needs_a_device_that_reports_its_candidates() -> None:
-    assert "not built for this device" in Limits(66, 4, 8, 16, 2).obstacle(9, beams(2, 1))
+    assert "not built for this device" in Limits(66, 4, 8, 16, 2).beam_search_error(9, beams(2, 1))
     limits = Limits(66, 4, 8, 16, 2, max_candidates=4)
-    assert "need 5 candidates, the device reports 4" in limits.obstacle(9, beams(2, 1, candidates=5))
+    assert "need 5 candidates, the device reports 4" in limits.beam_search_error(9, beams(2, 1, candidates=5))

@@ -10,15 +10,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pagewire.services.scheduler import forks, policy
-from pagewire.services.scheduler.beams import BeamSearch
-from pagewire.services.scheduler.blocks import BlockPool, IntegrityError
-from pagewire.services.scheduler.departures import Departures
-from pagewire.services.scheduler.limits import Limits
-from pagewire.services.scheduler.ordering import Line
-from pagewire.services.scheduler.policy import BLOCKS_AHEAD, Policy
-from pagewire.services.scheduler.prompts import PATIENCE, STEPS_AHEAD
-from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.beam_search import beam_scheduler
+from pagewire.services.scheduler.beam_search.algorithm import BeamSearch
+from pagewire.services.scheduler.beam_search.beam_scheduler import BeamScheduler
+from pagewire.services.scheduler.beam_search.fork_blocks import fork_blocks
+from pagewire.services.scheduler.block_pool import BlockPool, IntegrityError
+from pagewire.services.scheduler.limits import LOOKAHEAD_STEPS, Limits
+from pagewire.services.scheduler.pending_frees import PendingFrees
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.prefill_queue import PATIENCE, STEPS_AHEAD
+from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.sequence_table import SequenceTable
+from pagewire.services.scheduler.waiting_queue import WaitingQueue
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.work import Sampling
@@ -35,8 +38,8 @@ class Wanted:
 
     sequence: Sequence
     tokens: list[int]
-    """All that it must generate unless it is dropped."""
-    dropped: bool = False
+    """All that it must generate unless it is aborted."""
+    aborted: bool = False
     others: list["Wanted"] = field(default_factory=list)
     """The other completions of its beam search, if it is the first of one."""
     rank: int = 0
@@ -99,11 +102,11 @@ class Scheduling(RuleBasedStateMachine):
         sequence = Sequence(
             id=0,
             tokens=prompt,
-            prompt_tokens=len(prompt),
+            num_prompt_tokens=len(prompt),
             sampling=Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens),
             priority=priority,
-            arrival=len(self.wanted),
-            arrived=self.now,
+            arrival_order=len(self.wanted),
+            arrival_time=self.now,
             deadline=self.now + patience,
             user=user,
         )
@@ -145,11 +148,11 @@ class Scheduling(RuleBasedStateMachine):
         choice = Sequence(
             id=0,
             tokens=prompt,
-            prompt_tokens=length,
+            num_prompt_tokens=length,
             sampling=Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens, width, penalty, candidates),
             priority=priority,
-            arrival=len(self.wanted),
-            arrived=self.now,
+            arrival_order=len(self.wanted),
+            arrival_time=self.now,
             deadline=self.now + patience,
             user=user,
         )
@@ -168,7 +171,7 @@ class Scheduling(RuleBasedStateMachine):
             self.ids += 1
             wanted.sequence = self.anew(wanted.sequence, wanted.sequence.tokens)
             self.live[self.ids] = wanted
-        self.policy.search([wanted.sequence for wanted in group])
+        self.policy.beam_search.add([wanted.sequence for wanted in group])
 
     def submit(self, wanted: Wanted, tokens: list[int]) -> None:
         """To the policy in force, with the tokens that are known."""
@@ -181,51 +184,51 @@ class Scheduling(RuleBasedStateMachine):
         return Sequence(
             id=self.ids,
             tokens=list(tokens),
-            prompt_tokens=old.prompt_tokens,
+            num_prompt_tokens=old.num_prompt_tokens,
             sampling=old.sampling,
             priority=old.priority,
-            arrival=old.arrival,
-            arrived=old.arrived,
+            arrival_order=old.arrival_order,
+            arrival_time=old.arrival_time,
             deadline=old.deadline,
             user=old.user,
         )
 
     @rule(choice=st.integers(0, 50), steps=st.integers(0, 8))
-    def drop(self, choice: int, steps: int) -> None:
+    def abort(self, choice: int, steps: int) -> None:
         """While the executor is ahead, by steps that are not read yet."""
         self.run_ahead(steps)
         if self.live:
             wanted = [wanted for wanted in self.live.values() if not wanted.rank][choice % self.requests]
-            assert self.policy.drop(wanted.sequence.id)
+            assert self.policy.abort(wanted.sequence.id)
             for each in (wanted, *wanted.others):
-                self.ended(each, dropped=True)
+                self.ended(each, aborted=True)
             self.plan()
 
     @property
     def requests(self) -> int:
         return sum(not wanted.rank for wanted in self.live.values())
 
-    def ended(self, wanted: Wanted, *, dropped: bool) -> None:
-        wanted.dropped = dropped
+    def ended(self, wanted: Wanted, *, aborted: bool) -> None:
+        wanted.aborted = aborted
         del self.live[wanted.sequence.id]
 
     @rule()
     def plan(self) -> None:
         while True:
-            prompts = list(self.policy.prompts.values())
+            prompts = list(self.policy.sequences.prefills.values())
             if (plan := self.policy.schedule()) is None:
                 break
             self.assert_admissions(plan, prompts)
             self.executor.plans_in.send(plan)
         for sequence in self.policy.expired:
             assert self.live[sequence].sequence.deadline <= self.now
-            self.ended(self.live[sequence], dropped=True)
+            self.ended(self.live[sequence], aborted=True)
         self.policy.expired.clear()
-        for search in self.policy.searches.found:
+        for search in self.policy.beam_search.finished:
             for choice in search.choices:
                 assert choice.finish
-                self.ended(self.live[choice.id], dropped=False)
-        self.policy.searches.found.clear()
+                self.ended(self.live[choice.id], aborted=False)
+        self.policy.beam_search.finished.clear()
 
     @rule(count=st.integers(1, 4))
     def deliver_plans(self, count: int) -> None:
@@ -253,7 +256,7 @@ class Scheduling(RuleBasedStateMachine):
             self.read = output.step + 1
             for sequence, finish in zip(unpack(output.sequences), output.finishes, strict=True):
                 if finish and sequence in self.live:
-                    self.ended(self.live[sequence], dropped=False)
+                    self.ended(self.live[sequence], aborted=False)
 
     @rule(times=st.integers(1, 6))
     def go_on(self, times: int) -> None:
@@ -297,48 +300,47 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
-        self.policy.check()
+        self.policy.sequences.check()
 
     @invariant()
     def nobody_writes_to_what_is_not_its_own(self) -> None:
         """Not even steps that began before the scheduler took the block away, until it has read them."""
-        holders = [*self.policy.running, *self.policy.departures]
+        holders = [*self.policy.running, *self.policy.sequences.pending_frees]
         held = {sequence.id: set(sequence.blocks) for sequence in holders}
         for step in range(self.read, self.executor.step):
             for sequence, blocks in self.executor.written.get(step, ()):
                 assert blocks <= held.get(sequence, set()), "a block was given away under a step in flight"
         size = self.limits.block_size
-        writable = Counter(block for s in holders for block in s.blocks[s.computed // size :])
+        writable = Counter(block for s in holders for block in s.blocks[s.num_computed_tokens // size :])
         readers = Counter(block for s in holders for block in s.blocks)
         assert all(readers[block] == 1 for block in writable), "a block has two owners and is not yet full"
 
     @invariant()
     def little_is_wasted(self) -> None:
         for s in self.policy.running:
-            needed = min(len(s.tokens) - 1 + min(self.limits.window, BLOCKS_AHEAD), s.last_position)
+            needed = min(len(s.tokens) - 1 + min(self.limits.window, LOOKAHEAD_STEPS), s.last_position)
             assert len(s.blocks) <= -(-needed // self.limits.block_size)
 
     def assert_admissions(self, plan: Plan, prompts: list[Sequence]) -> None:
         """Reserved blocks: a prompt joins those in progress only where it will soon be reached."""
-        left = [(s.priority, len(s.tokens) - s.computed) for s in prompts]
+        left = [(s.priority, len(s.tokens) - s.num_computed_tokens) for s in prompts]
         for added in plan.added:
-            joined = self.policy.get(added.sequence)
-            assert joined is not None
+            joined = self.policy.sequences.by_id[added.sequence]
             own = joined.priority, len(joined.tokens)
             before = sum(tokens for priority, tokens in left if (priority, tokens) <= own)
             assert before < STEPS_AHEAD * self.limits.budget
-            left.append((joined.priority, len(joined.tokens) - joined.computed))
+            left.append((joined.priority, len(joined.tokens) - joined.num_computed_tokens))
 
     @invariant()
     def nobody_is_passed_for_long(self) -> None:
         """Each prompt that is overdue goes first for a step, and an order takes effect within a window."""
         bound = PATIENCE + self.limits.max_running * (self.limits.window + 1)
         for s in self.policy.running:
-            assert s.id not in self.policy.prompts or self.policy.runs - s.served <= bound
+            assert s.id not in self.policy.sequences.prefills or self.policy.num_steps - s.last_step <= bound
 
     @invariant()
     def the_executor_stays_within_lease_and_budget(self) -> None:
-        assert self.executor.runs <= self.policy.lease_until <= self.policy.runs + self.limits.window
+        assert self.executor.runs <= self.policy.lease_until <= self.policy.num_steps + self.limits.window
         assert self.executor.widest <= self.limits.budget
 
     def teardown(self) -> None:
@@ -358,12 +360,12 @@ class Scheduling(RuleBasedStateMachine):
             if still > 3:
                 break
         assert not self.live, "sequences are stuck"
-        assert not self.policy.live
-        assert self.policy.pool.available == self.limits.num_blocks, "blocks are lost"
+        assert not self.policy.num_unfinished
+        assert self.policy.pool.num_free == self.limits.num_blocks, "blocks are lost"
         assert not self.executor.slots, "slots are lost"
         for wanted in self.wanted:
-            got = wanted.sequence.tokens[wanted.sequence.prompt_tokens :]
-            assert got == (wanted.tokens[: len(got)] if wanted.dropped else wanted.tokens)
+            got = wanted.sequence.tokens[wanted.sequence.num_prompt_tokens :]
+            assert got == (wanted.tokens[: len(got)] if wanted.aborted else wanted.tokens)
 
 
 def check(examples: int, *, shrink: bool = True) -> None:
@@ -394,63 +396,65 @@ def test_nothing_breaks_an_invariant_in_many_runs() -> None:
 
 def free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that two sequences share is freed by the first."""
-    release = BlockPool.release
+    free = BlockPool.free
 
     def faulty(self: BlockPool, blocks: list[int]) -> None:
-        release(self, blocks)
+        free(self, blocks)
         if len(blocks) > 2:
-            self._idle[blocks[0]] = None
+            self._free[blocks[0]] = None
 
-    monkeypatch.setattr(BlockPool, "release", faulty)
+    monkeypatch.setattr(BlockPool, "free", faulty)
 
 
 def free_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a live sequence are free with the next step that is read, though one in flight may write to them."""
-    answered = Departures.answered
-    monkeypatch.setattr(Departures, "answered", lambda self, plan: answered(self, 1 << 30))
+    pop_answered = PendingFrees.pop_answered
+    monkeypatch.setattr(PendingFrees, "pop_answered", lambda self, plan: pop_answered(self, 1 << 30))
 
 
 def lose_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last block of a long table is forgotten."""
-    release = BlockPool.release
-    monkeypatch.setattr(BlockPool, "release", lambda self, blocks: release(self, blocks[:3]))
+    free = BlockPool.free
+    monkeypatch.setattr(BlockPool, "free", lambda self, blocks: free(self, blocks[:3]))
 
 
 def keep_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slot is never free again after a preemption or a drop."""
-    left = Policy._left
+    """A slot is never free again after a preemption or an abort."""
+    free = SequenceTable.free
 
-    def faulty(self: Policy, sequence: Sequence) -> None:
-        left(self, sequence)
-        self._free_slots.pop()
+    def faulty(self: SequenceTable, sequence: Sequence) -> None:
+        lose = sequence.state in {SequenceState.PREEMPTED, SequenceState.ABORTED}
+        free(self, sequence)
+        if lose:
+            self._free_slots.pop()
 
-    monkeypatch.setattr(Policy, "_left", faulty)
+    monkeypatch.setattr(SequenceTable, "free", faulty)
 
 
 def starve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in five never has its turn."""
-    turns = Line.turns
-    monkeypatch.setattr(Line, "turns", lambda self: (s for s in turns(self) if s.id % 5))
+    """One sequence in five never gets a slot."""
+    in_order = WaitingQueue.in_order
+    monkeypatch.setattr(WaitingQueue, "in_order", lambda self: (s for s in in_order(self) if s.id % 5))
 
 
 def copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked sequence goes on in a block that nothing was copied to."""
-    monkeypatch.setattr(policy, "inherit", lambda *arguments: (forks.inherit(*arguments)[0], []))
+    monkeypatch.setattr(beam_scheduler, "fork_blocks", lambda *arguments: (fork_blocks(*arguments)[0], []))
 
 
 def share_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every child goes on in the last block of its parent."""
 
-    def faulty(pool: BlockPool, size: int, born: list[tuple[Sequence, Sequence]], seats: int) -> object:
-        apart = [forks.inherit(pool, size, [pair], 1) for pair in born[:seats]]
+    def faulty(pool: BlockPool, size: int, pairs: list[tuple[Sequence, Sequence]], max_forks: int) -> object:
+        apart = [fork_blocks(pool, size, [pair], 1) for pair in pairs[:max_forks]]
         return [forked for found, _ in apart for forked in found], []
 
-    monkeypatch.setattr(policy, "inherit", faulty)
+    monkeypatch.setattr(beam_scheduler, "fork_blocks", faulty)
 
 
 def keep_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A beam that waits for the others keeps what these need."""
-    monkeypatch.setattr(Policy, "_evict", lambda self, sequence: False)
+    """A paused beam keeps the blocks that the other beams need."""
+    monkeypatch.setattr(BeamScheduler, "evict", lambda self, sequence: False)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.recent_prefixes import MOST, RecentPrefixes
+from pagewire.services.scheduler.recent_prefixes import MAX_PREFIXES, RecentPrefixes
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
 
@@ -14,7 +14,7 @@ def tokens(first: int, spans: int) -> list[int]:
 def test_it_holds_what_fits_and_the_last_sequence_first_of_all(room: int, sequences: list[tuple[int, int]]) -> None:
     recent = RecentPrefixes(room * SPAN)
     for first, spans in sequences:
-        recent.use(tokens(first, spans))
+        recent.add(tokens(first, spans))
         held = unpack(recent.packed())
         assert len(held) == len(set(held)) <= room
         wanted = prefix_hashes(pack(tokens(first, spans)))[:room]
@@ -25,7 +25,7 @@ def test_the_least_recently_used_goes_first() -> None:
     recent = RecentPrefixes(4 * SPAN)
     old, new, newer = tokens(1, 2), tokens(2, 2), tokens(3, 1)
     for sequence in (old, new, old, newer):
-        recent.use(sequence)
+        recent.add(sequence)
     held = set(unpack(recent.packed()))
     assert set(prefix_hashes(pack(old))) <= held
     assert prefix_hashes(pack(new))[0] in held
@@ -35,13 +35,13 @@ def test_the_least_recently_used_goes_first() -> None:
 def test_a_message_stays_small_and_a_pool_without_a_cache_has_nothing() -> None:
     large, none = RecentPrefixes(1 << 30), RecentPrefixes(0)
     for first in range(100):
-        large.use(tokens(1000 * first, 100))
-        none.use(tokens(1000 * first, 100))
-    assert len(large.packed()) == 4 * MOST
+        large.add(tokens(1000 * first, 100))
+        none.add(tokens(1000 * first, 100))
+    assert len(large.packed()) == 4 * MAX_PREFIXES
     assert none.packed() == b""
 
 
 def test_another_salt_is_another_prefix() -> None:
     recent = RecentPrefixes(9 * SPAN)
-    recent.use(tokens(1, 2), "ours")
+    recent.add(tokens(1, 2), "ours")
     assert set(unpack(recent.packed())) == set(prefix_hashes(pack(tokens(1, 2)), "ours"))

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import pytest
 
-from pagewire.services.scheduler.beams import BeamSearch
-from pagewire.services.scheduler.intake import LOOKAHEAD
+from pagewire.services.scheduler.beam_search.algorithm import BeamSearch
+from pagewire.services.scheduler.request_manager import LOOKAHEAD
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item, Message
@@ -36,6 +36,8 @@ from tests.support.waiting import until
 MODEL = "tiny"
 SLOTS = 8
 QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)
+
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -187,7 +189,7 @@ class Scene:
         item = WorkItem(name, self.detokenizer.instance, (pack(prompt),), n, sampling, priority, 2e9)
         await self.bus.store.put_work(subjects.work_queue(MODEL, item.priority, target), encode(item))
 
-    async def finish(self, sequences: list[int], term: int) -> int:
+    async def abort(self, sequences: list[int], term: int) -> int:
         request = encode(AbortSequences(term, pack(sequences), AbortReason.CANCELLED))
         reply = await self.bus.request(f"{subjects.ABORT}.sched.abort", request, timeout=2)
         return Decoder(AbortedSequences).decode(reply.data).known
@@ -236,300 +238,245 @@ async def beat(executor: Executor, detokenizer: Detokenizer) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_requests_run_to_their_end_and_leave_nothing_behind() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            for i in range(20):
-                await s.work(f"r{i}", [i] * (i + 1), n=1 + i % 3)
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 20)
-            await s.until_idle()
-            for attach in s.detokenizer.attached:
-                i = int(attach.request_id[1:])
-                assert len(attach.tokens) == 1 + i % 3
-                for choice in range(len(attach.tokens)):
-                    assert s.detokenizer.tokens[attach.first_sequence + choice] == generate([i] * (i + 1), 6, [])
-
-    asyncio.run(main())
+async def test_requests_run_to_their_end_and_leave_nothing_behind() -> None:
+    async with scene() as s:
+        for i in range(20):
+            await s.work(f"r{i}", [i] * (i + 1), n=1 + i % 3)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 20)
+        await s.until_idle()
+        for attach in s.detokenizer.attached:
+            i = int(attach.request_id[1:])
+            assert len(attach.tokens) == 1 + i % 3
+            for choice in range(len(attach.tokens)):
+                assert s.detokenizer.tokens[attach.first_sequence + choice] == generate([i] * (i + 1), 6, [])
 
 
-def test_tokens_that_the_detokenizer_knows_are_not_generated_again() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            wanted = generate([5, 6], 9, [])
-            s.detokenizer.known["r"] = [wanted[:4]]
-            await s.work("r", [5, 6], max_tokens=9)
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
-            await s.until_idle()
-            assert s.detokenizer.tokens[s.detokenizer.attached[0].first_sequence] == wanted
-            assert unpack(s.executor.plans[0].added[0].tokens) == [5, 6, *wanted[:4]]
-            assert s.executor.plans[0].added[0].prompt_tokens == 2
-
-    asyncio.run(main())
+async def test_tokens_that_the_detokenizer_knows_are_not_generated_again() -> None:
+    async with scene() as s:
+        wanted = generate([5, 6], 9, [])
+        s.detokenizer.known["r"] = [wanted[:4]]
+        await s.work("r", [5, 6], max_tokens=9)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+        await s.until_idle()
+        assert s.detokenizer.tokens[s.detokenizer.attached[0].first_sequence] == wanted
+        assert unpack(s.executor.plans[0].added[0].tokens) == [5, 6, *wanted[:4]]
+        assert s.executor.plans[0].added[0].prompt_tokens == 2
 
 
-def test_a_request_that_ended_at_the_detokenizer_is_not_run() -> None:
+async def test_a_request_that_ended_at_the_detokenizer_is_not_run() -> None:
     """Race 26: it was cancelled while it waited in the queue."""
-
-    async def main() -> None:
-        async with scene() as s:
-            s.detokenizer.state = AttachState.ENDED
-            await s.work("r", [5, 6])
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
-            await s.until_idle()
-            assert not s.executor.plans
-
-    asyncio.run(main())
+    async with scene() as s:
+        s.detokenizer.state = AttachState.ENDED
+        await s.work("r", [5, 6])
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+        await s.until_idle()
+        assert not s.executor.plans
 
 
-def test_finishing_a_sequence_frees_it_and_doing_so_again_is_harmless() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            s.executor.free_running = False
-            await s.work("r", [5, 6], max_tokens=100)
-            await s.detokenizer.until(lambda: bool(s.executor.plans))
-            attach = s.detokenizer.attached[0]
-            assert await s.finish([attach.first_sequence], attach.term + 1) == 0
-            assert await s.finish([attach.first_sequence], attach.term) == 1
-            assert await s.finish([attach.first_sequence], attach.term) == 0
-            s.executor.run()
-            s.executor.free_running = True
-            await s.until_idle()
-
-    asyncio.run(main())
+async def test_aborting_a_sequence_frees_it_and_doing_so_again_is_harmless() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        attach = s.detokenizer.attached[0]
+        assert await s.abort([attach.first_sequence], attach.term + 1) == 0
+        assert await s.abort([attach.first_sequence], attach.term) == 1
+        assert await s.abort([attach.first_sequence], attach.term) == 0
+        s.executor.run()
+        s.executor.free_running = True
+        await s.until_idle()
 
 
-def test_lost_plans_and_lost_steps_are_repaired() -> None:
+async def test_lost_plans_and_lost_steps_are_repaired() -> None:
     """Race 2: no later message shows the gap, only heartbeats do."""
-
-    async def main() -> None:
-        async with scene() as s:
-            await s.work("warm", [1], max_tokens=2)
-            await s.until_idle()
-            s.executor.lose_plans = 2
-            await s.work("a", [5, 6], max_tokens=12)
-            await s.detokenizer.until(lambda: s.executor.lose_plans == 0)
-            s.executor.lose_steps = 3
-            await s.work("b", [7, 8], max_tokens=12)
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 3)
-            await s.until_idle()
-            await s.detokenizer.until(lambda: not s.executor.model.slots)
-
-    asyncio.run(main())
+    async with scene() as s:
+        await s.work("warm", [1], max_tokens=2)
+        await s.until_idle()
+        s.executor.lose_plans = 2
+        await s.work("a", [5, 6], max_tokens=12)
+        await s.detokenizer.until(lambda: s.executor.lose_plans == 0)
+        s.executor.lose_steps = 3
+        await s.work("b", [7, 8], max_tokens=12)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 3)
+        await s.until_idle()
+        await s.detokenizer.until(lambda: not s.executor.model.slots)
 
 
-def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_lost() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            s.executor.free_running = False
-            for i in range(3):
-                await s.work(f"r{i}", [i, i], max_tokens=20)
-            await s.detokenizer.until(lambda: len(s.executor.plans) >= 1 and s.load("requests") == 3)
-            old = s.executor.term
-            s.executor.run()
-            # Its successor wakes up with the same name and another scheduler's term.
-            s.executor.term += 1
-            s.executor.beat()
-            s.executor.free_running = True
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 6)
-            assert s.executor.term > old
-            await s.until_idle()
-            last = {a.request_id: a for a in s.detokenizer.attached}
-            assert all(a.term == s.executor.term for a in last.values())
-            for i in range(3):
-                known = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
-                assert known == generate([i, i], 20, [])
-
-    asyncio.run(main())
+async def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_lost() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        for i in range(3):
+            await s.work(f"r{i}", [i, i], max_tokens=20)
+        await s.detokenizer.until(lambda: len(s.executor.plans) >= 1 and s.load("requests") == 3)
+        old = s.executor.term
+        s.executor.run()
+        # Its successor wakes up with the same name and another scheduler's term.
+        s.executor.term += 1
+        s.executor.beat()
+        s.executor.free_running = True
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 6)
+        assert s.executor.term > old
+        await s.until_idle()
+        last = {a.request_id: a for a in s.detokenizer.attached}
+        assert all(a.term == s.executor.term for a in last.values())
+        for i in range(3):
+            known = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
+            assert known == generate([i, i], 20, [])
 
 
-def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() -> None:
+async def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() -> None:
     """Race 5."""
-
-    async def main() -> None:
-        async with scene(ack_wait=0.1) as s:  # shorter than the renewal, so that it is delivered again
-            s.executor.free_running = False
-            await s.work("r", [5, 6], max_tokens=100)
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) >= 2)
-            first, second = s.detokenizer.attached[:2]
-            assert first.first_sequence == second.first_sequence
-            assert second.generation > first.generation
-            assert s.load("requests") == 1
-
-    asyncio.run(main())
+    async with scene(ack_wait=0.1) as s:  # shorter than the renewal, so that it is delivered again
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) >= 2)
+        first, second = s.detokenizer.attached[:2]
+        assert first.first_sequence == second.first_sequence
+        assert second.generation > first.generation
+        assert s.load("requests") == 1
 
 
-def test_a_request_sent_again_after_its_detokenizer_died_goes_on_at_the_new_one() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            s.executor.free_running = False
-            await s.work("r", [5, 6], max_tokens=20)
-            await s.detokenizer.until(lambda: bool(s.executor.plans))
-            s.executor.run()
-            await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
-            successor = Detokenizer(MemoryBus(s.broker), instance="successor")
-            await successor.start()
-            s.detokenizer.instance = "successor"
-            await s.work("r", [5, 6], max_tokens=20)
-            await successor.until(lambda: bool(successor.attached))
-            s.executor.free_running = True
-            s.executor.run()
-            await s.until_idle()
-            assert successor.tokens[successor.attached[0].first_sequence] == generate([5, 6], 20, [])
-            assert len({added.sequence for plan in s.executor.plans for added in plan.added}) == 1
-
-    asyncio.run(main())
+async def test_a_request_sent_again_after_its_detokenizer_died_goes_on_at_the_new_one() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=20)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        s.executor.run()
+        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        successor = Detokenizer(MemoryBus(s.broker), instance="successor")
+        await successor.start()
+        s.detokenizer.instance = "successor"
+        await s.work("r", [5, 6], max_tokens=20)
+        await successor.until(lambda: bool(successor.attached))
+        s.executor.free_running = True
+        s.executor.run()
+        await s.until_idle()
+        assert successor.tokens[successor.attached[0].first_sequence] == generate([5, 6], 20, [])
+        assert len({added.sequence for plan in s.executor.plans for added in plan.added}) == 1
 
 
-def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
+async def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
     """Race 6."""
-
-    async def main() -> None:
-        async with scene(ack_wait=0.05) as s:
-            await s.bus.store.put_done("r", encode(Done("r", b"", (), 0, 0, "", "")))
-            s.detokenizer.state = AttachState.UNKNOWN
-            await s.work("r", [5, 6])
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
-            await s.until_idle()
-            assert not await s.bus.store.pull_work(QUEUE, 1, expires=0.2)
-            assert len(s.detokenizer.attached) == 1
-
-    asyncio.run(main())
+    async with scene(ack_wait=0.05) as s:
+        await s.bus.store.put_done("r", encode(Done("r", b"", (), 0, 0, "", "")))
+        s.detokenizer.state = AttachState.UNKNOWN
+        await s.work("r", [5, 6])
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+        await s.until_idle()
+        assert not await s.bus.store.pull_work(QUEUE, 1, expires=0.2)
+        assert len(s.detokenizer.attached) == 1
 
 
-def test_unreadable_items_and_requests_are_dropped_and_harm_nobody() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            await s.bus.store.put_work(QUEUE, b"\x01nonsense")
-            await s.bus.store.put_work(QUEUE, b"\x63")
-            s.bus.publish(f"{subjects.ABORT}.sched.abort", b"nonsense")
-            s.bus.publish(f"{subjects.STEPS}.exec", b"nonsense")
-            await s.work("r", [5, 6])
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
-            await s.until_idle()
-
-    asyncio.run(main())
+async def test_unreadable_items_and_requests_are_dropped_and_harm_nobody() -> None:
+    async with scene() as s:
+        await s.bus.store.put_work(QUEUE, b"\x01nonsense")
+        await s.bus.store.put_work(QUEUE, b"\x63")
+        s.bus.publish(f"{subjects.ABORT}.sched.abort", b"nonsense")
+        s.bus.publish(f"{subjects.STEPS}.exec", b"nonsense")
+        await s.work("r", [5, 6])
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+        await s.until_idle()
 
 
-def test_items_go_back_to_the_queue_when_the_scheduler_ends() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            s.executor.free_running = False
-            await s.work("r", [5, 6], max_tokens=100)
-            await s.detokenizer.until(lambda: bool(s.executor.plans))
-            broker = s.broker
-        items = await MemoryBus(broker).store.pull_work(QUEUE, 1, expires=2)
-        assert [Decoder(WorkItem).decode(item.data).request_id for item in items] == ["r"]
-        assert items[0].deliveries == 2
-
-    asyncio.run(main())
+async def test_items_go_back_to_the_queue_when_the_scheduler_ends() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=100)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        broker = s.broker
+    items = await MemoryBus(broker).store.pull_work(QUEUE, 1, expires=2)
+    assert [Decoder(WorkItem).decode(item.data).request_id for item in items] == ["r"]
+    assert items[0].deliveries == 2
 
 
-def test_urgent_work_does_not_wait_behind_a_crowd() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            s.executor.free_running = False
-            for i in range(40):
-                await s.work(f"r{i}", [i, i], max_tokens=30)
-            await s.detokenizer.until(lambda: s.load("requests") == SLOTS + LOOKAHEAD)
-            await s.work("urgent", [7, 7], priority=-1)
-            await s.work("low", [7, 8], priority=1)
-            await s.detokenizer.until(lambda: s.load("requests") == SLOTS + LOOKAHEAD + 2)
-            s.executor.free_running = True
-            s.executor.run()
-            await s.detokenizer.until(lambda: len(s.executor.plans) > 4)
-            await s.until_idle()
-            order = [a.sequence for plan in s.executor.plans for a in plan.added]
-            names = {a.first_sequence: a.request_id for a in s.detokenizer.attached}
-            first = list(dict.fromkeys(names[sequence] for sequence in order))
-            assert len(first) == 42
-            assert "urgent" in first[SLOTS : SLOTS + 2], first
-
-    asyncio.run(main())
+async def test_urgent_work_does_not_wait_behind_a_crowd() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        for i in range(40):
+            await s.work(f"r{i}", [i, i], max_tokens=30)
+        await s.detokenizer.until(lambda: s.load("requests") == SLOTS + LOOKAHEAD)
+        await s.work("urgent", [7, 7], priority=-1)
+        await s.work("low", [7, 8], priority=1)
+        await s.detokenizer.until(lambda: s.load("requests") == SLOTS + LOOKAHEAD + 2)
+        s.executor.free_running = True
+        s.executor.run()
+        await s.detokenizer.until(lambda: len(s.executor.plans) > 4)
+        await s.until_idle()
+        order = [a.sequence for plan in s.executor.plans for a in plan.added]
+        names = {a.first_sequence: a.request_id for a in s.detokenizer.attached}
+        first = list(dict.fromkeys(names[sequence] for sequence in order))
+        assert len(first) == 42
+        assert "urgent" in first[SLOTS : SLOTS + 2], first
 
 
-def test_every_slot_is_taken_while_nothing_ends() -> None:
-    async def main() -> None:
-        async with scene(budget=40, executor={"slots": 32, "num_blocks": 2000}) as s:
-            s.executor.free_running = False
-            for i in range(40):  # all but the first of them wait for prompt tokens of the steps
-                await s.work(f"r{i}", [i] * 60, max_tokens=139)
-                await s.detokenizer.until(partial(s.holds, min(i + 1, 22)))
-            assert s.load("requests") == 22, "more would wait here than LOOKAHEAD beside the slots that are free"
-            s.executor.free_running = True
-            s.executor.run()
-            await s.detokenizer.until(lambda: s.load("running") == 32)
-            assert not any(any(output.finishes) for output in s.executor.sent)
-            await s.until_idle()
-
-    asyncio.run(main())
+async def test_every_slot_is_taken_while_nothing_ends() -> None:
+    async with scene(budget=40, executor={"slots": 32, "num_blocks": 2000}) as s:
+        s.executor.free_running = False
+        for i in range(40):  # all but the first of them wait for prompt tokens of the steps
+            await s.work(f"r{i}", [i] * 60, max_tokens=139)
+            await s.detokenizer.until(partial(s.holds, min(i + 1, 22)))
+        assert s.load("requests") == 22, "more would wait here than LOOKAHEAD beside the slots that are free"
+        s.executor.free_running = True
+        s.executor.run()
+        await s.detokenizer.until(lambda: s.load("running") == 32)
+        assert not any(any(output.finishes) for output in s.executor.sent)
+        await s.until_idle()
 
 
-def test_without_a_budget_of_the_users_steps_grow_as_far_as_the_device_allows() -> None:
-    async def main() -> None:
-        async with scene(budget=None, executor={"num_blocks": 1000, "max_step_tokens": 700}) as s:
-            for i in range(60):
-                await s.work(f"r{i}", [i] * 190, max_tokens=2)
-            await s.until_idle()
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 60)
-            await s.until_idle()
-            assert s.executor.plans[0].budget == STEP_TOKENS
-            assert max(plan.budget for plan in s.executor.plans) == 700
-
-    asyncio.run(main())
+async def test_without_a_budget_of_the_users_steps_grow_as_far_as_the_device_allows() -> None:
+    async with scene(budget=None, executor={"num_blocks": 1000, "max_step_tokens": 700}) as s:
+        for i in range(60):
+            await s.work(f"r{i}", [i] * 190, max_tokens=2)
+        await s.until_idle()
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 60)
+        await s.until_idle()
+        assert s.executor.plans[0].budget == STEP_TOKENS
+        assert max(plan.budget for plan in s.executor.plans) == 700
 
 
-def test_it_takes_what_is_addressed_to_it_and_tells_which_prefixes_it_has() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            told: list[CachedPrefixes] = []
-            await s.bus.subscribe(
-                f"{subjects.PREFIXES}.{MODEL}.sched", lambda m: told.append(Decoder(CachedPrefixes).decode(m.data))
-            )
-            prompt = [i % 100 for i in range(SPAN)]
-            await s.work("r", prompt, target="sched")
-            await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
-            await s.until_idle()
-            await s.detokenizer.until(lambda: bool(told) and bool(told[-1].hashes))
-            assert unpack(told[-1].hashes) == prefix_hashes(pack(prompt))
-            assert told[-1].slots == SLOTS
-
-    asyncio.run(main())
+async def test_it_takes_what_is_addressed_to_it_and_advertises_its_prefixes() -> None:
+    async with scene() as s:
+        advertised: list[CachedPrefixes] = []
+        await s.bus.subscribe(
+            f"{subjects.PREFIXES}.{MODEL}.sched", lambda m: advertised.append(Decoder(CachedPrefixes).decode(m.data))
+        )
+        prompt = [i % 100 for i in range(SPAN)]
+        await s.work("r", prompt, target="sched")
+        await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
+        await s.until_idle()
+        await s.detokenizer.until(lambda: bool(advertised) and bool(advertised[-1].hashes))
+        assert unpack(advertised[-1].hashes) == prefix_hashes(pack(prompt))
+        assert advertised[-1].slots == SLOTS
 
 
-def test_what_comes_while_there_is_no_executor_is_for_others() -> None:
-    async def main() -> None:
-        broker = MemoryBroker(ack_wait=30.0)
-        settings = Settings(served_model_name=MODEL)
-        scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
-        item = Item(b"anything", {}, "ack.1.1", 1, 0.0)
-        returned: list[str] = []
+async def test_what_comes_while_there_is_no_executor_is_for_others() -> None:
+    broker = MemoryBroker(ack_wait=30.0)
+    settings = Settings(served_model_name=MODEL)
+    scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
+    item = Item(b"anything", {}, "ack.1.1", 1, 0.0)
+    returned: list[str] = []
 
-        async def note(ack: str) -> None:
-            returned.append(ack)
+    async def note(ack: str) -> None:
+        returned.append(ack)
 
-        broker.store.return_work = note  # type: ignore[method-assign]
-        running = asyncio.create_task(scheduler.run())
-        await until(lambda: scheduler._intake._tasks is not None)
-        scheduler._intake._take(QUEUE, item)
-        await until(lambda: returned == [item.ack])
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(main())
+    broker.store.return_work = note  # type: ignore[method-assign]
+    running = asyncio.create_task(scheduler.run())
+    await until(lambda: scheduler._manager._tasks is not None)
+    scheduler._manager._on_item(QUEUE, item)
+    await until(lambda: returned == [item.ack])
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_request_past_its_deadline_gets_no_slot_and_is_forgotten() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, 6)
-            late = WorkItem("late", s.detokenizer.instance, (pack([5, 6]),), 1, sampling, 0, deadline=1.0)
-            await s.bus.store.put_work(QUEUE, encode(late))
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
-            await s.until_idle()
-            assert not s.executor.plans
-            assert s.load("drain_rate") > 0
-
-    asyncio.run(main())
+async def test_a_request_past_its_deadline_gets_no_slot_and_is_forgotten() -> None:
+    async with scene() as s:
+        sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, 6)
+        late = WorkItem("late", s.detokenizer.instance, (pack([5, 6]),), 1, sampling, 0, deadline=1.0)
+        await s.bus.store.put_work(QUEUE, encode(late))
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
+        await s.until_idle()
+        assert not s.executor.plans
+        assert s.load("drain_rate") > 0
 
 
 def searched(prompt: list[int], beams: int, max_tokens: int) -> list[list[int]]:
@@ -538,71 +485,59 @@ def searched(prompt: list[int], beams: int, max_tokens: int) -> list[list[int]]:
     return [hypothesis.tokens for hypothesis in found]
 
 
-def test_a_beam_search_is_handed_over_whole_and_its_beams_are_never_bound() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            await s.work("r", [5, 6], max_tokens=7, n=2, beams=3)
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
-            first, last = s.detokenizer.attached
-            assert first.tokens == (b"", b"")
-            assert first.first_sequence == last.first_sequence
-            assert [unpack(tokens) for tokens in last.tokens] == searched([5, 6], 3, 7)[:2]
-            assert list(last.finishes) == [Finish.LENGTH] * 2
-            await s.until_idle()
-            bound = range(last.first_sequence, last.first_sequence + 2)
-            ran = {sequence for output in s.executor.sent for sequence in unpack(output.sequences)}
-            assert ran
-            assert not ran & set(bound)
-            assert any(plan.forks for plan in s.executor.plans)
-            assert any(plan.copies for plan in s.executor.plans)
-
-    asyncio.run(main())
+async def test_a_beam_search_is_handed_over_whole_and_its_beams_are_never_bound() -> None:
+    async with scene() as s:
+        await s.work("r", [5, 6], max_tokens=7, n=2, beams=3)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
+        first, last = s.detokenizer.attached
+        assert first.tokens == (b"", b"")
+        assert first.first_sequence == last.first_sequence
+        assert [unpack(tokens) for tokens in last.tokens] == searched([5, 6], 3, 7)[:2]
+        assert list(last.finishes) == [Finish.LENGTH] * 2
+        await s.until_idle()
+        bound = range(last.first_sequence, last.first_sequence + 2)
+        ran = {sequence for output in s.executor.sent for sequence in unpack(output.sequences)}
+        assert ran
+        assert not ran & set(bound)
+        assert any(plan.forks for plan in s.executor.plans)
+        assert any(plan.copies for plan in s.executor.plans)
 
 
-def test_a_search_that_its_client_gives_up_is_freed() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            await s.work("r", [5, 6], max_tokens=80, n=2, beams=2)
-            await s.detokenizer.until(lambda: any(plan.forks for plan in s.executor.plans))
-            attach = s.detokenizer.attached[0]
-            assert await s.finish([attach.first_sequence, attach.first_sequence + 1], attach.term) == 1
-            await s.until_idle()
-            await s.detokenizer.until(lambda: not s.executor.model.slots)
-
-    asyncio.run(main())
+async def test_a_search_that_its_client_gives_up_is_freed() -> None:
+    async with scene() as s:
+        await s.work("r", [5, 6], max_tokens=80, n=2, beams=2)
+        await s.detokenizer.until(lambda: any(plan.forks for plan in s.executor.plans))
+        attach = s.detokenizer.attached[0]
+        assert await s.abort([attach.first_sequence, attach.first_sequence + 1], attach.term) == 1
+        await s.until_idle()
+        await s.detokenizer.until(lambda: not s.executor.model.slots)
 
 
-def test_a_search_begins_again_with_another_executor() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            await s.work("r", [5, 6], max_tokens=30, n=1, beams=4)
-            await s.detokenizer.until(lambda: len(s.executor.plans) > 8)
-            s.executor.term += 1  # its successor wakes up with another scheduler's term
-            s.executor.beat()
-            await s.detokenizer.until(lambda: any(any(attach.finishes) for attach in s.detokenizer.attached))
-            last = s.detokenizer.attached[-1]
-            assert last.term > s.detokenizer.attached[0].term
-            assert unpack(last.tokens[0]) == searched([5, 6], 4, 30)[0]
-            await s.until_idle()
-
-    asyncio.run(main())
+async def test_a_search_begins_again_with_another_executor() -> None:
+    async with scene() as s:
+        await s.work("r", [5, 6], max_tokens=30, n=1, beams=4)
+        await s.detokenizer.until(lambda: len(s.executor.plans) > 8)
+        s.executor.term += 1  # its successor wakes up with another scheduler's term
+        s.executor.beat()
+        await s.detokenizer.until(lambda: any(any(attach.finishes) for attach in s.detokenizer.attached))
+        last = s.detokenizer.attached[-1]
+        assert last.term > s.detokenizer.attached[0].term
+        assert unpack(last.tokens[0]) == searched([5, 6], 4, 30)[0]
+        await s.until_idle()
 
 
-def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
-    async def main() -> None:
-        async with scene(ack_wait=0.5) as s:
-            await s.work("r", [5, 6], max_tokens=5, n=1, beams=2)
-            await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
-            s.detokenizer.state = AttachState.UNKNOWN
-            await s.detokenizer.until(lambda: len(s.detokenizer.attached) > 2)
-            s.detokenizer.state = AttachState.OPEN
-            seen = len(s.detokenizer.attached)
-            await s.detokenizer.until(lambda: any(any(a.finishes) for a in s.detokenizer.attached[seen:]))
-            last = s.detokenizer.attached[-1]
-            assert last.generation > 1
-            assert unpack(last.tokens[0]) == searched([5, 6], 2, 5)[0]
-
-    asyncio.run(main())
+async def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
+    async with scene(ack_wait=0.5) as s:
+        await s.work("r", [5, 6], max_tokens=5, n=1, beams=2)
+        await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
+        s.detokenizer.state = AttachState.UNKNOWN
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) > 2)
+        s.detokenizer.state = AttachState.OPEN
+        seen = len(s.detokenizer.attached)
+        await s.detokenizer.until(lambda: any(any(a.finishes) for a in s.detokenizer.attached[seen:]))
+        last = s.detokenizer.attached[-1]
+        assert last.generation > 1
+        assert unpack(last.tokens[0]) == searched([5, 6], 2, 5)[0]
 
 
 @pytest.mark.parametrize(
@@ -614,23 +549,22 @@ def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
         (8, 190, 32, "KV blocks"),
     ],
 )
-def test_a_search_that_cannot_run_here_is_refused(beams: int, max_tokens: int, candidates: int, reason: str) -> None:
-    async def main() -> None:
-        async with scene(executor={"max_candidates": candidates}) as s:
-            refused: list[AbortStream] = []
+async def test_a_search_that_cannot_run_here_is_refused(
+    beams: int, max_tokens: int, candidates: int, reason: str
+) -> None:
+    async with scene(executor={"max_candidates": candidates}) as s:
+        refused: list[AbortStream] = []
 
-            def on_abort(message: Message) -> None:
-                refused.append(Decoder(AbortStream).decode(message.data))
-                s.bus.publish(message.reply, b"")
-                s.detokenizer.changed.set()
+        def on_abandon(message: Message) -> None:
+            refused.append(Decoder(AbortStream).decode(message.data))
+            s.bus.publish(message.reply, b"")
+            s.detokenizer.changed.set()
 
-            await s.bus.subscribe(f"{subjects.DETOKENIZER}.detok.abort", on_abort)
-            await s.work("r", [5, 6], max_tokens=max_tokens, beams=beams)
-            await s.detokenizer.until(lambda: bool(refused))
-            assert (refused[0].request_id, refused[0].error) == ("r", InvalidRequest.kind)
-            assert reason in refused[0].message
-            await s.until_idle()
-            assert not s.detokenizer.attached
-            assert not s.executor.plans
-
-    asyncio.run(main())
+        await s.bus.subscribe(f"{subjects.DETOKENIZER}.detok.abort", on_abandon)
+        await s.work("r", [5, 6], max_tokens=max_tokens, beams=beams)
+        await s.detokenizer.until(lambda: bool(refused))
+        assert (refused[0].request_id, refused[0].error) == ("r", InvalidRequest.kind)
+        assert reason in refused[0].message
+        await s.until_idle()
+        assert not s.detokenizer.attached
+        assert not s.executor.plans

@@ -1,10 +1,10 @@
 """Beam search as `transformers` does it: `generate(num_beams=B, do_sample=False, early_stopping=False)`. Pure.
 
-A score is the sum of the log-probabilities of a beam's tokens, in float32. In each round the likeliest continuations of
-all beams are put in one order. Those among its first B that end the text are finished: their score is divided by their
-length to the power of the length penalty, and the best B of all rounds are kept. The first B that go on are the next
-beams. The search is over at the greatest length, or once B are finished and the best beam, at its present length, would
-not be better than the worst of them.
+A beam's score is the sum of the log-probabilities of its tokens, in float32. Each round sorts the likeliest
+continuations of all beams by score. Those among the first B that end the text are finished: their score is divided by
+their length to the power of the length penalty, and the best B of all rounds are kept. The first B continuations that
+do not end the text are the next beams. The search ends at the greatest length, or once B texts are finished and the
+best beam, at its present length, would not be better than the worst of them.
 
 Source: `GenerationMixin._beam_search` of transformers 5.
 """
@@ -21,60 +21,45 @@ Float32 = npt.NDArray[np.float32]
 
 
 class Candidates(NamedTuple):
-    """What the model says of the next token of one beam: its likeliest tokens, at least B of them that end no text."""
+    """The likeliest next tokens of one beam, with at least B among them that do not end the text."""
 
     tokens: Sequence[int]
     logprobs: Float32
 
 
-class Beam(NamedTuple):
-    """A text that goes on."""
-
-    tokens: list[int]
-    """Behind the prompt."""
-    score: np.float32
-
-
 class Hypothesis(NamedTuple):
-    """A text that has ended."""
+    """A text."""
 
     tokens: list[int]
-    """Behind the prompt, with the token that ended it."""
+    """Without the prompt, with the token that ended the text."""
     score: np.float32
-    """With its length taken into account."""
-    finish: Finish
-
-
-class Continuation(NamedTuple):
-    """A beam of the next round."""
-
-    parent: int
-    """Which beam of this round it continues."""
-    token: int
+    """Once the text has ended, divided by its length to the power of the length penalty."""
+    finish: Finish = Finish.NONE
+    """Why the text has ended."""
 
 
 class BeamSearch:
-    """One search. It begins with one beam, the prompt, and has `width` from the second round on.
+    """One search. Its first round has one beam, the prompt; the later rounds have `width` beams.
 
     Attributes:
-        beams: those whose candidates the next round wants, best first; none once the search is over.
-        finished: at most `width` hypotheses, best first. When the search is over, there are as many.
+        beams: the beams whose candidates the next round needs, best first; empty once the search has ended.
+        finished: at most `width` hypotheses, best first; exactly `width` once the search has ended.
     """
 
     def __init__(self, width: int, max_tokens: int, length_penalty: float, stop_ids: Collection[int]) -> None:
-        self.beams = [Beam([], np.float32(0))]
+        self.beams = [Hypothesis([], np.float32(0))]
         self.finished: list[Hypothesis] = []
         self._width = width
         self._max_tokens = max_tokens
         self._length_penalty = length_penalty
         self._stop_ids = np.array(sorted(stop_ids), np.int64)
 
-    def advance(self, candidates: Sequence[Candidates]) -> list[Continuation]:
-        """One round, with the candidates of each beam: the beams of the next one; none if the search is over."""
+    def advance(self, candidates: Sequence[Candidates]) -> list[tuple[int, int]]:
+        """Runs a round with candidates of each beam; returns parent and token of the next beams, none at the end."""
         length = len(self.beams[0].tokens) + 1
         parents = np.repeat(np.arange(len(candidates)), [len(found.tokens) for found in candidates])
         tokens = np.concatenate([np.array(found.tokens, np.int64) for found in candidates])
-        with np.errstate(over="ignore"):  # of what is impossible anyway
+        with np.errstate(over="ignore"):  # scores of impossible tokens
             scores = np.concatenate(
                 [found.logprobs + beam.score for found, beam in zip(candidates, self.beams, strict=True)]
             )
@@ -91,8 +76,8 @@ class BeamSearch:
         if last or not len(going) or not self._can_improve(scores[going[0]], length):
             self.beams = []
             return []
-        self.beams = [Beam(self._text(parents[i], tokens[i]), scores[i]) for i in going]
-        return [Continuation(int(parents[i]), int(tokens[i])) for i in going]
+        self.beams = [Hypothesis(self._text(parents[i], tokens[i]), scores[i]) for i in going]
+        return [(int(parents[i]), int(tokens[i])) for i in going]
 
     def _text(self, parent: np.int64, token: np.int64) -> list[int]:
         return [*self.beams[parent].tokens, int(token)]

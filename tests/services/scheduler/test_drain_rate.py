@@ -1,6 +1,6 @@
 import pytest
 
-from pagewire.services.scheduler.drain import TAU, DrainRate
+from pagewire.services.scheduler.drain_rate import TAU, DrainRate
 
 
 def test_a_steady_drain_is_measured_from_the_first_seconds_on() -> None:
@@ -8,7 +8,7 @@ def test_a_steady_drain_is_measured_from_the_first_seconds_on() -> None:
     assert rate.at(100.0) == 0
     for i in range(1, 1001):
         now = 100.0 + i * 0.1
-        rate.ended(1, now)
+        rate.add(1, now)
         if i >= 20:
             assert rate.at(now) == pytest.approx(10.0, rel=0.05)
 
@@ -16,7 +16,7 @@ def test_a_steady_drain_is_measured_from_the_first_seconds_on() -> None:
 def test_it_falls_when_nothing_ends() -> None:
     rate = DrainRate(0.0)
     for second in range(1, 101):
-        rate.ended(10, float(second))
+        rate.add(10, float(second))
     before = rate.at(100.0)
     assert rate.at(100.0 + TAU) == pytest.approx(before / 2.718, rel=0.01)
     assert rate.at(100.0 + 20 * TAU) < 0.001
@@ -24,5 +24,5 @@ def test_it_falls_when_nothing_ends() -> None:
 
 def test_several_at_once_count_each() -> None:
     rate = DrainRate(0.0)
-    rate.ended(30, 1.0)
+    rate.add(30, 1.0)
     assert rate.at(1.0) == pytest.approx(31.5, rel=0.01)

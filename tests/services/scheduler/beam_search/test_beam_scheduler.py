@@ -2,10 +2,10 @@
 
 import pytest
 
-from pagewire.services.scheduler.beams import BeamSearch
+from pagewire.services.scheduler.beam_search.algorithm import BeamSearch
+from pagewire.services.scheduler.beam_search.beam_scheduler import FIRST_BEAM
 from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.searches import FIRST_BEAM
 from pagewire.services.scheduler.sequence import Sequence
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
@@ -15,7 +15,7 @@ from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
 
 
-class House:
+class Engine:
     """The policy and an executor side by side."""
 
     def __init__(self, num_blocks: int = 64, block_size: int = 4, slots: int = 8, window: int = 2) -> None:
@@ -27,7 +27,7 @@ class House:
 
     def sequence(self, prompt: list[int], sampling: Sampling, **fields: float) -> Sequence:
         self.ids += 1
-        return Sequence(self.ids, list(prompt), len(prompt), sampling, arrival=self.ids, **fields)  # type: ignore[arg-type]
+        return Sequence(self.ids, list(prompt), len(prompt), sampling, arrival_order=self.ids, **fields)  # type: ignore[arg-type]
 
     def add(self, prompt: list[int], max_tokens: int = 8) -> Sequence:
         added = self.sequence(prompt, Sampling(0, 1, 0, 0, 0, b"", 0, max_tokens))
@@ -46,32 +46,32 @@ class House:
         """The id of a new search."""
         sampling = Sampling(0, 1, 0, 0, 0, pack(stop_ids), 0, max_tokens, width, 1.0, width + len(stop_ids))
         choices = [self.sequence(prompt, sampling, **fields) for _ in range(n)]
-        self.policy.search(choices)
+        self.policy.beam_search.add(choices)
         return choices[0].id
 
-    def turn(self) -> bool:
+    def step(self) -> bool:
         """One exchange; whether anything happened."""
         while (plan := self.policy.schedule()) is not None:
             self.plans.append(plan)
             self.executor.plans.append(plan)
-        for search in self.policy.searches.found:
+        for search in self.policy.beam_search.finished:
             self.found[search.choices[0].id] = list(search.choices)
-        self.policy.searches.found.clear()
-        self.policy.check()
+        self.policy.beam_search.finished.clear()
+        self.policy.sequences.check()
         moved = self.executor.run()
         while self.executor.outputs:
             self.policy.on_step(self.executor.outputs.popleft())
-            self.policy.check()
+            self.policy.sequences.check()
         return moved
 
     def drain(self) -> None:
         for _ in range(5000):
-            if not self.turn() and not self.policy.live:
+            if not self.step() and not self.policy.num_unfinished:
                 break
-        assert not self.policy.live
-        assert not self.policy.searches
-        assert not self.policy.searches.stalled
-        assert self.policy.pool.available == self.policy.limits.num_blocks
+        assert not self.policy.num_unfinished
+        assert not self.policy.beam_search
+        assert not self.policy.waiting.front
+        assert self.policy.pool.num_free == self.policy.limits.num_blocks
         assert not self.executor.slots
 
     def assert_found(
@@ -81,7 +81,7 @@ class House:
         wanted = run_search(BeamSearch(width, max_tokens, 1.0, stop_ids), prompt, count, next_logprobs)
         choices = self.found[search]
         for choice, hypothesis in zip(choices, wanted, strict=False):
-            assert choice.tokens[choice.prompt_tokens :] == hypothesis.tokens
+            assert choice.tokens[choice.num_prompt_tokens :] == hypothesis.tokens
             assert choice.finish == hypothesis.finish
 
 
@@ -89,30 +89,30 @@ class House:
 @pytest.mark.parametrize("width", [1, 2, 5])
 @pytest.mark.parametrize("length", [1, 3, 4, 9])
 def test_a_search_finds_what_it_would_find_alone(window: int, width: int, length: int) -> None:
-    home = House(window=window)
+    engine = Engine(window=window)
     prompt = list(range(length))
-    search = home.search(prompt, width, n=width, stop_ids=(1, 2, 3))
-    home.drain()
-    home.assert_found(search, prompt, width, stop_ids=(1, 2, 3))
-    assert home.policy.preemptions == 0
+    search = engine.search(prompt, width, n=width, stop_ids=(1, 2, 3))
+    engine.drain()
+    engine.assert_found(search, prompt, width, stop_ids=(1, 2, 3))
+    assert engine.policy.preemptions == 0
 
 
 def test_beams_stand_at_their_limit_until_the_last_one_has_reported() -> None:
-    home = House(window=8)
-    home.search([1, 2, 3], 3, max_tokens=6)
+    engine = Engine(window=8)
+    engine.search([1, 2, 3], 3, max_tokens=6)
     steps = 0
-    while home.turn():
-        sequences = [slot for slot in home.executor.slots.values() if slot.candidates]
+    while engine.step():
+        sequences = [slot for slot in engine.executor.slots.values() if slot.candidates]
         assert all(slot.computed <= slot.limit < len(slot.tokens) + 1 for slot in sequences)
         steps += 1
-    assert home.executor.runs == 6, "each round is one step, however long the lease"
+    assert engine.executor.runs == 6, "each round is one step, however long the lease"
 
 
 def test_a_round_forks_the_winners_within_the_slots_and_removes_the_rest() -> None:
-    home = House(slots=4)
-    home.search([1, 2, 3, 4, 5], 4, max_tokens=8)
-    home.drain()
-    rounds = [plan for plan in home.plans if plan.forks]
+    engine = Engine(slots=4)
+    engine.search([1, 2, 3, 4, 5], 4, max_tokens=8)
+    engine.drain()
+    rounds = [plan for plan in engine.plans if plan.forks]
     assert len(rounds) == 7
     assert all(len(plan.forks) == 4 for plan in rounds)
     assert all(len(unpack(plan.removed)) == 4 for plan in rounds[1:])
@@ -124,10 +124,10 @@ def test_a_round_forks_the_winners_within_the_slots_and_removes_the_rest() -> No
 
 
 def test_full_blocks_are_shared_and_only_partial_ones_are_copied() -> None:
-    home = House(block_size=4)
-    home.search([7] * 8, 3, max_tokens=3)
-    home.drain()
-    first, second = (plan for plan in home.plans if plan.forks)
+    engine = Engine(block_size=4)
+    engine.search([7] * 8, 3, max_tokens=3)
+    engine.drain()
+    first, second = (plan for plan in engine.plans if plan.forks)
     tables = [unpack(fork.blocks) for fork in first.forks]
     assert first.copies == b""  # the prompt fills its blocks
     assert len({tuple(table[:2]) for table in tables}) == 1
@@ -138,78 +138,78 @@ def test_full_blocks_are_shared_and_only_partial_ones_are_copied() -> None:
 
 def test_a_lone_search_ends_in_a_pool_that_holds_one_of_its_beams() -> None:
     """The others are computed anew in each round: slow, but to the end."""
-    home = House(num_blocks=4, block_size=4)
-    search = home.search([1, 2, 3, 4, 5, 6], 4, max_tokens=8)
-    home.drain()
-    home.assert_found(search, [1, 2, 3, 4, 5, 6], 4)
+    engine = Engine(num_blocks=4, block_size=4)
+    search = engine.search([1, 2, 3, 4, 5, 6], 4, max_tokens=8)
+    engine.drain()
+    engine.assert_found(search, [1, 2, 3, 4, 5, 6], 4)
 
 
 def test_a_lone_search_ends_with_one_slot() -> None:
-    home = House(slots=1)
-    search = home.search([1, 2, 3], 3, max_tokens=5)
-    home.drain()
-    home.assert_found(search, [1, 2, 3], 3, max_tokens=5)
+    engine = Engine(slots=1)
+    search = engine.search([1, 2, 3], 3, max_tokens=5)
+    engine.drain()
+    engine.assert_found(search, [1, 2, 3], 3, max_tokens=5)
 
 
 @pytest.mark.parametrize("blocks", [6, 8, 12])
 @pytest.mark.parametrize("slots", [2, 3, 8])
 def test_searches_and_others_do_not_wait_for_each_other(blocks: int, slots: int) -> None:
-    home = House(num_blocks=blocks, slots=slots)
+    engine = Engine(num_blocks=blocks, slots=slots)
     prompts = [[i, i + 1, i + 2, 4, 5] for i in range(3)]
-    searches = [home.search(prompt, 3, max_tokens=7) for prompt in prompts]
-    others = [home.add([9, i], max_tokens=9) for i in range(3)]
-    home.drain()
+    searches = [engine.search(prompt, 3, max_tokens=7) for prompt in prompts]
+    others = [engine.add([9, i], max_tokens=9) for i in range(3)]
+    engine.drain()
     for search, prompt in zip(searches, prompts, strict=True):
-        home.assert_found(search, prompt, 3, max_tokens=7)
+        engine.assert_found(search, prompt, 3, max_tokens=7)
     for i, other in enumerate(others):
         assert other.tokens[2:] == generate([9, i], 9, [])
 
 
-@pytest.mark.parametrize("turns", range(12))
-def test_a_search_may_be_dropped_at_any_moment(turns: int) -> None:
-    home = House(num_blocks=8, slots=3)
-    search = home.search([1, 2, 3, 4, 5], 4, max_tokens=8)
-    other = home.add([9, 9], max_tokens=6)
-    for _ in range(turns):
-        home.turn()
-    assert home.policy.drop(search) == (search not in home.found)
-    assert not home.policy.drop(search)
-    home.policy.check()
-    home.drain()
+@pytest.mark.parametrize("steps", range(12))
+def test_a_search_may_be_aborted_at_any_moment(steps: int) -> None:
+    engine = Engine(num_blocks=8, slots=3)
+    search = engine.search([1, 2, 3, 4, 5], 4, max_tokens=8)
+    other = engine.add([9, 9], max_tokens=6)
+    for _ in range(steps):
+        engine.step()
+    assert engine.policy.abort(search) == (search not in engine.found)
+    assert not engine.policy.abort(search)
+    engine.policy.sequences.check()
+    engine.drain()
     assert other.tokens[2:] == generate([9, 9], 6, [])
 
 
 def test_a_search_that_waits_past_its_deadline_ends_with_all_its_choices() -> None:
-    home = House(slots=2)
-    search = home.search([1, 2, 3], 2, max_tokens=9, n=2, deadline=5.0)
-    late = home.search([4, 5, 6], 4, max_tokens=9, n=3, deadline=5.0)
+    engine = Engine(slots=2)
+    search = engine.search([1, 2, 3], 2, max_tokens=9, n=2, deadline=5.0)
+    late = engine.search([4, 5, 6], 4, max_tokens=9, n=3, deadline=5.0)
     for _ in range(4):
-        home.turn()
-    home.policy.now = 6.0
-    home.drain()
-    assert set(range(late, late + 3)) <= set(home.policy.expired)
-    assert search in home.found or search in home.policy.expired
+        engine.step()
+    engine.policy.now = 6.0
+    engine.drain()
+    assert set(range(late, late + 3)) <= set(engine.policy.expired)
+    assert search in engine.found or search in engine.policy.expired
 
 
-def test_the_caller_knows_a_beam_by_its_search() -> None:
-    home = House()
-    search = home.search([1, 2, 3], 2)
-    other = home.add([1], max_tokens=3)
-    home.turn()
-    (beam, single) = sorted(home.policy.running, key=lambda s: s.arrival)
+def test_the_caller_knows_a_beam_by_the_choices_of_its_search() -> None:
+    engine = Engine()
+    search = engine.search([1, 2, 3], 2)
+    other = engine.add([1], max_tokens=3)
+    engine.step()
+    (beam, single) = sorted(engine.policy.running, key=lambda s: s.arrival_order)
     assert beam.id > FIRST_BEAM
-    assert home.policy.asked(beam.id) == search
-    assert home.policy.asked(single.id) == other.id == single.id
-    assert home.policy.asked(12345) == 12345
+    assert beam.caller_ids == (search,)
+    assert single is other
+    assert single.caller_ids == (other.id,)
 
 
 def test_what_the_device_picks_for_a_beam_ends_nothing() -> None:
     """Neither its stop ids nor its length are the device's to judge."""
-    home = House()
-    search = home.search([1, 2, 3], 3, max_tokens=5, stop_ids=tuple(range(25)))
-    home.drain()
-    added = home.plans[0].added[0]
+    engine = Engine()
+    search = engine.search([1, 2, 3], 3, max_tokens=5, stop_ids=tuple(range(25)))
+    engine.drain()
+    added = engine.plans[0].added[0]
     assert added.sampling.stop_ids == b""
     assert added.sampling.max_tokens == 6
-    assert {choice.finish for choice in home.found[search]} <= {Finish.STOP, Finish.LENGTH}
-    assert NO_TOKEN not in home.found[search][0].tokens
+    assert {choice.finish for choice in engine.found[search]} <= {Finish.STOP, Finish.LENGTH}
+    assert NO_TOKEN not in engine.found[search][0].tokens

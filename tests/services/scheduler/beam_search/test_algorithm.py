@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.beams import BeamSearch, Candidates, Continuation, Float32
+from pagewire.services.scheduler.beam_search.algorithm import BeamSearch, Candidates, Float32
 from pagewire.shared.messages.step import Finish
 from tests.support.beam import EOS_ID, beam_cases, reference_logprobs, run_search, transformers_beams
 from tests.support.checkpoints import checkpoint
@@ -55,7 +55,7 @@ def test_widths_penalties_and_ends_of_text(width: int, penalty: float, stops: tu
 
 def test_the_prompt_is_one_beam_and_has_the_best_continuations_as_beams() -> None:
     beams = search(width=2)
-    assert beams.advance([found((4, -0.5), (7, -1.0), (3, -2.0))]) == [Continuation(0, 4), Continuation(0, 7)]
+    assert beams.advance([found((4, -0.5), (7, -1.0), (3, -2.0))]) == [(0, 4), (0, 7)]
     assert [beam.tokens for beam in beams.beams] == [[4], [7]]
     assert [float(beam.score) for beam in beams.beams] == [-0.5, -1.0]
 
@@ -64,7 +64,7 @@ def test_both_next_beams_may_have_the_same_parent() -> None:
     beams = search(width=2)
     beams.advance([found((4, -0.5), (7, -1.0), (3, -2.0))])
     continuations = beams.advance([found((1, -3.0), (2, -3.5), (3, -4.0)), found((5, -0.25), (6, -0.5), (8, -9.0))])
-    assert continuations == [Continuation(1, 5), Continuation(1, 6)]
+    assert continuations == [(1, 5), (1, 6)]
     assert [beam.tokens for beam in beams.beams] == [[7, 5], [7, 6]]
 
 
@@ -103,9 +103,9 @@ def test_the_last_token_ends_all_of_them() -> None:
 
 def test_ties_go_to_the_earlier_beam_and_the_lower_token() -> None:
     beams = search(width=2)
-    assert beams.advance([found((9, -1.0), (4, -1.0), (7, -1.0))]) == [Continuation(0, 4), Continuation(0, 7)]
+    assert beams.advance([found((9, -1.0), (4, -1.0), (7, -1.0))]) == [(0, 4), (0, 7)]
     same = found((6, -1.0), (5, -1.0), (8, -2.0))
-    assert beams.advance([same, same]) == [Continuation(0, 5), Continuation(0, 6)]
+    assert beams.advance([same, same]) == [(0, 5), (0, 6)]
 
 
 def test_impossible_tokens_do_no_harm() -> None:

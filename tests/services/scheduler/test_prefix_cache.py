@@ -1,7 +1,7 @@
 import pytest
 
-from pagewire.services.scheduler.blocks import BlockPool
-from pagewire.services.scheduler.prefixes import Prefixes
+from pagewire.services.scheduler.block_pool import BlockPool
+from pagewire.services.scheduler.prefix_cache import PrefixCache
 from pagewire.services.scheduler.sequence import Sequence
 from tests.services.scheduler.cases import sequence
 
@@ -9,30 +9,30 @@ SIZE = 4
 
 
 class Cache:
-    """Prefixes over a pool, and what the policy does with them."""
+    """PrefixCache over a pool, and what the policy does with them."""
 
     def __init__(self, blocks: int = 16) -> None:
         self.pool = BlockPool(blocks)
-        self.prefixes = Prefixes(self.pool, SIZE)
+        self.prefix_cache = PrefixCache(self.pool, SIZE)
 
     def begin(self, tokens: list[int], salt: str = "") -> Sequence:
         one = sequence(list(tokens), cache_salt=salt)
-        shared = self.prefixes.known(one)
+        shared = self.prefix_cache.match_prefix(one)
         assert shared is not None
         self.pool.share(shared)
         one.blocks = shared + self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
-        one.computed = one.cached = len(shared) * SIZE
-        self.prefixes.begin(one, shared)
+        one.num_computed_tokens = one.num_cached_tokens = len(shared) * SIZE
+        self.prefix_cache.begin(one)
         return one
 
     def compute(self, one: Sequence, positions: int) -> None:
-        one.computed = positions
+        one.num_computed_tokens = positions
 
     def end(self, one: Sequence) -> None:
-        if one.computed < len(one.tokens):
-            self.prefixes.withdraw(one)
-        self.prefixes.end(one)
-        self.pool.release(one.blocks)
+        if one.num_computed_tokens < len(one.tokens):
+            self.prefix_cache.cancel_prefill(one)
+        self.prefix_cache.end(one)
+        self.pool.free(one.blocks)
 
     def run(self, tokens: list[int], salt: str = "") -> Sequence:
         one = self.begin(tokens, salt)
@@ -40,8 +40,8 @@ class Cache:
         self.end(one)
         return one
 
-    def known(self, tokens: list[int], salt: str = "") -> list[int] | None:
-        return self.prefixes.known(sequence(tokens, cache_salt=salt))
+    def match(self, tokens: list[int], salt: str = "") -> list[int] | None:
+        return self.prefix_cache.match_prefix(sequence(tokens, cache_salt=salt))
 
 
 TEXT = list(range(100, 120))
@@ -50,43 +50,43 @@ TEXT = list(range(100, 120))
 def test_full_blocks_are_known_but_for_the_last_token() -> None:
     cache = Cache()
     one = cache.run(TEXT)
-    assert cache.known(TEXT) == one.blocks[:4]
-    assert cache.known([*TEXT, 1]) == one.blocks[:5]
-    assert cache.known(TEXT[:9]) == one.blocks[:2]
-    assert cache.known(TEXT[:3]) == []
+    assert cache.match(TEXT) == one.blocks[:4]
+    assert cache.match([*TEXT, 1]) == one.blocks[:5]
+    assert cache.match(TEXT[:9]) == one.blocks[:2]
+    assert cache.match(TEXT[:3]) == []
 
 
 def test_a_prefix_ends_where_the_tokens_differ() -> None:
     cache = Cache()
     one = cache.run(TEXT)
-    assert cache.known([*TEXT[:9], 0, *TEXT[10:]]) == one.blocks[:2]
-    assert cache.known([0, *TEXT]) == []
+    assert cache.match([*TEXT[:9], 0, *TEXT[10:]]) == one.blocks[:2]
+    assert cache.match([0, *TEXT]) == []
 
 
 def test_another_salt_shares_nothing_and_waits_for_nothing() -> None:
     cache = Cache()
     ours = cache.run(TEXT, "ours")
     theirs = cache.begin(TEXT, "theirs")
-    assert theirs.cached == 0
-    assert cache.known(TEXT) == []
-    assert cache.known(TEXT, "theirs") is None
-    assert cache.known(TEXT, "ours") == ours.blocks[:4]
+    assert theirs.num_cached_tokens == 0
+    assert cache.match(TEXT) == []
+    assert cache.match(TEXT, "theirs") is None
+    assert cache.match(TEXT, "ours") == ours.blocks[:4]
     cache.compute(theirs, 20)
-    assert cache.known(TEXT, "theirs") == theirs.blocks[:4]
+    assert cache.match(TEXT, "theirs") == theirs.blocks[:4]
     branch = [*TEXT[:8], *range(12)]
     cache.run(branch, "ours")
-    assert cache.known([*branch, 1], "theirs") == theirs.blocks[:2]
+    assert cache.match([*branch, 1], "theirs") == theirs.blocks[:2]
 
 
 def test_branches_are_followed() -> None:
     cache = Cache()
     trunk = cache.run(TEXT)
     branch = cache.run([*TEXT[:8], *range(50)][:20])
-    assert branch.cached == 8
+    assert branch.num_cached_tokens == 8
     twig = cache.run([*TEXT[:8], *range(8), 99, 98, 97, 96, 95])
-    assert twig.cached == 16
-    assert cache.known([*TEXT, 1]) == trunk.blocks
-    assert cache.known([*twig.tokens, 1]) == [*trunk.blocks[:2], *branch.blocks[2:4], *twig.blocks[4:5]]
+    assert twig.num_cached_tokens == 16
+    assert cache.match([*TEXT, 1]) == trunk.blocks
+    assert cache.match([*twig.tokens, 1]) == [*trunk.blocks[:2], *branch.blocks[2:4], *twig.blocks[4:5]]
 
 
 def test_what_was_generated_is_known_too() -> None:
@@ -95,34 +95,34 @@ def test_what_was_generated_is_known_too() -> None:
     cache.compute(one, 6)
     one.tokens += TEXT[6:]
     one.blocks += cache.pool.allocate(3)
-    assert cache.known([*TEXT, 1]) == one.blocks[:1]
+    assert cache.match([*TEXT, 1]) == one.blocks[:1]
     cache.compute(one, 19)
-    assert cache.known([*TEXT, 1]) == one.blocks[:4]
+    assert cache.match([*TEXT, 1]) == one.blocks[:4]
     cache.end(one)
-    assert cache.known([*TEXT, 1]) == one.blocks[:4]
+    assert cache.match([*TEXT, 1]) == one.blocks[:4]
 
 
 def test_an_equal_prompt_waits_for_what_is_being_computed() -> None:
     cache = Cache()
     one = cache.begin(TEXT)
-    assert cache.known(TEXT) is None
+    assert cache.match(TEXT) is None
     cache.compute(one, 10)
-    assert cache.known(TEXT) is None
-    assert cache.known([*TEXT[:8], *range(8)]) == one.blocks[:2]
+    assert cache.match(TEXT) is None
+    assert cache.match([*TEXT[:8], *range(8)]) == one.blocks[:2]
     cache.compute(one, 20)
-    assert cache.known(TEXT) == one.blocks[:4]
+    assert cache.match(TEXT) == one.blocks[:4]
 
 
 def test_nobody_waits_for_one_that_has_gone() -> None:
     cache = Cache()
     one = cache.begin(TEXT)
     cache.compute(one, 10)
-    cache.prefixes.withdraw(one)
-    assert cache.known(TEXT) == one.blocks[:2]
+    cache.prefix_cache.cancel_prefill(one)
+    assert cache.match(TEXT) == one.blocks[:2]
     cache.end(one)
     again = cache.begin(TEXT)
-    assert again.cached == 8
-    assert cache.known(TEXT) is None
+    assert again.num_cached_tokens == 8
+    assert cache.match(TEXT) is None
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -131,44 +131,44 @@ def test_a_run_that_came_to_nothing_makes_room_for_the_next(steps: int) -> None:
     one = cache.begin(TEXT)
     cache.compute(one, steps)
     cache.end(one)
-    assert cache.known(TEXT) == []
+    assert cache.match(TEXT) == []
     cache.run(TEXT)
-    assert len(cache.known(TEXT) or []) == 4
+    assert len(cache.match(TEXT) or []) == 4
 
 
 def test_a_block_that_was_given_away_is_known_no_more_nor_what_lies_behind_it() -> None:
     cache = Cache(blocks=6)
     one = cache.run(TEXT)
     other = cache.pool.allocate(3)  # one was never used, then the tail
-    assert cache.known(TEXT) == one.blocks[:3]
+    assert cache.match(TEXT) == one.blocks[:3]
     assert set(other) & set(one.blocks) == {one.blocks[4], one.blocks[3]}
-    cache.pool.release(other)
-    assert cache.known(TEXT) == one.blocks[:3]
+    cache.pool.free(other)
+    assert cache.match(TEXT) == one.blocks[:3]
 
 
 def test_a_prefix_that_was_given_away_and_computed_again_is_known_again() -> None:
     cache = Cache(blocks=8)
     cache.run(TEXT)
     cache.run(list(range(32)))  # takes every block
-    assert cache.known(TEXT) == []
+    assert cache.match(TEXT) == []
     again = cache.run(TEXT)
-    assert cache.known(TEXT) == again.blocks[:4]
+    assert cache.match(TEXT) == again.blocks[:4]
 
 
 def test_a_branch_is_lost_with_its_trunk() -> None:
     cache = Cache(blocks=8)
     trunk = cache.run(TEXT[:8])
     cache.run([*TEXT[:8], *range(8)])
-    cache.pool.release(cache.pool.allocate(8))
+    cache.pool.free(cache.pool.allocate(8))
     fresh = cache.run([*TEXT[:8], 1])
-    assert fresh.cached == 0
-    assert cache.known([*TEXT[:8], *range(8)]) == fresh.blocks[:2]
-    assert trunk.cached == 0
+    assert fresh.num_cached_tokens == 0
+    assert cache.match([*TEXT[:8], *range(8)]) == fresh.blocks[:2]
+    assert trunk.num_cached_tokens == 0
 
 
 def test_runs_that_are_lost_are_forgotten() -> None:
     cache = Cache(blocks=4)
     for i in range(200):
         cache.run([i] * 12)
-        assert len(cache.prefixes._runs) <= 2 * 4 + 1
-    assert cache.prefixes.open() == set()
+        assert len(cache.prefix_cache._runs) <= 2 * 4 + 1
+    assert not cache.prefix_cache.open

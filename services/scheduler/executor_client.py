@@ -1,4 +1,4 @@
-"""The scheduler's line to its executor during one term: plans out, steps in, repair of what was lost, and the end."""
+"""The executor as its scheduler sees it during one term: sends plans, reads steps, and repairs lost messages."""
 
 import asyncio
 import time
@@ -21,9 +21,9 @@ from pagewire.shared.step_reader import StepReader
 
 CLAIM_TIMEOUT = 1.0
 """Seconds that an executor has to answer a claim."""
-PLANS_KEPT = 4096
-"""Plans that can be sent again."""
-OVERDUE = 0.25
+MAX_SENT_PLANS = 4096
+"""Latest plans that can be sent again."""
+RESEND_AFTER = 0.25
 """Seconds after which a plan that the executor has not applied counts as lost."""
 
 _log = structlog.get_logger()
@@ -32,15 +32,15 @@ _step = Decoder(StepOutput)
 _heartbeat = Decoder(Heartbeat)
 
 
-async def claim(bus: Bus, peers: Peers, instance: str, model: str, last: str = "") -> "tuple[int, Claimed] | None":
-    """Asks for a free executor, or for the `last` one again; the term under which it obeys, None when there is none.
+async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: str = "") -> tuple[int, Claimed] | None:
+    """Claims a free executor, or the `last` one again; returns the new term and its answer, None when there is none.
 
-    Schedulers that look at the same time ask for different ones first.
+    Schedulers that search at the same time ask different executors first.
     """
     free = [beat.instance for beat in peers.alive("executor") if beat.load.get("free")]
-    for executor in rank(instance, {*free, *([last] if peers.find(last) else [])}):
+    for executor in rank(owner, {*free, *([last] if peers.find(last) else [])}):
         term = await bus.store.next_term()
-        request = encode(Claim(scheduler=instance, term=term, model=model))
+        request = encode(Claim(scheduler=owner, term=term, model=model))
         try:
             answer = await bus.request(f"{subjects.CLAIM}.{executor}", request, timeout=CLAIM_TIMEOUT)
         except (NoResponders, RequestTimeout):
@@ -51,117 +51,117 @@ async def claim(bus: Bus, peers: Peers, instance: str, model: str, last: str = "
     return None
 
 
-class Link:
+class ExecutorClient:
     """One executor, claimed under one term.
 
     Attributes:
-        listening: set once no step can be missed.
-        lost: set once the executor cannot be reached or obeys another.
+        subscribed: set once no step can be missed.
+        lost: set once the executor cannot be reached or obeys another scheduler.
     """
 
-    def __init__(self, bus: Bus, executor: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
-        self.executor = executor
+    def __init__(self, bus: Bus, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
+        self.name = name
         self.term = term
         self.lost = asyncio.Event()
-        self.listening = asyncio.Event()
+        self.subscribed = asyncio.Event()
         self._bus = bus
         self._on_step = on_step
         self._reader = StepReader(term)
-        self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=PLANS_KEPT)
+        self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=MAX_SENT_PLANS)
         self._inbox = bus.new_inbox()
-        self._heard = time.monotonic()
-        self._beat: Heartbeat | None = None
-        self._check = asyncio.Event()
+        self._last_seen = time.monotonic()
+        self._heartbeat: Heartbeat | None = None
+        self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Reads steps until the executor is lost."""
         subscriptions: list[Subscription] = []
         try:
             for subject, handler in (
-                (f"{subjects.STEPS}.{self.executor}", self._on_output),
-                (f"{subjects.HEARTBEAT}.executor.{self.executor}", self._on_heartbeat),
+                (f"{subjects.STEPS}.{self.name}", self._on_output),
+                (f"{subjects.HEARTBEAT}.executor.{self.name}", self._on_heartbeat),
                 (self._inbox, self._on_refusal),
             ):
                 subscriptions.append(await self._bus.subscribe(subject, handler))
-            self.listening.set()
+            self.subscribed.set()
             await self._watch()
         finally:
             for subscription in subscriptions:
                 await subscription.unsubscribe()
 
     def send(self, plan: Plan) -> None:
-        """Publishes a plan; the broker answers at once when the executor is gone."""
+        """Publishes a plan. The broker answers at once when the executor is gone."""
         data = encode(plan)
         self._sent.append((plan.number, time.monotonic(), data))
-        self._bus.publish(f"{subjects.PLAN}.{self.executor}", data, reply=self._inbox)
+        self._bus.publish(f"{subjects.PLAN}.{self.name}", data, reply=self._inbox)
 
-    def lose(self, reason: str) -> None:
-        """Gives the executor up: the next term begins with a claim."""
+    def mark_lost(self, reason: str) -> None:
+        """Gives the executor up. The next term begins with a claim."""
         if not self.lost.is_set():
-            _log.warning("executor_lost", executor=self.executor, term=self.term, reason=reason)
+            _log.warning("executor_lost", executor=self.name, term=self.term, reason=reason)
         self.lost.set()
-        self._check.set()
+        self._wake.set()
 
     async def _watch(self) -> None:
-        """Repairs what heartbeats and gaps show to be missing; ends when the executor is silent for too long."""
+        """Repairs what heartbeats and gaps show to be missing; returns when the executor is lost."""
         while not self.lost.is_set():
             try:
-                async with asyncio.timeout(self._heard + SILENCE - time.monotonic()):
-                    await self._check.wait()
+                async with asyncio.timeout(self._last_seen + SILENCE - time.monotonic()):
+                    await self._wake.wait()
             except TimeoutError:
-                self.lose(f"silent for {SILENCE} s")
+                self.mark_lost(f"silent for {SILENCE} s")
                 return
-            self._check.clear()
-            self._send_again()
+            self._wake.clear()
+            self._resend_plans()
             await self._fetch_missing()
 
-    def _send_again(self) -> None:
-        beat, now = self._beat, time.monotonic()
+    def _resend_plans(self) -> None:
+        beat, now = self._heartbeat, time.monotonic()
         if beat is None or beat.term != self.term:
             return
         for number, sent, data in self._sent:
-            if number > beat.plan and now - sent > OVERDUE:
-                self._bus.publish(f"{subjects.PLAN}.{self.executor}", data, reply=self._inbox)
+            if number > beat.plan and now - sent > RESEND_AFTER:
+                self._bus.publish(f"{subjects.PLAN}.{self.name}", data, reply=self._inbox)
 
     async def _fetch_missing(self) -> None:
         if (missing := self._reader.missing) is None:
             return
         request = encode(Replay(term=self.term, first=missing[0], last=missing[1]))
         try:
-            async for message in self._bus.request_many(f"{subjects.REPLAY}.{self.executor}", request, stall=SILENCE):
+            async for message in self._bus.request_many(f"{subjects.REPLAY}.{self.name}", request, stall=SILENCE):
                 self._on_output(message)
         except BusError as error:
-            _log.warning("replay_failed", executor=self.executor, first=missing[0], last=missing[1], reason=str(error))
+            _log.warning("replay_failed", executor=self.name, first=missing[0], last=missing[1], reason=str(error))
             return  # the next heartbeat asks again
         if self._reader.missing is not None and self._reader.missing[0] == missing[0]:
-            self.lose(f"step {missing[0]} is gone from its ring")
+            self.mark_lost(f"step {missing[0]} is gone from its ring")
 
     def _on_output(self, message: Message) -> None:
         try:
             output = _step.decode(message.data)
         except (WireVersionError, msgspec.DecodeError) as error:
-            _log.error("step_unreadable", executor=self.executor, reason=str(error))
+            _log.error("step_unreadable", executor=self.name, reason=str(error))
             return
-        self._heard = time.monotonic()
+        self._last_seen = time.monotonic()
         if output.term != self.term:
             return
         for step in self._reader.feed(output):
             self._on_step(step)
         if self._reader.missing is not None:
-            self._check.set()
+            self._wake.set()
 
     def _on_heartbeat(self, message: Message) -> None:
         beat = _heartbeat.decode(message.data)
-        self._heard = time.monotonic()
-        self._beat = beat
+        self._last_seen = time.monotonic()
+        self._heartbeat = beat
         if beat.term > self.term:
-            self.lose(f"it obeys term {beat.term}")
+            self.mark_lost(f"it obeys term {beat.term}")
         elif beat.term == self.term:
             self._reader.hear(beat.term, beat.step)
             if not beat.ready:
-                self.lose("it cannot go on")
-        self._check.set()
+                self.mark_lost("it cannot go on")
+        self._wake.set()
 
     def _on_refusal(self, _: Message) -> None:
-        """Only the broker writes to this inbox: nobody listens to the plans."""
-        self.lose("nobody takes its plans")
+        """Handles the broker's no-responders status: no subscriber has received a plan."""
+        self.mark_lost("nobody takes its plans")

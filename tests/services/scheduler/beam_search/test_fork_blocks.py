@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.blocks import BlockPool
-from pagewire.services.scheduler.forks import inherit
+from pagewire.services.scheduler.beam_search.fork_blocks import fork_blocks
+from pagewire.services.scheduler.block_pool import BlockPool
 from pagewire.services.scheduler.sequence import Sequence
 from tests.services.scheduler.cases import sequence
 
@@ -13,21 +13,21 @@ SIZE = 4
 
 
 def parent(pool: BlockPool, computed: int, slot: int = 0) -> Sequence:
-    made = sequence(computed + 1, slot=slot, halt=computed)
+    made = sequence(computed + 1, slot=slot, position_limit=computed)
     made.blocks = pool.allocate(-(-computed // SIZE))
     return made
 
 
 def child(of: Sequence) -> Sequence:
-    return sequence(of.halt + 1, halt=of.halt + 1)
+    return sequence(of.position_limit + 1, position_limit=of.position_limit + 1)
 
 
 def test_the_first_goes_on_in_the_last_block_and_the_others_get_a_copy() -> None:
     pool = BlockPool(10)
     source = parent(pool, 6, slot=3)
     children = [child(source) for _ in range(3)]
-    forked, copies = inherit(pool, SIZE, [(each, source) for each in children], seats=9)
-    assert [(each.child, each.source, each.shared) for each in forked] == [(each, 3, 1) for each in children]
+    forked, copies = fork_blocks(pool, SIZE, [(each, source) for each in children], max_forks=9)
+    assert forked == [(each, source) for each in children]
     full, last = source.blocks
     second, third = children[1].blocks[1], children[2].blocks[1]
     assert [each.blocks for each in children] == [[full, last], [full, second], [full, third]]
@@ -39,47 +39,48 @@ def test_full_blocks_are_shared_and_each_gets_a_new_one() -> None:
     pool = BlockPool(10)
     source = parent(pool, 8)
     children = [child(source) for _ in range(2)]
-    forked, copies = inherit(pool, SIZE, [(each, source) for each in children], seats=9)
+    forked, copies = fork_blocks(pool, SIZE, [(each, source) for each in children], max_forks=9)
     assert copies == []
-    assert all(each.child.blocks[:2] == source.blocks and each.shared == 2 for each in forked)
+    assert len(forked) == 2
+    assert all(each.blocks[:2] == source.blocks for each in children)
     assert len({each.blocks[2] for each in children} | set(source.blocks)) == 4
-    assert all(each.computed == 8 for each in children)
+    assert all(each.num_computed_tokens == 8 for each in children)
 
 
-@pytest.mark.parametrize(("seats", "spare"), [(2, 9), (9, 0)])
-def test_those_who_need_no_copy_come_first(seats: int, spare: int) -> None:
+@pytest.mark.parametrize(("max_forks", "spare"), [(2, 9), (9, 0)])
+def test_those_who_need_no_copy_come_first(max_forks: int, spare: int) -> None:
     pool = BlockPool(4 + spare)
     one, two = parent(pool, 5, slot=0), parent(pool, 5, slot=1)
     a, b, c = child(one), child(one), child(two)
-    forked, copies = inherit(pool, SIZE, [(a, one), (b, one), (c, two)], seats)
-    assert [each.child for each in forked] == [a, c]
+    forked, copies = fork_blocks(pool, SIZE, [(a, one), (b, one), (c, two)], max_forks)
+    assert forked == [(a, one), (c, two)]
     assert copies == []
     assert b.blocks == []
 
 
 @given(
     computed=st.lists(st.integers(1, 13), min_size=1, max_size=4),
-    births=st.lists(st.integers(0, 3), max_size=8),
+    parent_indices=st.lists(st.integers(0, 3), max_size=8),
     spare=st.integers(0, 8),
-    seats=st.integers(0, 8),
+    max_forks=st.integers(0, 8),
 )
 def test_nothing_is_lost_and_nobody_writes_to_a_shared_block(
-    computed: list[int], births: list[int], spare: int, seats: int
+    computed: list[int], parent_indices: list[int], spare: int, max_forks: int
 ) -> None:
     pool = BlockPool(16 + spare)
     parents = [parent(pool, positions, slot) for slot, positions in enumerate(computed)]
-    born = [(child(source), source) for source in (parents[i % len(parents)] for i in births)]
-    forked, copies = inherit(pool, SIZE, born, seats)
-    children = [each.child for each in forked]
-    assert len(children) <= seats
+    pairs = [(child(source), source) for source in (parents[i % len(parents)] for i in parent_indices)]
+    forked, copies = fork_blocks(pool, SIZE, pairs, max_forks)
+    children = [each for each, _ in forked]
+    assert len(children) <= max_forks
     pool.check([each.blocks for each in (*parents, *children)])
     for source in parents:
-        pool.release(source.blocks)
+        pool.free(source.blocks)
     pool.check([each.blocks for each in children])
     sources, targets = copies[::2], copies[1::2]
     assert not set(sources) & set(targets)
     assert len(set(targets)) == len(targets)
-    written = [block for each in forked for block in each.child.blocks[each.shared :]]
+    written = [block for each in children for block in each.blocks[each.num_computed_tokens // SIZE :]]
     assert len(set(written)) == len(written)
     held = [block for each in children for block in each.blocks]
     assert all(held.count(block) == 1 for block in written)

@@ -1,20 +1,20 @@
 import pytest
 
-from pagewire.services.scheduler.blocks import BlockPool, IntegrityError
+from pagewire.services.scheduler.block_pool import BlockPool, IntegrityError
 
 
 def test_what_has_been_idle_longest_is_allocated_first() -> None:
     pool = BlockPool(4)
     first, second = pool.allocate(2), pool.allocate(2)
-    pool.release(second)
-    pool.release(first)
+    pool.free(second)
+    pool.free(first)
     assert pool.allocate(4) == [*reversed(second), *reversed(first)]
 
 
 def test_the_tail_goes_before_the_head() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(3)
-    pool.release(blocks)
+    pool.free(blocks)
     assert pool.allocate(1) == [blocks[2]]
 
 
@@ -22,13 +22,13 @@ def test_a_shared_block_is_idle_when_its_last_holder_has_gone() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(1)
     pool.share(blocks)
-    assert pool.sole(blocks) == 0
-    pool.release(blocks)
-    assert (pool.held, pool.sole(blocks), pool.idle(blocks)) == (1, 1, 0)
-    pool.release(blocks)
-    assert (pool.held, pool.idle(blocks)) == (0, 1)
+    assert pool.count_unshared(blocks) == 0
+    pool.free(blocks)
+    assert (pool.num_used, pool.count_unshared(blocks), pool.count_free(blocks)) == (1, 1, 0)
+    pool.free(blocks)
+    assert (pool.num_used, pool.count_free(blocks)) == (0, 1)
     pool.share(blocks)
-    assert (pool.held, pool.available) == (1, 1)
+    assert (pool.num_used, pool.num_free) == (1, 1)
     pool.check([blocks])
 
 
@@ -36,17 +36,17 @@ def test_the_clock_tells_who_has_been_given_away_since() -> None:
     pool = BlockPool(2)
     kept, lost = pool.allocate(1), pool.allocate(1)
     clock = pool.clock
-    pool.release(lost)
+    pool.free(lost)
     pool.allocate(1)
-    assert pool.allocated_at(kept[0]) <= clock < pool.allocated_at(lost[0])
+    assert pool.allocated_at[kept[0]] <= clock < pool.allocated_at[lost[0]]
 
 
 def test_a_double_free_is_refused() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(1)
-    pool.release(blocks)
+    pool.free(blocks)
     with pytest.raises(IntegrityError, match="twice"):
-        pool.release(blocks)
+        pool.free(blocks)
 
 
 @pytest.mark.parametrize("holders", [[], [[0], [0]], [[0, 1]]])

@@ -1,0 +1,38 @@
+"""Copy-on-write: which blocks a beam gets that continues another one."""
+
+from collections.abc import Iterable
+
+from pagewire.services.scheduler.block_pool import BlockPool
+from pagewire.services.scheduler.sequence import Sequence
+
+
+def fork_blocks(
+    pool: BlockPool, block_size: int, pairs: Iterable[tuple[Sequence, Sequence]], max_forks: int
+) -> tuple[list[tuple[Sequence, Sequence]], list[int]]:
+    """Gives blocks to at most `max_forks` children, while there are any. Their parents keep their own references.
+
+    Each of the `pairs` is a child and its parent, which is paused at its position limit. All children of a parent share
+    its full blocks. If its last block is not full, the first child goes on in that block, and the other children get a
+    copy of it. Returns the pairs whose child has its blocks, and pairs of blocks (source, target) that the device must
+    copy for them.
+    """
+    first_children: dict[int, Sequence] = {}
+    ordered = list(pairs)
+    for child, parent in ordered:
+        first_children.setdefault(parent.id, child)
+    ordered.sort(key=lambda pair: first_children[pair[1].id] is not pair[0])  # children that need no copy come first
+    forked: list[tuple[Sequence, Sequence]] = []
+    copies: list[int] = []
+    for child, parent in ordered:
+        full = parent.position_limit // block_size
+        kept = len(parent.blocks) if first_children[parent.id] is child else full
+        missing = -(-child.position_limit // block_size) - kept
+        if len(forked) == max_forks or missing > pool.num_free:
+            continue
+        pool.share(parent.blocks[:kept])
+        own = pool.allocate(missing)
+        if kept < len(parent.blocks):
+            copies += parent.blocks[full], own[0]
+        child.blocks, child.num_computed_tokens = parent.blocks[:kept] + own, parent.position_limit
+        forked.append((child, parent))
+    return forked, copies

@@ -1,0 +1,292 @@
+"""The requests of this scheduler: pulled from work queues, attached to their detokenizers, then given to the policy."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from itertools import groupby
+
+import msgspec
+import structlog
+
+from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
+from pagewire.services.scheduler.drain_rate import DrainRate
+from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.request import Request, sequences_of
+from pagewire.services.scheduler.sequence import SequenceState
+from pagewire.services.scheduler.work_consumer import WorkConsumer
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item
+from pagewire.shared.context import Context
+from pagewire.shared.errors import BusError, InvalidRequest, WireVersionError
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.open import AbortStream
+from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.peers import Peers
+
+LOOKAHEAD = 8
+"""Requests of each queue that may wait here, so that no slot waits for a queue and the policy can compare requests."""
+RENEW_EVERY = 0.5
+"""Seconds between renewals: a quarter of the queue's redelivery time."""
+ATTACH_TIMEOUT = 1.0
+"""Seconds that a detokenizer has to answer. After that the item is delivered again."""
+MAX_DELIVERIES = 5
+"""Deliveries without a detokenizer after which a request is given up, because no service could report its result."""
+
+_log = structlog.get_logger()
+_work = Decoder(WorkItem)
+_attached = Decoder(Attached)
+
+
+class RequestManager:
+    """The requests that this scheduler holds, and the policy that runs them while there is an executor.
+
+    Requests are kept by their own id and by the ids of their unfinished sequences.
+    """
+
+    def __init__(self, context: Context, peers: Peers, model: str, on_change: Callable[[], None]) -> None:
+        """`model` is the model's token in subjects; `on_change` is called when the policy has more to run."""
+        self.requests: dict[str, Request] = {}
+        self.by_sequence: dict[int, Request] = {}
+        self.policy: Policy | None = None
+        self.drain_rate = DrainRate(time.monotonic())
+        self._context = context
+        self._bus = context.bus
+        self._store = context.bus.store
+        self.consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
+        self._on_change = on_change
+        self._prefixes = RecentPrefixes(0)
+        self._executor = ""
+        self._tasks: asyncio.TaskGroup | None = None
+        self._num_tasks = 0
+        self._last_sequence = 0
+        self._last_arrival = 0
+
+    async def run(self) -> None:
+        """Pulls and renews until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._renew())
+            await self.consumer.run()
+
+    def start_term(self, policy: Policy, executor: str) -> None:
+        """Begins a term: all requests are attached again and wait for the new executor."""
+        self.policy, self._executor = policy, executor
+        limits = policy.limits
+        self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
+        for request in self.requests.values():
+            self._spawn(self._attach(request))
+        self.consumer.notify()
+
+    def end_term(self) -> None:
+        """Ends the term, because the executor is lost. Nothing is pulled until the next term begins."""
+        self.policy = None
+
+    def on_finished(self, sequences: Iterable[int]) -> None:
+        """Forgets the requests whose last sequence has ended. The detokenizer ends their items."""
+        for sequence in sequences:
+            request = self.by_sequence.pop(sequence, None)
+            if request is not None:
+                ended = request.sequences[sequence - request.sequences[0].id]
+                self._prefixes.add(ended.tokens, ended.cache_salt)
+                request.unfinished.discard(sequence)
+                if not request.unfinished and self.requests.pop(request.work.request_id, None) is not None:
+                    self.drain_rate.add(1, time.monotonic())
+        self.consumer.notify()
+
+    def on_beams_finished(self, groups: Iterable[BeamGroup]) -> None:
+        """Sends the results of beam searches to the detokenizers."""
+        for group in groups:
+            request = self.by_sequence.get(group.choices[0].id)
+            if request is not None:
+                self._spawn(self._send_result(request, [choice.id for choice in group.choices]))
+
+    def cached_prefixes(self) -> CachedPrefixes | None:
+        """Returns what the tokenizers are told; None while nothing can run here."""
+        if self.policy is None:
+            return None
+        return CachedPrefixes(self._context.instance, self.policy.limits.max_running, self._prefixes.packed())
+
+    async def hand_back(self) -> None:
+        """Returns every item to its queue, for another scheduler."""
+        held = list(self.requests.values())
+        self.requests.clear()
+        self.by_sequence.clear()
+        for request in held:
+            await self._return(request.ack)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        if self._tasks is None:
+            raise RuntimeError("the request manager does not run")
+        self._num_tasks += 1
+        self._tasks.create_task(work).add_done_callback(self._on_done)
+
+    def _on_done(self, _: "asyncio.Task[None]") -> None:
+        self._num_tasks -= 1
+        self.consumer.notify()
+
+    def _capacity(self, queue: str) -> int:
+        """Returns how many items of a queue may come: as many as are sure to run, and a few to choose from."""
+        if self.policy is None:
+            return 0
+        free = max(0, self.policy.limits.max_running - self.policy.num_unfinished)
+        waiting = sum(r.queued and r.queue == queue and bool(r.unfinished) for r in self.requests.values())
+        return min(LOOKAHEAD, free + LOOKAHEAD - waiting - self._num_tasks)
+
+    def _on_item(self, queue: str, item: Item) -> None:
+        self._spawn(self._accept(queue, item) if self.policy is not None else self._return(item.ack))
+
+    async def _renew(self) -> None:
+        """Keeps the items of all requests from being delivered again."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY)
+            for request in list(self.requests.values()):
+                renewal = self._store.renew_work(request.ack)
+                await self._log_failure(renewal, "item_not_renewed", request_id=request.work.request_id)
+
+    async def _return(self, ack: str) -> None:
+        await self._log_failure(self._store.return_work(ack), "item_not_returned")  # later it is delivered again
+
+    async def _end(self, ack: str) -> None:
+        await self._log_failure(self._store.end_work(ack), "item_not_ended")  # it is delivered again
+
+    async def _log_failure(self, call: Coroutine[None, None, None], event: str, **context: str) -> None:
+        try:
+            await call
+        except BusError as error:
+            _log.warning(event, reason=str(error), **context)
+
+    async def _accept(self, queue: str, item: Item) -> None:
+        """Accepts a delivery. Requests are keyed by their id: a second delivery only brings a newer ack."""
+        try:
+            work = _work.decode(item.data)
+        except (WireVersionError, msgspec.DecodeError) as error:
+            _log.error("item_unreadable", reason=str(error))
+            await self._end(item.ack)
+            return
+        request = self.requests.get(work.request_id)
+        if request is not None:
+            await self._update(request, item, work)
+            return
+        if item.deliveries > 1 and await self._is_done(work.request_id):
+            await self._end(item.ack)
+            return
+        request = Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
+        self.requests[work.request_id] = request
+        await self._attach(request)
+
+    async def _update(self, request: Request, item: Item, work: WorkItem) -> None:
+        """Updates a request by another delivery: with a newer ack, or with the detokenizer that its client has now."""
+        if work.detokenizer != request.work.detokenizer:
+            if item.stored_at < request.stored_at:
+                await self._end(item.ack)  # the client has sent the request again since, to another detokenizer
+                return
+            await self._end(request.ack)
+            request.work, request.stored_at = work, item.stored_at
+        request.ack, request.generation = item.ack, item.deliveries
+        if request.sequences:
+            await self._send_attach(request, request.sequences[0].id)
+
+    async def _attach(self, request: Request) -> None:
+        """Agrees with the detokenizer on the known tokens, then gives the unfinished sequences to the policy."""
+        policy = self.policy
+        if policy is None:
+            return  # the next term attaches it
+        if request.work.sampling.beam_width:
+            longest = max(map(len, request.work.prompts)) // 4
+            if reason := policy.limits.beam_search_error(longest, request.work.sampling):
+                await self._refuse(request, InvalidRequest(reason))
+                return
+        first = self._last_sequence + 1
+        self._last_sequence += request.num_choices
+        answer = await self._send_attach(request, first)
+        if self.policy is not policy or self.requests.get(request.work.request_id) is not request:
+            return  # the term ended meanwhile, or the item was handed back
+        if answer is None or answer.state != AttachState.OPEN:
+            self._forget(request)
+            ended = answer is not None and answer.state == AttachState.ENDED
+            if not ended and request.generation >= MAX_DELIVERIES:
+                _log.error("request_given_up", request_id=request.work.request_id, deliveries=request.generation)
+                await self._end(request.ack)
+            return
+        self._last_arrival += 1
+        for sequence in request.sequences:
+            self.by_sequence.pop(sequence.id, None)
+        request.sequences = sequences_of(request, first, answer, self._last_arrival)
+        unfinished = [sequence for sequence in request.sequences if sequence.state is SequenceState.WAITING]
+        request.unfinished = {sequence.id for sequence in unfinished}
+        if not unfinished:
+            self._forget(request)
+            return
+        for sequence in unfinished:
+            self.by_sequence[sequence.id] = request
+            self._prefixes.add(sequence.tokens, sequence.cache_salt)
+        if request.work.sampling.beam_width:
+            for _, choices in groupby(unfinished, key=lambda sequence: sequence.prompt_index):
+                policy.beam_search.add(list(choices))
+        else:
+            for sequence in unfinished:
+                policy.add(sequence)
+        self._on_change()
+
+    async def _send_result(self, request: Request, choices: list[int]) -> None:
+        """Sends the result of a beam search. If no detokenizer takes it, the item is delivered and searched again."""
+        policy = self.policy
+        answer = await self._send_attach(request, request.sequences[0].id)
+        if self.policy is not policy or self.by_sequence.get(choices[0]) is not request:
+            return  # the term ended meanwhile, or the request
+        if answer is None or answer.state == AttachState.UNKNOWN:
+            for sequence in request.unfinished:
+                if policy is not None:
+                    policy.abort(sequence)
+            self._forget(request)
+            self._on_change()
+        else:
+            self.on_finished(choices)
+
+    async def _refuse(self, request: Request, error: InvalidRequest) -> None:
+        """Ends a request that cannot run here. If its detokenizer does not answer, the item is delivered again."""
+        abort = AbortStream(request.work.request_id, error.kind, error.message)
+        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.abort"
+        self._forget(request)
+        try:
+            await self._bus.request(subject, encode(abort), timeout=ATTACH_TIMEOUT)
+        except BusError as unheard:
+            _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(unheard))
+        else:
+            await self._end(request.ack)
+
+    async def _send_attach(self, request: Request, first_sequence: int) -> Attached | None:
+        """Tells the detokenizer the sequences of the request; returns its answer, or None when it cannot be reached."""
+        message = Attach(
+            request_id=request.work.request_id,
+            term=self.policy.term if self.policy else 0,
+            generation=request.generation,
+            scheduler=self._context.instance,
+            executor=self._executor,
+            ack=request.ack,
+            first_sequence=first_sequence,
+            tokens=request.generated(),
+            finishes=bytes(sequence.finish for sequence in request.sequences),
+        )
+        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.attach"
+        try:
+            reply = await self._bus.request(subject, encode(message), timeout=ATTACH_TIMEOUT)
+            return _attached.decode(reply.data)
+        except (BusError, WireVersionError, msgspec.DecodeError) as error:
+            _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(error))
+            return None
+
+    async def _is_done(self, request_id: str) -> bool:
+        try:
+            return await self._store.get_done(request_id) is not None
+        except BusError:
+            return False  # then the detokenizer tells when it is attached
+
+    def _forget(self, request: Request) -> None:
+        """Stops renewing a request. Unless the detokenizer ends its item, the item is delivered again."""
+        if self.requests.get(request.work.request_id) is request:
+            del self.requests[request.work.request_id]
+        for sequence in request.sequences:
+            self.by_sequence.pop(sequence.id, None)

@@ -1,0 +1,90 @@
+"""Pulls work from queues: from this scheduler's own, from those of any replica, and from those of dead replicas."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item, Store
+from pagewire.shared.errors import BusError
+from pagewire.shared.peers import SILENCE, Peers
+
+PULL_EXPIRES = 2.0
+"""Seconds that a pull waits at the queue. A frozen consumer takes new items out of the queue for no longer."""
+FIND_EVERY = 1.0
+"""Seconds between two searches for queues that no other replica consumes."""
+RETRY_AFTER = 0.5
+"""Seconds until a queue that could not be reached is pulled again."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class WorkConsumer:
+    """One pull per queue, each for as many items as there is room for, so that no queue waits for another."""
+
+    store: Store
+    peers: Peers
+    model: str
+    """Token of the served model."""
+    instance: str
+    capacity: Callable[[str], int]
+    """Returns how many items of a queue could be taken now."""
+    on_item: Callable[[str, Item], None]
+    """Takes an item of a queue."""
+
+    def __post_init__(self) -> None:
+        self._has_capacity = asyncio.Event()
+        self._own = {*subjects.work_queues(self.model, self.instance), *subjects.work_queues(self.model, subjects.ANY)}
+        self._wanted = set(self._own)
+        self._pulled: set[str] = set()
+
+    def notify(self) -> None:
+        """Says that there may be capacity again."""
+        self._has_capacity.set()
+        self._has_capacity.clear()
+
+    async def run(self) -> None:
+        """Pulls until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._start(tasks)
+            await asyncio.sleep(SILENCE)  # every live replica has sent a heartbeat by then
+            while True:
+                self._wanted = self._own | await self._find_orphans()
+                self._start(tasks)
+                await asyncio.sleep(FIND_EVERY)
+
+    def _start(self, tasks: asyncio.TaskGroup) -> None:
+        for queue in self._wanted - self._pulled:
+            self._pulled.add(queue)
+            tasks.create_task(self._pull(queue))
+
+    async def _pull(self, queue: str) -> None:
+        try:
+            while queue in self._wanted:
+                if (count := self.capacity(queue)) <= 0:
+                    await self._has_capacity.wait()
+                    continue
+                try:
+                    items = await self.store.pull_work(queue, count, expires=PULL_EXPIRES)
+                except BusError as error:
+                    _log.warning("queue_unreachable", queue=queue, reason=str(error), retry_in=RETRY_AFTER)
+                    await asyncio.sleep(RETRY_AFTER)
+                    continue
+                for item in items:
+                    self.on_item(queue, item)
+        finally:
+            self._pulled.discard(queue)
+
+    async def _find_orphans(self) -> set[str]:
+        """Returns queues that hold work for replicas which are silent or cannot run anything."""
+        ready = {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}
+        try:
+            stocked = await self.store.stocked(self.model)
+        except BusError as error:
+            _log.warning("queues_unknown", reason=str(error))
+            return self._wanted - self._own
+        targets = ready | {self.instance, subjects.ANY}
+        return {queue for queue in stocked if queue.rpartition(".")[2] not in targets}

@@ -1,0 +1,89 @@
+"""Which executor a scheduler claims. test_service.py tests what it exchanges with it."""
+
+import asyncio
+
+import pytest
+
+from pagewire.services.scheduler.executor_client import claim_executor
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.plan import Claim, Claimed
+from pagewire.shared.peers import Peers
+
+pytestmark = pytest.mark.anyio
+
+
+class Scene:
+    """Executors that belong to nobody until they are claimed."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(MemoryBroker())
+        self.peers = Peers(self.bus)
+        self.owners: dict[str, str] = {}
+        self.asked: list[str] = []
+
+    async def add(self, instance: str, *, owner: str = "", ready: bool = True) -> None:
+        def on_claim(message: Message) -> None:
+            wanted = Decoder(Claim).decode(message.data)
+            self.asked.append(instance)
+            accepted = self.owners[instance] in {"", wanted.scheduler}
+            if accepted:
+                self.owners[instance] = wanted.scheduler
+            self.bus.publish(message.reply, encode(Claimed(instance, accepted, 64, 4, 8, 200)))
+
+        self.owners[instance] = owner
+        await self.bus.subscribe(f"{subjects.CLAIM}.{instance}", on_claim)
+        await self.beat(instance, free=not owner, ready=ready)
+
+    async def beat(self, instance: str, *, free: bool, ready: bool = True) -> None:
+        beat = Heartbeat("executor", instance, ready, 0, 0, 0, {"free": float(free)})
+        self.bus.publish(f"{subjects.HEARTBEAT}.executor.{instance}", encode(beat))
+        await self.bus.flush()
+
+    async def claim(self, scheduler: str, last: str = "") -> str:
+        found = await claim_executor(self.bus, self.peers, scheduler, "m", last)
+        return found[1].executor if found is not None else ""
+
+
+@pytest.fixture
+async def scene() -> Scene:
+    made = Scene()
+    await made.peers.listen("executor")
+    return made
+
+
+async def test_as_many_schedulers_as_executors_get_one_each(scene: Scene) -> None:
+    for i in range(8):
+        await scene.add(f"e{i}")
+    claimed = await asyncio.gather(*(scene.claim(f"s{i}") for i in range(8)))
+    assert sorted(claimed) == sorted(scene.owners)
+    assert await scene.claim("late") == ""
+
+
+async def test_one_that_belongs_to_another_is_not_asked(scene: Scene) -> None:
+    await scene.add("owned", owner="other")
+    assert await scene.claim("s") == ""
+    await scene.add("free")
+    assert await scene.claim("s") == "free"
+    assert scene.asked == ["free"]
+
+
+async def test_the_last_one_is_still_its_own_although_it_does_not_say_that_it_is_free(scene: Scene) -> None:
+    await scene.add("mine", owner="s")
+    assert await scene.claim("s") == ""
+    assert await scene.claim("s", last="mine") == "mine"
+
+
+async def test_one_that_waits_for_a_higher_term_is_free_though_not_ready(scene: Scene) -> None:
+    await scene.add("refused", ready=False)
+    assert await scene.claim("s") == "refused"
+
+
+async def test_one_that_has_just_gone_is_passed_over(scene: Scene) -> None:
+    await scene.add("there")
+    for i in range(5):
+        await scene.beat(f"gone{i}", free=True)
+    assert await scene.claim("s") == "there"

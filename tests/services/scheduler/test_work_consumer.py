@@ -1,0 +1,141 @@
+"""Which queues are pulled, for how much, and what becomes of the work of a replica that has gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pagewire.services.scheduler import work_consumer
+from pagewire.services.scheduler.work_consumer import WorkConsumer
+from pagewire.shared import subjects
+from pagewire.shared.bus import Item
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
+from tests.support.waiting import until
+
+OWN, ANYONE, OTHER = (subjects.work_queue("m", 0, target) for target in ("me", subjects.ANY, "other"))
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_consumer, "SILENCE", 0.05)
+    monkeypatch.setattr(work_consumer, "FIND_EVERY", 0.02)
+    monkeypatch.setattr(work_consumer, "PULL_EXPIRES", 0.05)
+    monkeypatch.setattr(work_consumer, "RETRY_AFTER", 0.01)
+
+
+class Scene:
+    """A consumer with as much capacity as the test gives it."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(MemoryBroker())
+        self.peers = Peers(self.bus)
+        self.rooms: dict[str, int] = {}
+        self.room = 8
+        self.taken: list[tuple[str, bytes]] = []
+        self.items: list[Item] = []
+        self.consumer = WorkConsumer(self.bus.store, self.peers, "m", "me", self.count, self.take)
+
+    def count(self, queue: str) -> int:
+        return self.rooms.get(queue, self.room)
+
+    def take(self, queue: str, item: Item) -> None:
+        self.taken.append((queue, item.data))
+        self.items.append(item)
+        if queue in self.rooms:
+            self.rooms[queue] -= 1
+
+    def beat(self, scheduler: str, *, ready: bool = True) -> None:
+        beat = Heartbeat("scheduler", scheduler, ready, 1, 0, 0, {})
+        self.bus.publish(f"{subjects.HEARTBEAT}.scheduler.{scheduler}", encode(beat))
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    found = Scene()
+    await found.peers.listen("scheduler")
+    running = asyncio.create_task(found.consumer.run())
+    try:
+        yield found
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_own_work_and_work_for_any_of_every_class() -> None:
+    async with scene() as s:
+        queues = subjects.work_queues("m", "me") + subjects.work_queues("m", subjects.ANY)
+        for queue in queues:
+            await s.bus.store.put_work(queue, queue.encode())
+        await until(lambda: len(s.taken) == 6)
+        assert sorted(s.taken) == sorted((queue, queue.encode()) for queue in queues)
+
+
+async def test_a_queue_without_room_is_left_and_holds_up_no_other() -> None:
+    async with scene() as s:
+        s.rooms[ANYONE] = 2
+        for i in range(5):
+            await s.bus.store.put_work(ANYONE, b"%d" % i)
+        await until(lambda: len(s.taken) == 2)
+        urgent = subjects.work_queue("m", -1, subjects.ANY)
+        await s.bus.store.put_work(urgent, b"urgent")
+        await until(lambda: (urgent, b"urgent") in s.taken)
+        assert len(s.taken) == 3
+        s.rooms[ANYONE] = 3
+        s.consumer.notify()
+        await until(lambda: len(s.taken) == 6)
+
+
+async def test_work_of_a_replica_that_lives_is_left_alone_until_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene() as s:
+        await s.bus.store.put_work(OTHER, b"x")
+        s.beat("other")
+        await asyncio.sleep(0.2)  # several looks: that nothing happens is what is tested
+        assert not s.taken
+        monkeypatch.setattr("pagewire.shared.peers.SILENCE", 0.0)
+        await until(lambda: s.taken == [(OTHER, b"x")])
+
+
+async def test_work_of_a_replica_that_cannot_run_it_is_taken() -> None:
+    async with scene() as s:
+        s.beat("other", ready=False)
+        await s.bus.store.put_work(OTHER, b"x")
+        await until(lambda: s.taken == [(OTHER, b"x")])
+        s.beat("other")
+        await s.bus.store.end_work(s.items[0].ack)
+        await asyncio.sleep(0.15)
+        await s.bus.store.put_work(OTHER, b"y")
+        await asyncio.sleep(0.15)
+        assert len(s.taken) == 1, "it is back, and its work is its own again"
+
+
+async def test_what_a_dead_replica_had_in_hand_comes_with_its_redelivery() -> None:
+    async with scene() as s:
+        await s.bus.store.put_work(OTHER, b"x")
+        (held,) = await s.bus.store.pull_work(OTHER, 1, expires=1)
+        await s.bus.store.return_work(held.ack)
+        await until(lambda: s.taken == [(OTHER, b"x")])
+        assert s.items[0].deliveries == 2
+
+
+async def test_a_queue_that_cannot_be_reached_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene() as s:
+        failures = []
+
+        async def fail(*_: object, **__: object) -> list[Item]:
+            failures.append(1)
+            raise BusUnavailable("gone")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(s.bus.store, "pull_work", fail)
+            broken.setattr(s.bus.store, "stocked", fail)
+            await until(lambda: len(failures) > 12)
+        await s.bus.store.put_work(OWN, b"x")
+        await s.bus.store.put_work(OTHER, b"y")
+        await until(lambda: sorted(s.taken) == [(OWN, b"x"), (OTHER, b"y")])
