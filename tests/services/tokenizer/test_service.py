@@ -407,7 +407,7 @@ async def test_a_model_folder_that_cannot_be_used_ends_the_service(tmp_path: Pat
         await tokenizer.run()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.binary(max_size=60) | st.text(max_size=20).map(str.encode), min_size=1, max_size=8), st.booleans())
 def test_no_bytes_stop_it(bodies: list[bytes], packed: bool) -> None:
     async def main() -> None:
