@@ -170,7 +170,7 @@ class VirtualPipeline:
         """The scheduler takes a request in."""
         number = len(self._requests) + 1
         self._requests[number] = request
-        sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, request.output)
+        sampling = Sampling(request.output, seed=number)
         prompt = unpack(pack(request.prompt))  # read at this moment, as from a work item
         sequence = Sequence(number, prompt, len(prompt), sampling, arrival=number)
         self._sequences[number] = sequence

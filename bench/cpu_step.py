@@ -9,7 +9,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ from pagewire.kernels.cpu.operators import Operators
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import Attend, CausalLM
 from pagewire.services.executor.models.registry import build_model
 from pagewire.services.executor.sampling import sequence_key
+from pagewire.shared.sampling import record
 
 VOCABULARY = 50304
 BLOCK_SIZE = 16
@@ -169,8 +170,7 @@ def line(case: Case, ratio: float) -> str:
 def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> list[Case]:
     """Both paths in turn."""
     cases = [Case(path, name, rows, context) for path in ("compiled", "plain")]
-    sampling = SlotSampling(given.temperature, given.top_p, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
-    devices = [_device(case, sampling, given.threads) for case in cases]
+    devices = [_device(case, given) for case in cases]
     batch = _decodes(rows, context)
     for device, timed in devices:
         device.launch(batch).wait()
@@ -189,7 +189,7 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
     return cases
 
 
-def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice, Timed]:
+def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     """A device with `rows` sequences of `context` tokens, in blocks of their own."""
     bf16 = bf16_support(Path("/proc/cpuinfo"))
     dtype = torch.bfloat16 if bf16 != Bf16.NONE or case.path == "compiled" else torch.float32
@@ -198,7 +198,7 @@ def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
     backend: Backend
     if case.path == "compiled":
-        operators = Operators(build.load(), threads)
+        operators = Operators(build.load(), given.threads)
         backend = CompiledBackend(operators, model.spec, capacity, dtype)
         model = CompiledLM(model, operators, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
     else:
@@ -211,8 +211,8 @@ def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice
     device = CpuDevice(model, capacity, timed, cores)
     ids = np.random.default_rng(0).permutation(capacity.num_blocks).reshape(case.rows, blocks)
     for slot in range(case.rows):
-        picks = replace(sampling, key=sequence_key(0, slot, 0))
-        device.add(slot, ids[slot].tolist(), picks)
+        sampling = record(temperature=given.temperature, top_p=given.top_p, key=sequence_key(0, slot, 0))
+        device.add(slot, ids[slot].tolist(), sampling)
     return device, timed
 
 

@@ -52,13 +52,13 @@ class Inputs(ctypes.Structure):
     )
 
 
-class Sampling(ctypes.Structure):
-    """How the slots sample, as pointers to columns by slot."""
+class SamplingTable(ctypes.Structure):
+    """How the slots sample: pointers to their records, and to the ids that end their sequences.
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("temperature", "top_p", "top_k", "min_p", "keys", "floors", "stop_ids")),
-        ("stop_width", c_int64),
-    )
+    `stop_ids` int64 [slots, `stop_width`] is filled up with -1.
+    """
+
+    _fields_ = (("records", c_void_p), ("stop_ids", c_void_p), ("stop_width", c_int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Operators:
         self._linear_argmax = self.function("linear_argmax", product)
         self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
         self._sample = self.function(
-            "sample", [c_void_p, c_int64, POINTER(Sampling), c_void_p, c_void_p, c_int64, c_void_p, c_int]
+            "sample", [c_void_p, c_int64, POINTER(SamplingTable), c_void_p, c_void_p, c_int64, c_void_p, c_int]
         )
 
     def function(self, name: str, arguments: list[Any]) -> Callable[..., None]:
@@ -209,12 +209,12 @@ class Operators:
         self._attend(byref(batch), byref(shape), byref(inputs), keys.data_ptr(), values.data_ptr())
         return out
 
-    def sample(self, logits: Tensor, how: Sampling, slots: Int64, positions: Int64) -> Int64:
+    def sample(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> Int64:
         """The tokens [R] at `positions` [R] of `slots` [R]; the logits [R, V] are overwritten."""
         tokens = np.empty(len(slots), np.int64)
         rows, vocabulary = logits.shape
         columns = address(slots), address(positions), rows, address(tokens)
-        self._sample(logits.data_ptr(), vocabulary, byref(how), *columns, self.threads)
+        self._sample(logits.data_ptr(), vocabulary, byref(table), *columns, self.threads)
         return tokens
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import structlog
 
-from pagewire.services.executor.devices.protocol import Device, SlotSampling
+from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.flight import Columns, Told
 from pagewire.services.executor.flights import Flights
 from pagewire.services.executor.inbox import Arrived, PlanInbox
@@ -16,6 +16,7 @@ from pagewire.services.executor.slots import PlanViolation, SlotTable
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
+from pagewire.shared.sampling import Record, unpack_record
 
 _log = structlog.get_logger()
 _NOTHING_TOLD = Told()
@@ -36,7 +37,7 @@ class StepLoop:
         self._inbox = inbox
         self._emit = emit
         self._slots = SlotTable(device.capacity)
-        self._held: dict[int, SlotSampling] = {}
+        self._held: dict[int, tuple[Record, list[int]]] = {}  # how the slots sample, and their stop ids
         self._term = 0
         self._step = 0
         self._runs = 0  # steps with rows: what the lease counts
@@ -150,23 +151,23 @@ class StepLoop:
         if plan.copies:
             table = unpack(plan.copies)
             self._device.copy(table[::2], table[1::2])
-        forks = [(fork.slot, unpack(fork.blocks), self._held[fork.source]) for fork in plan.forks]
+        forks = [(fork.slot, unpack(fork.blocks), *self._held[fork.source]) for fork in plan.forks]
         for slot in unpack(plan.removed):
             self._device.remove(slot)
             del self._held[slot]
         for added in plan.added:
-            self._add(added.slot, unpack(added.blocks), slot_sampling(added))
-        for slot, blocks, sampling in forks:
-            self._add(slot, blocks, sampling)
+            self._add(added.slot, unpack(added.blocks), sampling_record(added), unpack(added.sampling.stop_ids))
+        for fork in forks:
+            self._add(*fork)
         if plan.blocks:
             table = unpack(plan.blocks)
             self._device.extend(table[::2], table[1::2])
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
-    def _add(self, slot: int, blocks: list[int], sampling: SlotSampling) -> None:
-        self._device.add(slot, blocks, sampling)
-        self._held[slot] = sampling
+    def _add(self, slot: int, blocks: list[int], sampling: Record, stop_ids: list[int]) -> None:
+        self._device.add(slot, blocks, sampling, stop_ids)
+        self._held[slot] = sampling, stop_ids
 
     def _answer(
         self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, told: Told = _NOTHING_TOLD
@@ -177,16 +178,11 @@ class StepLoop:
         self._emit(Ran(output, plans, ended - elapsed, ended))
 
 
-def slot_sampling(added: AddSlot) -> SlotSampling:
-    """How the device picks the tokens of a sequence."""
+def sampling_record(added: AddSlot) -> Record:
+    """How the device picks the tokens of a sequence: the request's record with the columns that depend on more."""
     sampling = added.sampling
-    return SlotSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        key=sequence_key(sampling.seed, added.prompt_index, added.choice_index),
-        stop_ids=tuple(unpack(sampling.stop_ids)),
-        floor=added.prompt_tokens + sampling.min_tokens,
-        candidates=sampling.candidates,
-    )
+    complete = unpack_record(sampling.record)
+    complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)
+    complete["min_length"] = added.prompt_tokens + sampling.min_tokens
+    complete["num_candidates"] = sampling.candidates
+    return complete

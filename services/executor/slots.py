@@ -7,9 +7,11 @@ import numpy as np
 from pagewire.services.executor.columns import column, pairs
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
 from pagewire.services.executor.flight import Columns, Flight
+from pagewire.services.executor.id_lists import IdLists
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
+from pagewire.shared.sampling import RECORD
 from pagewire.shared.splitfuse import Pending, compose
 
 _STOP = np.uint8(Finish.STOP)
@@ -61,7 +63,7 @@ class SlotTable:
         self._limits: Int64 = np.zeros(slots, np.int64)
         self._blocks: Int64 = np.zeros(slots, np.int64)
         self._ends: Int64 = np.zeros(slots, np.int64)
-        self._stop_ids: Int64 = np.empty((slots, 0), np.int64)  # as wide as the longest list, filled up with -1
+        self._stop_ids = IdLists(slots)
 
     @property
     def has_work(self) -> bool:
@@ -126,7 +128,7 @@ class SlotTable:
         self._computed[slots] = ends
         self._known[slots] = known
         self._running[slots] = ~full
-        return Flight(batch, self._sequences[slots], self._tenancies[slots], self._stop_ids[slots], full)
+        return Flight(batch, self._sequences[slots], self._tenancies[slots], self._stop_ids.table[slots], full)
 
     def record(self, flight: Flight, tokens: Int64) -> Columns:
         """Takes in what the device made of a step: `tokens` [R], -1 where a row sampled none. In order of launch.
@@ -160,6 +162,8 @@ class SlotTable:
             raise PlanViolation(
                 f"sequence {added.sequence} comes with {len(tokens)} tokens, {added.prompt_tokens} of them its prompt"
             )
+        if len(added.sampling.record) != RECORD.itemsize:
+            raise PlanViolation(f"sequence {added.sequence} comes with a sampling record of another layout")
         end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
         return _Start(
             added.slot, added.sequence, tokens, added.computed, column(added.blocks), added.limit, end, stop_ids
@@ -173,7 +177,7 @@ class SlotTable:
                 f"sequence {fork.sequence} is forked at {fork.computed} from a slot that has {self._computed[source]}"
             )
         tokens = np.concatenate((self._tokens[source, : fork.computed], column(fork.tokens)))
-        blocks, end, stop_ids = column(fork.blocks), int(self._ends[source]), self._stop_ids[source].copy()
+        blocks, end, stop_ids = column(fork.blocks), int(self._ends[source]), self._stop_ids.table[source].copy()
         return _Start(fork.slot, fork.sequence, tokens, fork.computed, blocks, fork.limit, end, stop_ids)
 
     def _begin(self, start: "_Start") -> None:
@@ -202,15 +206,9 @@ class SlotTable:
         self._known[slot] = len(tokens)
         self._computed[slot] = computed
         self._ends[slot] = end
-        self._set_stop_ids(slot, stop_ids)
+        self._stop_ids.set(slot, stop_ids)
         self._blocks[slot] = len(blocks)
         self._limits[slot] = min(limit, capacity.max_model_len)
-
-    def _set_stop_ids(self, slot: int, ids: Int64) -> None:
-        if (missing := len(ids) - self._stop_ids.shape[1]) > 0:
-            self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
-        self._stop_ids[slot] = -1
-        self._stop_ids[slot, : len(ids)] = ids
 
     def _extend(self, slots: Int64, blocks: Int64) -> None:
         self._check_occupied(slots)

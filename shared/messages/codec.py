@@ -9,7 +9,7 @@ import msgspec
 
 from pagewire.shared.errors import WireVersionError
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised whenever a peer built from the previous version could misread a message."""
 
 _PREFIX = bytes([WIRE_VERSION])

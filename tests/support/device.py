@@ -13,18 +13,19 @@ from pagewire.kernels.cpu.operators import Operators
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, CpuDevice, Done
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import Attend, CausalLM
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
+from pagewire.shared.sampling import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY
 
 BLOCK_SIZE = 8
 SLOTS = 8
-GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
+GREEDY = record()
 
 
 class Row(NamedTuple):
@@ -93,10 +94,10 @@ class Driver:
         self.device = CpuDevice(self._recorder, capacity, backend, cores)
         self._free = np.random.default_rng(0).permutation(blocks).tolist()
 
-    def add(self, slot: int, tokens: int, sampling: SlotSampling = GREEDY) -> list[int]:
+    def add(self, slot: int, tokens: int, sampling: Record = GREEDY, stop_ids: Sequence[int] = ()) -> list[int]:
         """A sequence with room for `tokens` positions, in blocks in random order, which are returned."""
         blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size))]
-        self.device.add(slot, blocks, sampling)
+        self.device.add(slot, blocks, sampling, stop_ids)
         return blocks
 
     def step(self, *rows: Row) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.operators import Operators, Sampling, address, batch_of
+from pagewire.kernels.cpu.operators import Operators, SamplingTable, address, batch_of
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import Attention
@@ -19,7 +19,7 @@ class CompiledBackend:
     def __init__(self, operators: Operators, spec: Spec, capacity: Capacity, dtype: torch.dtype) -> None:
         self._operators = operators
         self._windows = spec.windows
-        self._how = Sampling()
+        self._table = SamplingTable()
         self._stop_ids: Int64 | None = None
         keys, values = operators.pool_shapes(
             capacity.num_blocks, spec.num_kv_heads, spec.head_dim, capacity.block_size, dtype
@@ -39,11 +39,11 @@ class CompiledBackend:
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
-        if self._stop_ids is not slots.stop_ids:  # replaced when it has to grow; the other columns stay
-            self._stop_ids = slots.stop_ids
-            columns = (slots.temperature, slots.top_p, slots.top_k, slots.min_p, slots.keys, slots.floors)
-            self._how = Sampling(*map(address, (*columns, slots.stop_ids)), slots.stop_ids.shape[1])
-        return self._operators.sample(logits, self._how, rows, positions)
+        ids = slots.stop_ids.table
+        if self._stop_ids is not ids:  # replaced when it has to grow; the records stay where they are
+            self._stop_ids = ids
+            self._table = SamplingTable(address(slots.records), address(ids), ids.shape[1])
+        return self._operators.sample(logits, self._table, rows, positions)
 
 
 def _zeros(dtype: torch.dtype, *shape: int) -> Tensor:

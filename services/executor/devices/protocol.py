@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagewire.shared.sampling import Record
+
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -31,28 +33,6 @@ class Capacity:
     """Candidates that a row can report; 0: none."""
     max_step_tokens: int = 0
     """Tokens up to which a step may grow where no budget is set; 0: it does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSampling:
-    """How the tokens of one slot are picked."""
-
-    temperature: float
-    """0 is greedy."""
-    top_p: float
-    """In (0, 1]; 1 is off."""
-    top_k: int
-    """0 is off."""
-    min_p: float
-    """In [0, 1]; 0 is off."""
-    key: int
-    """64 bits, unsigned: see `pagewire.services.executor.sampling.sequence_key`."""
-    stop_ids: tuple[int, ...]
-    """Ids that end the sequence."""
-    floor: int
-    """Sequence length, prompt included, below which no id of `stop_ids` is picked: prompt_tokens + min_tokens."""
-    candidates: int = 0
-    """Likeliest tokens that are reported with each token that is picked; 0: none."""
 
 
 class StepBatch(msgspec.Struct, frozen=True):
@@ -129,8 +109,11 @@ class Device(Protocol):
     def busy(self) -> float:
         """Seconds in which it computed, since it was opened, by its own clock."""
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
-        """A sequence takes a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size)."""
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+        """A sequence takes a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size).
+
+        `sampling` [] says how its tokens are picked; `stop_ids` end it, and are not picked below its `min_length`.
+        """
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Appends `blocks[i]` to the block table of `slots[i]`, for each i in order."""

@@ -23,5 +23,6 @@ class PyTorchBackend:
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
-        tokens: Int64 = sample(logits, slots.sampling(rows, positions)).numpy()
+        records = slots.records[rows]
+        tokens: Int64 = sample(logits, records, positions, slots.banned(rows, positions)).numpy()
         return tokens

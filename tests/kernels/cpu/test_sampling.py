@@ -10,23 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.cpu.operators import Operators, Sampling, address
+from pagewire.kernels.cpu.operators import Operators, SamplingTable, address
 from pagewire.services.executor.sampling import uniforms
-from tests.services.executor.test_sampling import LAST_POSITION, How, filtered, hows, possible
+from tests.services.executor.test_sampling import LAST_POSITION, How, filtered, hows, possible, records
 
 
 def draw(
-    operators: Operators, logits: npt.ArrayLike, hows: list[How], banned: tuple[int, ...] = (), floor: int = 0
+    operators: Operators, logits: npt.ArrayLike, hows: list[How], banned: tuple[int, ...] = (), min_length: int = 0
 ) -> list[int]:
     """One token per row of `logits`; row r belongs to slot R - 1 - r, so that none is in its place."""
     count = len(hows)
-    columns = [
-        np.array([getattr(how, name) for how in hows[::-1]]) for name in ("temperature", "top_p", "top_k", "min_p")
-    ]
-    columns[2] = columns[2].astype(np.int64)
-    keys = np.array([how.key for how in hows[::-1]], np.uint64)
-    floors, stop_ids = np.full(count, floor), np.tile(np.array([*banned, -1]), (count, 1))
-    sampling = Sampling(*map(address, (*columns, keys, floors, stop_ids)), len(banned) + 1)
+    table = records(hows[::-1])
+    table["min_length"] = min_length
+    stop_ids = np.tile(np.array([*banned, -1]), (count, 1))
+    sampling = SamplingTable(address(table), address(stop_ids), len(banned) + 1)
     positions = np.array([how.position for how in hows])
     x = torch.tensor(np.array(logits), dtype=torch.float32)
     slots = np.arange(count)[::-1].copy()
@@ -104,10 +101,10 @@ def test_greedy_takes_the_largest_and_the_lowest_of_equals(operators: Operators)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_stop_ids_are_not_picked_below_the_floor(operators: Operators, temperature: float) -> None:
+def test_stop_ids_are_not_picked_below_the_minimum_length(operators: Operators, temperature: float) -> None:
     logits = np.tile([9.0, 1.0, 5.0, 8.0], (100, 1))
     hows = [How(temperature, position=place) for place in range(100)]
-    ids = draw(operators, logits, hows, banned=(0, 3), floor=90)
+    ids = draw(operators, logits, hows, banned=(0, 3), min_length=90)
     assert set(ids[:90]) <= {1, 2}
     assert set(ids[90:]) <= {0, 3}
 
@@ -125,7 +122,7 @@ def test_broken_logits_give_some_token(operators: Operators) -> None:
         assert all(0 <= token < 4 for token in ids)
         assert ids[1] in {0, 3}
         assert ids[4] == 2, "a healthy row beside broken ones"
-        assert draw(operators, [[nan, nan, nan]], [how], banned=(0,), floor=1) != [0]
+        assert draw(operators, [[nan, nan, nan]], [how], banned=(0,), min_length=1) != [0]
 
 
 def test_extreme_temperatures(operators: Operators) -> None:

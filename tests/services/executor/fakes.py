@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.work import Sampling
+from pagewire.shared.sampling import Record, record
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
 PATIENCE = 10.0
@@ -22,16 +23,7 @@ def token_at(seed: int, position: int, vocab_size: int = CAPACITY.vocab_size) ->
 
 
 def sampling(seed: int = 1, *, max_tokens: int = 8, stop_ids: Sequence[int] = ()) -> Sampling:
-    return Sampling(
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        seed=seed,
-        stop_ids=pack(stop_ids),
-        min_tokens=0,
-        max_tokens=max_tokens,
-    )
+    return Sampling(max_tokens, record(temperature=1.0).tobytes(), pack(stop_ids), seed=seed)
 
 
 def add(
@@ -97,7 +89,8 @@ class FakeDevice:
         self.depth = depth
         self.busy = 0.0
         self.tables: dict[int, list[int]] = {}
-        self.samplings: dict[int, SlotSampling] = {}
+        self.records: dict[int, Record] = {}
+        self.stop_ids: dict[int, Sequence[int]] = {}
         self.batches: list[StepBatch] = []
         self.copies: list[tuple[int, int]] = []
         self.pending: deque[FakePending] = deque()
@@ -110,17 +103,17 @@ class FakeDevice:
         assert self.gate is not None
         self.gate.release(steps)
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
         assert slot not in self.tables
         self.tables[slot] = list(blocks)
-        self.samplings[slot] = sampling
+        self.records[slot], self.stop_ids[slot] = sampling, stop_ids
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         for slot, block in zip(slots, blocks, strict=True):
             self.tables[slot].append(block)
 
     def remove(self, slot: int) -> None:
-        del self.tables[slot], self.samplings[slot]
+        del self.tables[slot], self.records[slot], self.stop_ids[slot]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.copies += zip(sources, targets, strict=True)
@@ -132,7 +125,7 @@ class FakeDevice:
         for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
             assert end <= len(self.tables[slot]) * self.capacity.block_size
         picked = [
-            token_at(self.samplings[slot].key, end, self.capacity.vocab_size)
+            token_at(int(self.records[slot]["key"]), end, self.capacity.vocab_size)
             for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True)
         ]
         self.batches.append(batch)
@@ -140,7 +133,7 @@ class FakeDevice:
         asking = [
             (row, picked[row], count)
             for row, slot in enumerate(batch.slots.tolist())
-            if (count := self.samplings[slot].candidates) and batch.samples[row]
+            if (count := int(self.records[slot]["num_candidates"])) and batch.samples[row]
         ]
         if asking:
             self.pending[-1].candidates = Candidates(

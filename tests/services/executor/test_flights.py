@@ -5,12 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from pagewire.services.executor.devices.protocol import Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Int64, StepBatch
 from pagewire.services.executor.flight import Flight
 from pagewire.services.executor.flights import Flights
+from pagewire.shared.sampling import record
 from tests.services.executor.fakes import FakeDevice, FakePending, plan, token_at
-
-GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=4, stop_ids=(), floor=0)
 
 
 class Clocked(FakeDevice):
@@ -21,7 +20,7 @@ class Clocked(FakeDevice):
         self.now, self.end = 100.0, 0.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.add(0, range(10), GREEDY)
+        self.add(0, range(10), record(key=4))
 
     def launch(self, batch: StepBatch) -> FakePending:
         device, self.end = self, max(self.end, self.now) + 2.0

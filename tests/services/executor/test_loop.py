@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop, slot_sampling
+from pagewire.services.executor.loop import StepLoop, sampling_record
 from pagewire.services.executor.results import Ran, Refused
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.shared.sampling import record
 from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling, token_at
 
 
@@ -370,13 +371,14 @@ def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypa
     assert [*found, gated.loop.overdue] == [False, False, True, False]
 
 
-def test_the_device_is_told_how_to_sample() -> None:
+def test_the_device_is_told_how_to_sample(run: Run) -> None:
     added = add(0, 7, [1, 2, 3, 4], [0, 1], prompt_tokens=3, picks=sampling(5, stop_ids=[2, 9]))
-    told = slot_sampling(added)
-    assert told.key == sequence_key(5, 0, 0)
-    assert told.stop_ids == (2, 9)
-    assert told.floor == 3
-    assert (told.temperature, told.top_p, told.top_k, told.min_p) == (1.0, 1.0, 0, 0.0)
+    expected = record(temperature=1.0, key=sequence_key(5, 0, 0), min_length=3)
+    assert sampling_record(added) == expected
+    run.inbox.put(plan(1, added))
+    run.output()
+    assert run.device.records[0] == expected
+    assert run.device.stop_ids[0] == [2, 9]
 
 
 def test_candidates_are_told_of_the_sequences_that_ask_for_them(run: Run) -> None:
@@ -413,7 +415,8 @@ def test_forks_take_over_the_sampling_of_their_source_and_blocks_are_copied_firs
     run.finish()
     assert run.device.copies == [(1, 2)]
     assert run.device.tables == {1: [0, 1], 0: [0, 2]}
-    assert run.device.samplings[0] == run.device.samplings[1]
+    assert run.device.records[0] == run.device.records[1]
+    assert run.device.stop_ids[0] == run.device.stop_ids[1]
     assert run.loop.counters.num_slots == 2
 
 

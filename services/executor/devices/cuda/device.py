@@ -14,8 +14,9 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.shared.sampling import Record
 
 DEPTH = 2
 """Steps in flight: the host works for one while the device computes another."""
@@ -84,10 +85,10 @@ class CudaDevice:
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
         _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
         """See `Device.add`."""
         self._held[slot], self._blocks[slot] = 0, len(blocks)
-        self._changes += self._tables.added(slot, blocks, sampling)
+        self._changes += self._tables.added(slot, blocks, sampling, stop_ids)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
