@@ -16,7 +16,7 @@ from pagewire.bench._waste import Waste
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.roofline import Roofline
 from pagewire.services.executor.devices.sim import choices
-from pagewire.services.executor.flight import Columns
+from pagewire.services.executor.in_flight_step import Columns
 from pagewire.services.executor.slots import SlotTable
 from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.policy import Policy
@@ -212,12 +212,12 @@ class VirtualPipeline:
         self._runs += 1
         batch = flight.batch
         rows = len(batch.slots)
-        positions = batch.starts + batch.widths
+        positions = batch.num_computed_tokens + batch.query_lens
         # Tokens are known as soon as a step is composed: of what follows, only their times are to be found out.
         picked = choices(batch.slots.astype(np.uint64), positions, _VOCABULARY)
         columns = self._table.record(flight, np.where(batch.samples, picked, -1))
         work = self._host.step + rows * self._host.step_row
-        seconds = self._roofline.seconds(batch.starts, batch.widths, batch.samples)
+        seconds = self._roofline.seconds(batch.num_computed_tokens, batch.query_lens, batch.samples)
         self._ends.append(max(self._clock.now + work, self._ends[-1]) + seconds)
         self.trace.busy += seconds
         self.trace.steps += 1

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pagewire.bench._output import json_file
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.operators import Operators
+from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
@@ -29,7 +29,7 @@ from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBat
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import CompiledLM
-from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.registry import build_model
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.sampling import record
@@ -107,7 +107,7 @@ class Timed:
         spent = self._spent
         return spent | {"linears": spent["linears"] + linears, "attention": spent["attention"] + attention}
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
         attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
         return attend if self._decoder else self._timed("attention", attend)
@@ -198,9 +198,9 @@ def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
     backend: Backend
     if case.path == "compiled":
-        operators = Operators(build.load(), given.threads)
-        backend = CompiledBackend(operators, model.spec, capacity, dtype)
-        model = CompiledLM(model, operators, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
+        kernels = CpuKernels(build.load(), given.threads)
+        backend = CompiledBackend(kernels, model.spec, capacity, dtype)
+        model = CompiledLM(model, kernels, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
     else:
         backend = PyTorchBackend(model.spec, capacity, dtype)
     for pool in backend.layers:
@@ -219,8 +219,8 @@ def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
 def _decodes(rows: int, context: int) -> StepBatch:
     return StepBatch(
         slots=np.arange(rows),
-        starts=np.full(rows, context),
-        widths=np.ones(rows, np.int64),
+        num_computed_tokens=np.full(rows, context),
+        query_lens=np.ones(rows, np.int64),
         token_ids=np.arange(rows) % VOCABULARY,
         samples=np.ones(rows, np.bool_),
     )

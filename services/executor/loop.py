@@ -7,8 +7,8 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.flight import Columns, Told
-from pagewire.services.executor.flights import Flights
+from pagewire.services.executor.in_flight_step import CandidateColumns, Columns
+from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.inbox import Arrived, PlanInbox
 from pagewire.services.executor.results import Counters, Ran, Refused
 from pagewire.services.executor.sampling import sequence_key
@@ -19,17 +19,24 @@ from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.sampling import Record, unpack_record
 
 _log = structlog.get_logger()
-_NOTHING_TOLD = Told()
+_NO_CANDIDATES = CandidateColumns()
 
 
 class StepLoop:
     """Obeys plans. Everything but `overdue` and `counters` belongs to the thread of `run`.
 
-    Up to `depth` steps of the device are in flight: while it computes one, the host launches the next and sees to the
+    Up to `depth` steps of the device are in flight: while it computes one, the host launches the next and packs the
     output of the last. Outputs leave in order of launch.
 
-    What an output frees may have a new owner at once. One that answers the removal of a live sequence leaves no step of
-    it in flight. One that reports an end leaves dead rows at most, which the device computes before what comes later.
+    The slots and blocks that an output frees may have a new owner at once. An output that answers the removal of a live
+    sequence leaves no step of that sequence in flight; one that reports an end leaves dead rows at most, which the
+    device computes before anything that is launched later.
+
+    A term goes through these states:
+
+        begin ──> running ──(a plan contradicts the slot table)──> refused
+          ^          |                                                |
+          └──────────┴─────────────(a higher term begins)─────────────┘
     """
 
     def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[Ran | Refused], None]) -> None:
@@ -37,7 +44,7 @@ class StepLoop:
         self._inbox = inbox
         self._emit = emit
         self._slots = SlotTable(device.capacity)
-        self._held: dict[int, tuple[Record, list[int]]] = {}  # how the slots sample, and their stop ids
+        self._held: dict[int, tuple[Record, list[int]]] = {}  # how each slot samples, and its stop ids
         self._term = 0
         self._step = 0
         self._runs = 0  # steps with rows: what the lease counts
@@ -45,13 +52,13 @@ class StepLoop:
         self._lease_until = 0
         self._refused = False
         self._unanswered: list[Plan] = []
-        self._flights = Flights(device)
+        self._in_flight = InFlightSteps(device)
         self.counters = Counters()
 
     @property
     def overdue(self) -> bool:
-        """See `Flights.overdue`."""
-        return self._flights.overdue
+        """See `InFlightSteps.overdue`."""
+        return self._in_flight.overdue
 
     def run(self) -> None:
         """Steps until the inbox is closed. An exception of the device ends the loop: its state is unknown then."""
@@ -61,14 +68,14 @@ class StepLoop:
                 if arrived.term != self._term:
                     self._begin(arrived.term)
                 idle = not self._advance(arrived.plans)
-            while self._flights:
-                self._land()
+            while self._in_flight:
+                self._collect()
         except Exception:
-            _log.exception("step_failed", term=self._term, step=self._step, tokens=self._flights.positions)
+            _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
             raise
 
     def _advance(self, plans: list[Plan]) -> bool:
-        """One step boundary: applies plans, launches a step, and lands one where no more can be launched.
+        """One step boundary: applies plans, launches a step, and collects one where no more can be launched.
 
         Returns whether there was anything to do, so that there may be more.
         """
@@ -82,10 +89,10 @@ class StepLoop:
             return False
         self._unanswered += plans
         launched = self._runs < self._lease_until and self._launch()
-        if launched and not self._flights.full:
+        if launched and not self._in_flight.full:
             return True
-        if self._flights:
-            self._land()
+        if self._in_flight:
+            self._collect()
         elif self._unanswered:
             self._answer(Columns(), self._plan, self._unanswered, 0.0)
             self._unanswered = []
@@ -94,29 +101,31 @@ class StepLoop:
         return True
 
     def _launch(self) -> bool:
-        flight = self._slots.launch()
-        if flight is None:
+        step = self._slots.launch()
+        if step is None:
             return False
         self._runs += 1
-        self._flights.launch(flight, self._plan, self._unanswered)
+        self._in_flight.launch(step, self._plan, self._unanswered)
         self._unanswered = []
         return True
 
-    def _land(self) -> None:
-        """Takes in the oldest step in flight. One whose rows are all dead counts as none, and only answers plans."""
-        flight, tokens, candidates, plan, plans, elapsed = self._flights.land()
-        columns = self._slots.record(flight, tokens)
+    def _collect(self) -> None:
+        """Waits for the oldest step and emits its output. If all its rows are dead, it counts as none and only answers
+        plans.
+        """
+        step, tokens, candidates, plan, plans, elapsed = self._in_flight.collect()
+        columns = self._slots.record(step, tokens)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1
-        counters.rows += len(flight.batch.slots)
-        counters.tokens += len(flight.batch.token_ids)
+        counters.rows += len(step.batch.slots)
+        counters.tokens += len(step.batch.token_ids)
         counters.sampled += int(np.count_nonzero(np.frombuffer(columns.tokens, "<u4") != NO_TOKEN))
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
         if columns.sequences or plans:
-            told = _NOTHING_TOLD if candidates is None else flight.told(candidates)
-            self._answer(columns, plan, plans, elapsed, told)
+            reported = _NO_CANDIDATES if candidates is None else step.candidate_columns(candidates)
+            self._answer(columns, plan, plans, elapsed, reported)
 
     def _take(self, *, wait: bool) -> Arrived | None:
         if not wait:
@@ -138,7 +147,7 @@ class StepLoop:
         self._emit(Refused(self._term, reason))
 
     def _empty(self) -> None:
-        self._flights.drop()
+        self._in_flight.discard()
         self._unanswered = []
         for slot in self._held:
             self._device.remove(slot)
@@ -170,9 +179,14 @@ class StepLoop:
         self._held[slot] = sampling, stop_ids
 
     def _answer(
-        self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, told: Told = _NOTHING_TOLD
+        self,
+        columns: Columns,
+        plan: int,
+        plans: list[Plan],
+        elapsed: float,
+        candidates: CandidateColumns = _NO_CANDIDATES,
     ) -> None:
-        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *told)
+        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *candidates)
         self._step += 1
         ended = time.time()
         self._emit(Ran(output, plans, ended - elapsed, ended))

@@ -40,9 +40,9 @@ class StepBatch(msgspec.Struct, frozen=True):
 
     slots: Int64
     """[R] slot of each row; no slot twice."""
-    starts: Int64
+    num_computed_tokens: Int64
     """[R] first position of each row."""
-    widths: Int64
+    query_lens: Int64
     """[R] number of positions of each row, at least 1; their sum is T."""
     token_ids: Int64
     """[T] input ids, rows one after the other. Anything where a step that is still pending samples the token."""
@@ -52,21 +52,25 @@ class StepBatch(msgspec.Struct, frozen=True):
     @property
     def ends(self) -> Int64:
         """[R] the position behind the last of each row."""
-        ends: Int64 = self.starts + self.widths
+        ends: Int64 = self.num_computed_tokens + self.query_lens
         return ends
 
     @property
     def positions(self) -> Int64:
         """[T] of the tokens."""
-        return self.starts if len(self.token_ids) == len(self.slots) else positions_of(self.starts, self.widths)
+        return (
+            self.num_computed_tokens
+            if len(self.token_ids) == len(self.slots)
+            else positions_of(self.num_computed_tokens, self.query_lens)
+        )
 
 
-def positions_of(starts: Int64, widths: Int64) -> Int64:
-    """[T] the positions that rows compute, row after row: `widths` [R] of them from `starts` [R] on, 1 at least."""
-    behind: Int64 = widths.cumsum()
-    if behind[-1] == len(widths):
-        return starts
-    return np.arange(behind[-1]) + np.repeat(starts + widths - behind, widths)
+def positions_of(num_computed_tokens: Int64, query_lens: Int64) -> Int64:
+    """[T] the positions that rows compute, row after row: `query_lens` [R], at least 1, behind the computed ones."""
+    behind: Int64 = query_lens.cumsum()
+    if behind[-1] == len(query_lens):
+        return num_computed_tokens
+    return np.arange(behind[-1]) + np.repeat(num_computed_tokens + query_lens - behind, query_lens)
 
 
 @dataclass(frozen=True, slots=True)

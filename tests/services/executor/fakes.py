@@ -120,8 +120,8 @@ class FakeDevice:
 
     def launch(self, batch: StepBatch) -> "FakePending":
         assert len(self.pending) < self.depth
-        assert len(batch.token_ids) == batch.widths.sum()
-        ends = batch.starts + batch.widths
+        assert len(batch.token_ids) == batch.query_lens.sum()
+        ends = batch.num_computed_tokens + batch.query_lens
         for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
             assert end <= len(self.tables[slot]) * self.capacity.block_size
         picked = [

@@ -359,7 +359,7 @@ def test_waiting_counts_only_while_there_is_work(run: Run) -> None:
 
 def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("pagewire.services.executor.flights.time.monotonic", lambda: now)
+    monkeypatch.setattr("pagewire.services.executor.in_flight_steps.time.monotonic", lambda: now)
     gated.inbox.put(plan(1, add(0, 7, range(8), [0, 1]), lease_until=1))
     gated.entered()
     found = [gated.loop.overdue]

@@ -112,7 +112,7 @@ class CudaDevice:
         places, values = _last_writes(self._changes)
         self._changes.clear()
         began = self._runtime.mark()
-        self._columns.send(batch.slots, batch.widths, self._tables.memory, places, values)
+        self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values)
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
         if bucket in self._captured:
             step, replay = self._captured[bucket]
@@ -132,17 +132,22 @@ class CudaDevice:
 
     def _bring_tokens(self, batch: StepBatch) -> None:
         """Tokens that the device lacks, with where their rows stand."""
-        slots, starts, ends, positions = batch.slots, batch.starts, batch.ends, batch.positions
+        slots, num_computed_tokens, ends, positions = (
+            batch.slots,
+            batch.num_computed_tokens,
+            batch.ends,
+            batch.positions,
+        )
         held = self._held[slots]
-        new = positions >= np.repeat(held, batch.widths)
-        owners = np.repeat(slots, batch.widths)[new]
+        new = positions >= np.repeat(held, batch.query_lens)
+        owners = np.repeat(slots, batch.query_lens)[new]
         rows = held < ends
         told, tables = slots[rows], self._tables
         known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes: then it samples none
         self._changes += [
             (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
             (tables.places("known", told), known.astype(np.int32)),
-            (tables.places("computed", told), starts[rows].astype(np.int32)),
+            (tables.places("computed", told), num_computed_tokens[rows].astype(np.int32)),
             (tables.places("alive", told), np.ones(len(told), np.int32)),
         ]
         self._held[slots] = np.maximum(held, ends + batch.samples)

@@ -168,16 +168,16 @@ def test_threads_of_the_executor_do_not_spin() -> None:
 def test_layers_that_run_together_follow_the_number_of_threads() -> None:
     driver = Driver(checkpoint("llama"), "bfloat16", compiled=True)
     expected = logits(driver, text(1, 90), chunk=90)
-    model, operators = driver.compiled, driver.operators
+    model, kernels = driver.compiled, driver.kernels
     assert model is not None
-    assert operators is not None
+    assert kernels is not None
     layers = model.decoder
     assert layers is not None
 
     def with_more_threads(*args: Any) -> torch.Tensor:
-        operators.threads = MANY_THREADS
+        kernels.threads = MANY_THREADS
         hidden = layers(*args)
-        operators.threads = 1
+        kernels.threads = 1
         return hidden
 
     before = len(os.listdir("/proc/self/task"))

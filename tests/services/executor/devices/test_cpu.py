@@ -28,14 +28,14 @@ def text(seed: int, length: int) -> list[int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixed_batch_equals_one_by_one(drive: Drive, name: str) -> None:
     lengths = [1, 30, 9, 64, 17, 2, 100]
-    widths = [1, 1, 9, 20, 1, 2, 1]
+    query_lens = [1, 1, 9, 20, 1, 2, 1]
     texts = [text(seed, length) for seed, length in enumerate(lengths)]
     driver = drive(checkpoint(name))
     for slot, ids in enumerate(texts):
         driver.add(slot, len(ids))
-        if head := ids[: len(ids) - widths[slot]]:
+        if head := ids[: len(ids) - query_lens[slot]]:
             driver.step(Row(slot, 0, head, samples=False))
-    starts = [length - width for length, width in zip(lengths, widths, strict=True)]
+    starts = [length - width for length, width in zip(lengths, query_lens, strict=True)]
     driver.step(*(Row(slot, start, texts[slot][start:]) for slot, start in enumerate(starts)))
     for slot, ids in enumerate(texts):
         expected = reference_logits(checkpoint(name), ids)[-1]

@@ -28,8 +28,8 @@ def sampling(key: int = 1, **columns: float) -> Record:
 
 def batch(*rows: tuple[int, int, int, bool]) -> StepBatch:
     """Rows of (slot, start, width, samples)."""
-    slots, starts, widths, samples = (np.array(column) for column in zip(*rows, strict=True))
-    return StepBatch(slots, starts, widths, np.zeros(widths.sum(), np.int64), samples)
+    slots, starts, query_lens, samples = (np.array(column) for column in zip(*rows, strict=True))
+    return StepBatch(slots, starts, query_lens, np.zeros(query_lens.sum(), np.int64), samples)
 
 
 def token(device: SimDevice, slot: int, position: int) -> int:

@@ -120,14 +120,14 @@ def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
 
 def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
     """A decode and a mixed step, both with padding."""
-    widths = [(1, 1, 1), (1, 2)]
+    query_lens = [(1, 1, 1), (1, 2)]
     results = []
     for captured in (True, False):
         device = cuda_device("llama", captured=captured)
         for slot in range(3):
             device.add(slot, [slot * 2, slot * 2 + 1], GREEDY)
         starts, found = [0, 0, 0], []
-        for row in widths:
+        for row in query_lens:
             rows = [(slot, starts[slot], range(slot, slot + width), False) for slot, width in enumerate(row)]
             assert set(device.launch(batch_of(*rows)).wait()) == {-1}
             starts = [start + width for start, width in zip(starts, (*row, 0, 0), strict=False)]

@@ -60,7 +60,7 @@ class Made:
 
 
 def run(device: CudaDevice, chunks: Sequence[int], others: Sequence[tuple[int, int]], blocks: Sequence[int]) -> Made:
-    """`PROMPT` in `chunks`, then decodes, in slot 1. `others` are the widths of the other rows, step by step."""
+    """`PROMPT` in `chunks`, then decodes, in slot 1. `others` are the query_lens of the other rows, step by step."""
     assert sum(chunks) == len(PROMPT)
     seen: list[tuple[Tensor, Tensor]] = []
     plain = device._model.logits

@@ -51,15 +51,15 @@ def test_an_added_sequence_is_in_every_table() -> None:
 
 
 @settings(max_examples=5, deadline=None)
-@given(widths=st.lists(st.integers(1, 9), min_size=1, max_size=SLOTS), seed=st.integers(0, 99))
-def test_rows_are_padded_with_empty_ones(widths: list[int], seed: int) -> None:
+@given(query_lens=st.lists(st.integers(1, 9), min_size=1, max_size=SLOTS), seed=st.integers(0, 99))
+def test_rows_are_padded_with_empty_ones(query_lens: list[int], seed: int) -> None:
     columns = StepColumns(runtime(), SLOTS, depth=1)
-    slots = np.random.default_rng(seed).permutation(SLOTS)[: len(widths)]
+    slots = np.random.default_rng(seed).permutation(SLOTS)[: len(query_lens)]
     table = torch.zeros(8, dtype=torch.int32, device=columns.slots.device)
     for _ in range(2):
-        columns.send(slots, np.array(widths), table, int64(3), np.array([seed], np.int32))
-    assert columns.slots[: len(widths)].tolist() == slots.tolist()
-    assert columns.cu_queries.diff().tolist() == widths + [0] * (SLOTS - len(widths))
+        columns.send(slots, np.array(query_lens), table, int64(3), np.array([seed], np.int32))
+    assert columns.slots[: len(query_lens)].tolist() == slots.tolist()
+    assert columns.cu_queries.diff().tolist() == query_lens + [0] * (SLOTS - len(query_lens))
     assert columns.cu_queries[0] == 0
     assert table.tolist() == [0, 0, 0, seed, 0, 0, 0, 0]
 

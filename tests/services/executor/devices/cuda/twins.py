@@ -72,8 +72,8 @@ def batch_of(*rows: tuple[int, int, Sequence[int], bool]) -> StepBatch:
     """Rows are (slot, start, ids, samples)."""
     return StepBatch(
         slots=np.array([row[0] for row in rows], np.int64),
-        starts=np.array([row[1] for row in rows], np.int64),
-        widths=np.array([len(row[2]) for row in rows], np.int64),
+        num_computed_tokens=np.array([row[1] for row in rows], np.int64),
+        query_lens=np.array([len(row[2]) for row in rows], np.int64),
         token_ids=np.array([token for row in rows for token in row[2]], np.int64),
         samples=np.array([row[3] for row in rows], np.bool_),
     )

@@ -1,6 +1,6 @@
 """The compiled CPU kernels as functions of tensors.
 
-All compute in float32, whatever weights and KV are stored in; of bf16 see `Operators.paired`.
+All compute in float32, whatever weights and KV are stored in; of bf16 see `CpuKernels.paired`.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Batch(ctypes.Structure):
-    """The rows of one step; see `Operators.batch`."""
+    """The rows of one step; see `batch_of`."""
 
     _fields_ = (
         ("slots", c_void_p),
-        ("starts", c_void_p),
-        ("widths", c_void_p),
+        ("num_computed_tokens", c_void_p),
+        ("query_lens", c_void_p),
         ("rows", c_int64),
         ("tables", c_void_p),
         ("columns", c_int64),
@@ -74,7 +74,7 @@ class Packed:
     outputs: int
 
 
-class Operators:
+class CpuKernels:
     """Kernels of a loaded library.
 
     Attributes:
@@ -218,16 +218,18 @@ class Operators:
         return tokens
 
 
-def batch_of(slots: Int64, starts: Int64, widths: Int64, tables: Int64) -> Batch:
-    """Rows that compute `widths` [R] positions from `starts` [R]. All arrays must outlive the batch.
+def batch_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tables: Int64) -> Batch:
+    """Rows that compute `query_lens` [R] positions behind `num_computed_tokens` [R]; the arrays must outlive the batch.
 
     Args:
         slots: [R] of each row.
-        starts: see above.
-        widths: see above.
+        num_computed_tokens: see above.
+        query_lens: see above.
         tables: [slots, blocks] ids of each slot's blocks.
     """
-    return Batch(address(slots), address(starts), address(widths), len(slots), address(tables), tables.shape[1])
+    return Batch(
+        address(slots), address(num_computed_tokens), address(query_lens), len(slots), address(tables), tables.shape[1]
+    )
 
 
 def address(array: npt.NDArray[np.generic]) -> int:

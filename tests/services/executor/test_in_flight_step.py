@@ -3,20 +3,20 @@
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import StepBatch
-from pagewire.services.executor.flight import Columns, Flight
+from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
 
-FLIGHT = Flight(
+FLIGHT = InFlightStep(
     batch=StepBatch(
         slots=np.array([3, 0, 2, 1]),
-        starts=np.array([9, 4, 7, 0]),
-        widths=np.array([1, 1, 1, 5]),
+        num_computed_tokens=np.array([9, 4, 7, 0]),
+        query_lens=np.array([1, 1, 1, 5]),
         token_ids=np.zeros(8, np.int64),
         samples=np.array([True, True, True, False]),
     ),
     sequences=np.array([30, 31, 32, 33]),
-    tenancies=np.array([1, 2, 3, 4]),
+    admissions=np.array([1, 2, 3, 4]),
     stop_ids=np.array([[5, -1], [6, 5], [6, -1], [6, -1]]),
     full=np.array([False, True, True, False]),
 )
