@@ -203,19 +203,19 @@ class VirtualPipeline:
         for plan in plans:
             self._table.apply(plan)
             self._plan, self._lease_until = plan.number, plan.lease_until
-        flight = self._table.launch() if self._runs < self._lease_until else None
-        if flight is None:
+        step = self._table.launch() if self._runs < self._lease_until else None
+        if step is None:
             self._idle = True
             if plans:
                 self._clock.at(max(self._clock.now, self._ends[-1]), self._emit, self._output(Columns(), 0.0))
             return
         self._runs += 1
-        batch = flight.batch
+        batch = step.batch
         rows = len(batch.slots)
         positions = batch.num_computed_tokens + batch.query_lens
         # Tokens are known as soon as a step is composed: of what follows, only their times are to be found out.
         picked = choices(batch.slots.astype(np.uint64), positions, _VOCABULARY)
-        columns = self._table.record(flight, np.where(batch.samples, picked, -1))
+        columns = self._table.record(step, np.where(batch.samples, picked, -1))
         work = self._host.step + rows * self._host.step_row
         seconds = self._roofline.seconds(batch.num_computed_tokens, batch.query_lens, batch.samples)
         self._ends.append(max(self._clock.now + work, self._ends[-1]) + seconds)

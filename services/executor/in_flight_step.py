@@ -28,10 +28,10 @@ class Columns(NamedTuple):
 class CandidateColumns(NamedTuple):
     """The candidates of one step, packed as `StepOutput` carries them."""
 
-    counts: bytes = b""
+    counts: bytes
     """Pairs of a sequence and the number of its candidates."""
-    ids: bytes = b""
-    logprobs: bytes = b""
+    ids: bytes
+    logprobs: bytes
 
 
 class InFlightStep(msgspec.Struct, frozen=True):

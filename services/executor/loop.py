@@ -7,7 +7,7 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.in_flight_step import CandidateColumns, Columns
+from pagewire.services.executor.in_flight_step import Columns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.inbox import Arrived, PlanInbox
 from pagewire.services.executor.results import Counters, Ran, Refused
@@ -19,7 +19,6 @@ from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.sampling import Record, unpack_record
 
 _log = structlog.get_logger()
-_NO_CANDIDATES = CandidateColumns()
 
 
 class StepLoop:
@@ -110,9 +109,7 @@ class StepLoop:
         return True
 
     def _collect(self) -> None:
-        """Waits for the oldest step and emits its output. If all its rows are dead, it counts as none and only answers
-        plans.
-        """
+        """Waits for the oldest step and emits its output; one whose rows are all dead only answers plans."""
         step, tokens, candidates, plan, plans, elapsed = self._in_flight.collect()
         columns = self._slots.record(step, tokens)
         counters = self.counters
@@ -124,8 +121,8 @@ class StepLoop:
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
         if columns.sequences or plans:
-            reported = _NO_CANDIDATES if candidates is None else step.candidate_columns(candidates)
-            self._answer(columns, plan, plans, elapsed, reported)
+            reported = () if candidates is None else step.candidate_columns(candidates)
+            self._answer(columns, plan, plans, elapsed, *reported)
 
     def _take(self, *, wait: bool) -> Arrived | None:
         if not wait:
@@ -178,14 +175,7 @@ class StepLoop:
         self._device.add(slot, blocks, sampling, stop_ids)
         self._held[slot] = sampling, stop_ids
 
-    def _answer(
-        self,
-        columns: Columns,
-        plan: int,
-        plans: list[Plan],
-        elapsed: float,
-        candidates: CandidateColumns = _NO_CANDIDATES,
-    ) -> None:
+    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, *candidates: bytes) -> None:
         output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *candidates)
         self._step += 1
         ended = time.time()

@@ -187,7 +187,6 @@ class SlotTable:
         return _NewSequence(fork.slot, fork.sequence, tokens, fork.computed, blocks, fork.limit, end, stop_ids)
 
     def _allocate(self, new: _NewSequence) -> None:
-        """Gives a sequence its slot."""
         slot, sequence, tokens, computed, blocks, limit, end, stop_ids = new
         capacity = self._capacity
         if not 0 <= slot < capacity.max_num_seqs:

@@ -58,11 +58,9 @@ class StepBatch(msgspec.Struct, frozen=True):
     @property
     def positions(self) -> Int64:
         """[T] of the tokens."""
-        return (
-            self.num_computed_tokens
-            if len(self.token_ids) == len(self.slots)
-            else positions_of(self.num_computed_tokens, self.query_lens)
-        )
+        if len(self.token_ids) == len(self.slots):
+            return self.num_computed_tokens
+        return positions_of(self.num_computed_tokens, self.query_lens)
 
 
 def positions_of(num_computed_tokens: Int64, query_lens: Int64) -> Int64:

@@ -125,10 +125,7 @@ class Roofline:
         return int(usable * self._degree) - self._shape.weights * BYTES
 
     def seconds(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
-        """Time of a step whose rows compute `query_lens` [R] positions behind `num_computed_tokens` [R] earlier ones.
-
-        `samples` [R] says which of them sample a token.
-        """
+        """Time of a step, by the columns [R] of its `StepBatch`."""
         tokens = int(query_lens.sum())
         return (
             self._efficiency.launch
@@ -144,15 +141,13 @@ class Roofline:
             return 0.0
         return max(2.0 * tokens * weights / self._flops, weights * BYTES / self._bandwidth)
 
-    def _attend(self, num_computed_tokens: Int64, query_lens: Int64) -> float:
+    def _attend(self, computed: Int64, query_lens: Int64) -> float:
         """Attention of all layers: every row reads its context once, and each query multiplies with keys and values."""
         flops = moved = 0.0
         for window, layers in self._windows.items():
-            growing = np.clip(
-                window - num_computed_tokens, 0, query_lens
-            )  # queries whose context is still shorter than the window
-            seen = growing * num_computed_tokens + growing * (growing + 1) // 2 + (query_lens - growing) * window
-            read = np.minimum(num_computed_tokens + query_lens, window + query_lens - 1)
+            growing = np.clip(window - computed, 0, query_lens)  # queries whose context is shorter than the window
+            seen = growing * computed + growing * (growing + 1) // 2 + (query_lens - growing) * window
+            read = np.minimum(computed + query_lens, window + query_lens - 1)
             flops += layers * 4.0 * self._shape.heads * self._shape.head_dim * int(seen.sum())
             moved += layers * float(self._kv_layer_bytes) * int((read + query_lens).sum())
         return max(flops / self._flops, moved / self._bandwidth)

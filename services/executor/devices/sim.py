@@ -111,7 +111,7 @@ class SimDevice:
         """See `Device.launch`."""
         tokens = np.full(len(batch.slots), -1, np.int64)
         rows = np.flatnonzero(batch.samples)
-        slots, positions = batch.slots[rows], (batch.num_computed_tokens + batch.query_lens)[rows]
+        slots, positions = batch.slots[rows], batch.ends[rows]
         records = self._records[slots]
         picked = choices(records["key"], positions, len(self._tokens))
         for row in np.flatnonzero(positions < records["min_length"]).tolist():
@@ -119,11 +119,8 @@ class SimDevice:
         tokens[rows] = self._tokens[picked]
         wanted = records["num_candidates"]
         candidates = self._simulated(rows, wanted, picked) if wanted.any() else None
-        seconds = (
-            self._roofline.seconds(batch.num_computed_tokens, batch.query_lens, batch.samples)
-            if self._roofline
-            else 0.0
-        )
+        columns = batch.num_computed_tokens, batch.query_lens, batch.samples
+        seconds = self._roofline.seconds(*columns) if self._roofline else 0.0
         return Booked(tokens, self._clock, seconds, self._clock.launch(seconds), candidates)
 
     def close(self) -> None:

@@ -1,14 +1,21 @@
 """A device without a model, and short ways to write plans."""
 
+import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.slots import SlotTable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import Sampling
 from pagewire.shared.sampling import Record, record
 
@@ -76,6 +83,13 @@ def plan(
         budget=budget,
         lease_until=lease_until,
     )
+
+
+def running(*added: AddSlot) -> SlotTable:
+    """A slot table to which a first plan has added these sequences."""
+    table = SlotTable(CAPACITY)
+    table.apply(plan(1, *added))
+    return table
 
 
 class FakeDevice:
@@ -167,3 +181,34 @@ class FakePending:
             raise RuntimeError("the device is on fire")
         device.busy += 0.5
         return self._tokens
+
+
+class Run:
+    """A loop on a thread, with a device that steps when it is told to."""
+
+    def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
+        self.device = FakeDevice(depth=depth, gated=gated)
+        self.inbox = PlanInbox()
+        self.results: queue.Queue[Ran | Refused] = queue.Queue()
+        self.loop = StepLoop(self.device, self.inbox, self.results.put)
+        self._thread = ThreadPoolExecutor(1)
+        self.ended = self._thread.submit(self.loop.run)
+        self.inbox.begin(1)
+
+    def result(self) -> Ran:
+        found = self.results.get(timeout=PATIENCE)
+        assert isinstance(found, Ran)
+        return found
+
+    def output(self) -> StepOutput:
+        return self.result().output
+
+    def entered(self) -> None:
+        """Waits until a step is running."""
+        assert self.device.entered.acquire(timeout=PATIENCE)
+
+    def finish(self) -> None:
+        """Returns once the thread has handled everything and ended."""
+        self.inbox.close()
+        self.ended.exception(PATIENCE)
+        self._thread.shutdown()

@@ -7,7 +7,7 @@ from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
 
-FLIGHT = InFlightStep(
+STEP = InFlightStep(
     batch=StepBatch(
         slots=np.array([3, 0, 2, 1]),
         num_computed_tokens=np.array([9, 4, 7, 0]),
@@ -24,12 +24,12 @@ FLIGHT = InFlightStep(
 
 def test_a_stop_id_wins_over_the_length_and_fill_is_no_stop_id() -> None:
     expected = [Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.NONE]
-    assert FLIGHT.finishes(np.array([8, 5, 5, -1])).tolist() == expected
+    assert STEP.finishes(np.array([8, 5, 5, -1])).tolist() == expected
 
 
 def test_dead_rows_are_left_out() -> None:
     tokens = np.array([8, 5, 5, -1])
-    columns = FLIGHT.columns(tokens, FLIGHT.finishes(tokens), np.array([True, False, False, True]))
+    columns = STEP.columns(tokens, STEP.finishes(tokens), np.array([True, False, False, True]))
     assert unpack(columns.sequences) == [30, 33]
     assert unpack(columns.starts) == [9, 0]
     assert unpack(columns.counts) == [1, 5]
@@ -39,4 +39,4 @@ def test_dead_rows_are_left_out() -> None:
 
 def test_without_a_row_alive_the_columns_are_empty() -> None:
     tokens = np.array([8, 5, 5, -1])
-    assert FLIGHT.columns(tokens, FLIGHT.finishes(tokens), np.zeros(4, np.bool_)) == Columns()
+    assert STEP.columns(tokens, STEP.finishes(tokens), np.zeros(4, np.bool_)) == Columns()

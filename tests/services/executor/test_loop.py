@@ -1,53 +1,19 @@
 """The step loop on its thread: leases, boundaries, answers, terms, counters."""
 
-import queue
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 import pytest
 
-from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop, sampling_record
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.loop import sampling_record
+from pagewire.services.executor.results import Refused
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from pagewire.shared.sampling import record
-from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling, token_at
-
-
-class Run:
-    """A loop on a thread, with a device that steps when it is told to."""
-
-    def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
-        self.device = FakeDevice(depth=depth, gated=gated)
-        self.inbox = PlanInbox()
-        self.results: queue.Queue[Ran | Refused] = queue.Queue()
-        self.loop = StepLoop(self.device, self.inbox, self.results.put)
-        self._thread = ThreadPoolExecutor(1)
-        self.ended = self._thread.submit(self.loop.run)
-        self.inbox.begin(1)
-
-    def result(self) -> Ran:
-        found = self.results.get(timeout=PATIENCE)
-        assert isinstance(found, Ran)
-        return found
-
-    def output(self) -> StepOutput:
-        return self.result().output
-
-    def entered(self) -> None:
-        """Waits until a step is running."""
-        assert self.device.entered.acquire(timeout=PATIENCE)
-
-    def finish(self) -> None:
-        """Returns once the thread has handled everything and ended."""
-        self.inbox.close()
-        self.ended.exception(PATIENCE)
-        self._thread.shutdown()
+from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling, token_at
 
 
 @pytest.fixture(params=[1, 2])

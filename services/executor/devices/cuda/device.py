@@ -132,23 +132,18 @@ class CudaDevice:
 
     def _bring_tokens(self, batch: StepBatch) -> None:
         """Tokens that the device lacks, with where their rows stand."""
-        slots, num_computed_tokens, ends, positions = (
-            batch.slots,
-            batch.num_computed_tokens,
-            batch.ends,
-            batch.positions,
-        )
+        slots, ends, positions = batch.slots, batch.ends, batch.positions
         held = self._held[slots]
         new = positions >= np.repeat(held, batch.query_lens)
         owners = np.repeat(slots, batch.query_lens)[new]
         rows = held < ends
-        told, tables = slots[rows], self._tables
+        changed, tables = slots[rows], self._tables
         known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes: then it samples none
         self._changes += [
             (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
-            (tables.places("known", told), known.astype(np.int32)),
-            (tables.places("computed", told), num_computed_tokens[rows].astype(np.int32)),
-            (tables.places("alive", told), np.ones(len(told), np.int32)),
+            (tables.places("known", changed), known.astype(np.int32)),
+            (tables.places("computed", changed), batch.num_computed_tokens[rows].astype(np.int32)),
+            (tables.places("alive", changed), np.ones(len(changed), np.int32)),
         ]
         self._held[slots] = np.maximum(held, ends + batch.samples)
 
