@@ -8,7 +8,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ from torch import Tensor
 
 from pagewire.bench._output import add_output, write
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.operators import Operators
+from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import CompiledLM
-from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.registry import build_model
 from pagewire.services.executor.sampling import sequence_key
+from pagewire.shared.sampling import record
 
 VOCABULARY = 50304
 BLOCK_SIZE = 16
@@ -105,7 +106,7 @@ class Timed:
         spent = self._spent
         return spent | {"linears": spent["linears"] + linears, "attention": spent["attention"] + attention}
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
         attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
         return attend if self._decoder else self._timed("attention", attend)
@@ -167,8 +168,7 @@ def line(case: Case, ratio: float) -> str:
 def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> list[Case]:
     """Measures both paths in turn."""
     cases = [Case(path, name, rows, context) for path in ("compiled", "plain")]
-    sampling = SlotSampling(given.temperature, given.top_p, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
-    devices = [_device(case, sampling, given.threads) for case in cases]
+    devices = [_device(case, given) for case in cases]
     batch = _decodes(rows, context)
     for device, timed in devices:
         device.launch(batch).wait()
@@ -187,7 +187,7 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
     return cases
 
 
-def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice, Timed]:
+def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     """Returns a device with `rows` sequences of `context` tokens, in blocks of their own."""
     bf16 = bf16_support(Path("/proc/cpuinfo"))
     dtype = torch.bfloat16 if bf16 != Bf16.NONE or case.path == "compiled" else torch.float32
@@ -196,9 +196,9 @@ def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
     backend: Backend
     if case.path == "compiled":
-        operators = Operators(build.load(), threads)
-        backend = CompiledBackend(operators, model.spec, capacity, dtype)
-        model = CompiledLM(model, operators, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
+        kernels = CpuKernels(build.load(), given.threads)
+        backend = CompiledBackend(kernels, model.spec, capacity, dtype)
+        model = CompiledLM(model, kernels, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
     else:
         backend = PyTorchBackend(model.spec, capacity, dtype)
     for pool in backend.layers:
@@ -209,16 +209,16 @@ def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice
     device = CpuDevice(model, capacity, timed, cores)
     ids = np.random.default_rng(0).permutation(capacity.num_blocks).reshape(case.rows, blocks)
     for slot in range(case.rows):
-        picks = replace(sampling, key=sequence_key(0, slot, 0))
-        device.add(slot, ids[slot].tolist(), picks)
+        sampling = record(temperature=given.temperature, top_p=given.top_p, key=sequence_key(0, slot, 0))
+        device.add(slot, ids[slot].tolist(), sampling)
     return device, timed
 
 
 def _decodes(rows: int, context: int) -> StepBatch:
     return StepBatch(
         slots=np.arange(rows),
-        starts=np.full(rows, context),
-        widths=np.ones(rows, np.int64),
+        num_computed_tokens=np.full(rows, context),
+        query_lens=np.ones(rows, np.int64),
         token_ids=np.arange(rows) % VOCABULARY,
         samples=np.ones(rows, np.bool_),
     )

@@ -17,7 +17,7 @@ def bookkeeping_kernel(
     sampled: tl.tensor,
     finishes: tl.tensor,
     slots: tl.tensor,
-    starts: tl.tensor,
+    num_computed_tokens: tl.tensor,
     ends: tl.tensor,
     cu_queries: tl.tensor,
     stop_ids: tl.tensor,
@@ -38,7 +38,7 @@ def bookkeeping_kernel(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < rows
     slot = tl.load(slots + row, mask=mask, other=0).to(tl.int64)
-    start = tl.load(starts + row, mask=mask, other=-1)
+    start = tl.load(num_computed_tokens + row, mask=mask, other=-1)
     end = tl.load(ends + row, mask=mask, other=-1)
     width = tl.load(cu_queries + row + 1, mask=mask, other=0) - tl.load(cu_queries + row, mask=mask, other=0)
     tl.store(computed + slot, start + width, mask=start >= 0)
@@ -64,7 +64,7 @@ def bookkeeping(
     state: SlotState,
     slots: torch.Tensor,
     cu_queries: torch.Tensor,
-    starts: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
     ends: torch.Tensor,
     stop_ids: torch.Tensor,
     sampled: torch.Tensor,
@@ -73,15 +73,15 @@ def bookkeeping(
 ) -> None:
     """Takes a step over into `state`, and writes `finishes` uint8 [R]: 0 goes on, 1 stopped, 2 at its length.
 
-    `slots`, `starts`, `ends` (as `step_inputs` wrote them) and `sampled` are int32 [R], `cu_queries` int32 [R + 1],
-    `stop_ids` int32 [S, most] filled up with -1. `seen`, of `Penalties`, counts the token if there is one.
+    `slots`, `num_computed_tokens`, `ends` (as `step_inputs` wrote them) and `sampled` are int32 [R], `cu_queries` int32
+    [R + 1], `stop_ids` int32 [S, most] filled up with -1. `seen`, of `Penalties`, counts the token if there is one.
     """
     rows, stops = len(slots), stop_ids.shape[1]
     bookkeeping_kernel[(triton.cdiv(rows, BLOCK),)](
         sampled,
         finishes,
         slots,
-        starts,
+        num_computed_tokens,
         ends,
         cu_queries,
         stop_ids,
@@ -104,7 +104,7 @@ def reference(
     state: SlotState,
     slots: torch.Tensor,
     cu_queries: torch.Tensor,
-    starts: torch.Tensor,
+    num_computed_tokens: torch.Tensor,
     ends: torch.Tensor,
     stop_ids: torch.Tensor,
     sampled: torch.Tensor,
@@ -112,7 +112,7 @@ def reference(
     """Changes `state` as `bookkeeping` does, and returns `finishes`."""
     finishes = []
     for row, slot in enumerate(slots.tolist()):
-        start, end, token = int(starts[row]), int(ends[row]), int(sampled[row])
+        start, end, token = int(num_computed_tokens[row]), int(ends[row]), int(sampled[row])
         finish = 0
         if start >= 0:
             state.computed[slot] = start + int(cu_queries[row + 1] - cu_queries[row])
@@ -129,7 +129,7 @@ def reference(
 
 def configurations() -> list[Configuration]:
     """Forms that a device launches, for `pagewire.kernels.compile`."""
-    columns = ("sampled", "slots", "starts", "ends", "cu_queries", "stop_ids")
+    columns = ("sampled", "slots", "num_computed_tokens", "ends", "cu_queries", "stop_ids")
     names = ("state_tokens", "known", "computed", "last", "alive")
     tensors = {**dict.fromkeys(columns, "i32"), "finishes": "u8", **{name: STATE_TENSORS[name] for name in names}}
     sizes = {"STOPS": 16, "PADDED": 16, "BLOCK": BLOCK}

@@ -25,7 +25,6 @@ from pagewire.kernels.jit import Configuration
 MODULES = (
     "edit_logits",
     "sampler",
-    "top_logprobs",
     "step_inputs",
     "bookkeeping",
     "paged_attention",
@@ -34,10 +33,7 @@ MODULES = (
     "reduce_splits",
     "rotary_cache",
     "rms_norm",
-    "layer_norm",
     "silu_mul",
-    "gelu",
-    "embedding",
     "scatter",
 )
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

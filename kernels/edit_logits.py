@@ -16,7 +16,7 @@ def edit_logits_kernel(
     bias_ids: tl.tensor,
     bias: tl.tensor,
     stop_ids: tl.tensor,
-    floor: tl.tensor,
+    min_length: tl.tensor,
     VOCABULARY: tl.constexpr,
     BIASES: tl.constexpr,
     STOPS: tl.constexpr,
@@ -36,14 +36,14 @@ def edit_logits_kernel(
     value += tl.load(bias + slot * BIASES + lane, mask=token >= 0, other=0.0)
     tl.store(start + token, value.to(logits.dtype.element_ty), mask=token >= 0)
     tl.debug_barrier()  # a stop id may have a bias
-    if end < tl.load(floor + slot):
+    if end < tl.load(min_length + slot):
         place = tl.arange(0, PADDED_STOPS)
         stop = tl.load(stop_ids + slot * STOPS + place, mask=place < STOPS, other=-1)
         tl.store(start + stop, float("-inf"), mask=stop >= 0)
 
 
 def edit_logits(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor, ends: torch.Tensor) -> None:
-    """Adds the biases to `logits` [R, vocabulary], and bars stop ids below the slot's floor, in place.
+    """Adds the biases to `logits` [R, vocabulary], and bars stop ids below the slot's minimum length, in place.
 
     `slots` is int32 [R]; `ends` int32 [R] is the position of the token to sample, or -1 for a row that samples none.
     """
@@ -55,7 +55,7 @@ def edit_logits(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor,
         table.bias_ids,
         table.bias,
         table.stop_ids,
-        table.floor,
+        table.columns["min_length"],
         VOCABULARY=logits.shape[1],
         BIASES=biases,
         STOPS=stops,
@@ -72,14 +72,14 @@ def reference(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor, e
             continue
         biased = table.bias_ids[slot] >= 0
         result[row, table.bias_ids[slot][biased].long()] += table.bias[slot][biased].to(logits.dtype)
-        if end < table.floor[slot]:
+        if end < table.columns["min_length"][slot]:
             result[row, table.stop_ids[slot][table.stop_ids[slot] >= 0].long()] = float("-inf")
     return result
 
 
 def configurations() -> list[Configuration]:
     """Forms that a device launches, for `pagewire.kernels.compile`."""
-    tensors = {name: SAMPLING_TENSORS[name] for name in ("bias_ids", "bias", "stop_ids", "floor")}
+    tensors = {name: SAMPLING_TENSORS[name] for name in ("bias_ids", "bias", "stop_ids", "min_length")}
     sizes = {"BIASES": 300, "STOPS": 16, "PADDED_BIASES": 512, "PADDED_STOPS": 16}
     return [
         Configuration(

@@ -249,6 +249,7 @@ def sample(
     """
     rows, vocabulary = logits.shape
     tiles = triton.cdiv(vocabulary, TILE)
+    columns = table.columns
     earlier = (
         {"repetition": None, "presence": None, "frequency": None, "seen": None}
         if penalties is None
@@ -260,18 +261,18 @@ def sample(
         }
     )
     sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE, "num_warps": WARPS}
-    tile_maxima_kernel[rows, tiles](maxima, logits, slots, ends, table.temperature, **earlier, **sizes)
+    tile_maxima_kernel[rows, tiles](maxima, logits, slots, ends, columns["temperature"], **earlier, **sizes)
     sample_kernel[(rows,)](
         tokens,
         maxima,
         logits,
         slots,
         ends,
-        table.temperature,
-        table.top_p,
-        table.min_p,
-        table.top_k,
-        table.key,
+        columns["temperature"],
+        columns["top_p"],
+        columns["min_p"],
+        columns["top_k"],
+        columns["key"],
         **earlier,
         **sizes,
         PADDED=triton.next_power_of_2(tiles),
@@ -280,20 +281,20 @@ def sample(
 
 def distribution(table: SamplingTable, logits: torch.Tensor, slot: int, penalties: Penalties | None) -> torch.Tensor:
     """Filtered probabilities of one row [vocabulary] in float64, not renormalised; a one for a greedy slot's token."""
-    x = logits.double()
+    x, columns = logits.double(), table.columns
     if penalties is not None:
         count = penalties.seen[slot]
         factor = penalties.repetition[slot].double()
         x = torch.where(count > 0, torch.where(x > 0, x / factor, x * factor), x)
         x = x - penalties.frequency[slot] * (count // 2) - penalties.presence[slot] * (count > 1)
-    temperature = float(table.temperature[slot])
+    temperature = float(columns["temperature"][slot])
     if temperature == 0:
         return torch.nn.functional.one_hot(x.argmax(), len(x)).double()
     p = (x / temperature).softmax(-1)
-    p = torch.where(p >= p.max() * float(table.min_p[slot]), p, 0)
-    if 0 < (top_k := int(table.top_k[slot])) < len(p):
+    p = torch.where(p >= p.max() * float(columns["min_p"][slot]), p, 0)
+    if 0 < (top_k := int(columns["top_k"][slot])) < len(p):
         p = torch.where(p >= p.topk(top_k).values[-1], p, 0)
-    if (top_p := float(table.top_p[slot])) < 1:
+    if (top_p := float(columns["top_p"][slot])) < 1:
         ordered = p.sort(descending=True).values
         before = ordered.cumsum(0) - ordered
         p = torch.where(p >= ordered[before < top_p * p.sum()][-1], p, 0)
@@ -314,7 +315,7 @@ def reference(
             tokens.append(-1)
             continue
         reached = distribution(table, logits[row], slot, penalties).cumsum(0)
-        u = philox.reference(int(table.key[slot]) & 0xFFFF_FFFF_FFFF_FFFF, end)
+        u = philox.reference(int(table.columns["key"][slot]) & 0xFFFF_FFFF_FFFF_FFFF, end)
         tokens.append(int((reached > u * reached[-1]).nonzero()[0]))
     return tokens
 

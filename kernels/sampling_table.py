@@ -1,8 +1,17 @@
-"""How the tokens of each slot are picked: columns on the device, a row per slot, changed by plans only."""
+"""How the tokens of each slot are picked: columns on the device, one row per slot, changed by plans only."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
+from pagewire.shared.sampling import RECORD
+
+_DTYPES = {"f": torch.float32, "i": torch.int32, "u": torch.int64}
+_TRITON = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+
+COLUMNS = {name: _DTYPES[RECORD[name].kind] for name in RECORD.names or ()}
+"""The columns of a record, with their types on the device: real numbers, integers, and bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +30,12 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """Columns of S rows, one per slot."""
+    """S rows, one per slot."""
 
-    temperature: torch.Tensor
-    """float32 [S]; 0 is greedy."""
-    top_p: torch.Tensor
-    """float32 [S] in (0, 1]; 1: off."""
-    min_p: torch.Tensor
-    """float32 [S] in [0, 1]; 0: off."""
-    top_k: torch.Tensor
-    """int32 [S]; 0: off."""
-    key: torch.Tensor
-    """int64 [S], the 64 bits of the sequence's key."""
+    columns: Mapping[str, torch.Tensor]
+    """[S] each, by the names and of the types in `COLUMNS`; `pagewire.shared.sampling` says what they mean."""
     stop_ids: torch.Tensor
     """int32 [S, most] ids that end the sequence, filled up with -1."""
-    floor: torch.Tensor
-    """int32 [S] sequence length below which no id of `stop_ids` is picked."""
     bias_ids: torch.Tensor
     """int32 [S, most] ids whose logits are changed, filled up with -1, none twice."""
     bias: torch.Tensor
@@ -44,13 +43,8 @@ class SamplingTable:
 
 
 SAMPLING_TENSORS = {
-    "temperature": "fp32",
-    "top_p": "fp32",
-    "min_p": "fp32",
-    "top_k": "i32",
-    "key": "i64",
+    **{name: _TRITON[dtype] for name, dtype in COLUMNS.items()},
     "stop_ids": "i32",
-    "floor": "i32",
     "bias_ids": "i32",
     "bias": "fp32",
     "repetition": "fp32",

@@ -17,7 +17,7 @@ def step_inputs_kernel(
     ids: tl.tensor,
     positions: tl.tensor,
     places: tl.tensor,
-    starts: tl.tensor,
+    num_computed_tokens: tl.tensor,
     ends: tl.tensor,
     lengths: tl.tensor,
     slots: tl.tensor,
@@ -48,7 +48,7 @@ def step_inputs_kernel(
     total = tl.load(known + slot, mask=mask, other=0)
     room = tl.minimum(tl.load(limit + slot, mask=mask, other=0), total)
     runs = (tl.load(alive + slot, mask=mask, other=0) != 0) & (width > 0) & (end <= room)
-    tl.store(starts + lane, tl.where(runs, start, -1), mask=mask)
+    tl.store(num_computed_tokens + lane, tl.where(runs, start, -1), mask=mask)
     tl.store(ends + lane, tl.where(runs & (end == total), end, -1), mask=mask)
     tl.store(lengths + lane, tl.where(runs, end, 0), mask=mask)
 
@@ -90,7 +90,7 @@ class StepInputs:
     """[T] positions within their sequences; 0 where no row computes."""
     places: torch.Tensor
     """int64 [T] block * block_size + offset where keys and values go; the dummy block where no row computes."""
-    starts: torch.Tensor
+    num_computed_tokens: torch.Tensor
     """[R] first position that the row writes; -1 if the row is dead, empty, or may not go so far."""
     ends: torch.Tensor
     """[R] position of the token that the row samples; -1 if it samples none."""
@@ -111,7 +111,7 @@ def step_inputs(
         inputs.ids,
         inputs.positions,
         inputs.places,
-        inputs.starts,
+        inputs.num_computed_tokens,
         inputs.ends,
         inputs.lengths,
         slots,
@@ -155,7 +155,7 @@ def reference(
 
 def configurations() -> list[Configuration]:
     """Forms that a device launches, for `pagewire.kernels.compile`."""
-    columns = ("ids", "positions", "starts", "ends", "lengths", "slots", "cu_queries")
+    columns = ("ids", "positions", "num_computed_tokens", "ends", "lengths", "slots", "cu_queries")
     state = {name: kind for name, kind in STATE_TENSORS.items() if name != "last"}
     return [
         Configuration(

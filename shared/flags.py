@@ -14,7 +14,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds `--max-num-seqs` and all the others, and `--config`. The model is a flag as well: `--model`."""
     group = parser.add_argument_group("settings", "each is also an environment variable, such as PAGEWIRE_MAX_NUM_SEQS")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
-    descriptions = describe()
+    descriptions = describe(Settings)
     for name, field in FIELDS.items():
         flags = [f"--{name}", "--num-scheduler-steps"] if name == "lease-window" else [f"--{name}"]
         text = descriptions[field.name].replace("%", "%%")
@@ -36,9 +36,9 @@ def read_settings(namespace: argparse.Namespace) -> Settings:
     return config.load(flags, config=given.get("config"))
 
 
-def describe() -> dict[str, str]:
-    """The doc line of each setting. They are read from the source, where each stands below its field."""
-    (body,) = ast.parse(inspect.getsource(Settings)).body
+def describe(fields: type) -> dict[str, str]:
+    """The doc line of each field of a class. They are read from the source, where each stands below its field."""
+    (body,) = ast.parse(inspect.getsource(fields)).body
     assert isinstance(body, ast.ClassDef)
     lines: dict[str, str] = {}
     for field, text in zip(body.body, body.body[1:], strict=False):

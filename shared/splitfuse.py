@@ -28,7 +28,7 @@ class Rows(NamedTuple):
 
     slots: Int64
     """[R] rows in the executor's tables; none twice."""
-    widths: Int64
+    query_lens: Int64
     """[R] positions to compute, at least 1."""
 
 
@@ -47,7 +47,7 @@ def compose(pending: Pending, budget: int) -> Rows:
     if not waiting.any():
         return Rows(decodes, np.ones_like(decodes))
     filled = np.minimum(np.cumsum(np.minimum(remaining, room)[waiting]), budget - len(decodes))
-    widths = np.diff(filled, prepend=0)
-    widths = widths[widths > 0]  # the budget runs out once: those left out are the last
-    prompts = slots[waiting][: len(widths)]
-    return Rows(np.concatenate((decodes, prompts)), np.concatenate((np.ones_like(decodes), widths)))
+    query_lens = np.diff(filled, prepend=0)
+    query_lens = query_lens[query_lens > 0]  # the budget runs out once: those left out are the last
+    prompts = slots[waiting][: len(query_lens)]
+    return Rows(np.concatenate((decodes, prompts)), np.concatenate((np.ones_like(decodes), query_lens)))

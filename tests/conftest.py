@@ -11,6 +11,12 @@ import structlog
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests run on asyncio."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A logger that was cached in one test would ignore the configuration of the next."""
@@ -22,9 +28,3 @@ def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(structlog, "configure", uncached)
     yield
     structlog.reset_defaults()
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Async tests run on asyncio."""
-    return "asyncio"

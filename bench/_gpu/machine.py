@@ -17,10 +17,11 @@ from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.protocol import Capacity, SlotSampling
+from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import build_model
+from pagewire.shared.sampling import record
 
-GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
+GREEDY = record()
 COPIED = 1 << 30
 """Bytes of the buffer whose copying is measured: far beyond any cache."""
 MATRIX = 8192

@@ -82,8 +82,8 @@ def decodes(rows: int, position: int) -> StepBatch:
     """Returns a step of one token of each of the first `rows` slots. Its id only counts in a slot's first step."""
     return StepBatch(
         slots=np.arange(rows),
-        starts=np.full(rows, position),
-        widths=np.ones(rows, np.int64),
+        num_computed_tokens=np.full(rows, position),
+        query_lens=np.ones(rows, np.int64),
         token_ids=np.ones(rows, np.int64),
         samples=np.ones(rows, np.bool_),
     )
@@ -146,8 +146,8 @@ def _prefill(device: CudaDevice, tokens: int) -> tuple[float, float]:
     add_sequences(device, 1, -(-tokens // BLOCK_SIZE))
     batch = StepBatch(
         slots=np.zeros(1, np.int64),
-        starts=np.zeros(1, np.int64),
-        widths=np.array([tokens]),
+        num_computed_tokens=np.zeros(1, np.int64),
+        query_lens=np.array([tokens]),
         token_ids=np.arange(tokens) % device.capacity.vocab_size,
         samples=np.ones(1, np.bool_),
     )

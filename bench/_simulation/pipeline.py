@@ -16,7 +16,7 @@ from pagewire.bench._simulation.waste import Waste
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.roofline import Roofline
 from pagewire.services.executor.devices.sim import choices
-from pagewire.services.executor.flight import Columns
+from pagewire.services.executor.in_flight_step import Columns
 from pagewire.services.executor.slots import SlotTable
 from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.policy import Policy
@@ -170,7 +170,7 @@ class VirtualPipeline:
         """Adds a request to the scheduler's policy."""
         number = len(self._requests) + 1
         self._requests[number] = request
-        sampling = Sampling(0.0, 1.0, 0, 0.0, number, b"", 0, request.output)
+        sampling = Sampling(request.output, seed=number)
         prompt = unpack(pack(request.prompt))  # read at this moment, as from a work item
         sequence = Sequence(number, prompt, len(prompt), sampling, arrival_order=number)
         self._sequences[number] = sequence
@@ -203,21 +203,21 @@ class VirtualPipeline:
         for plan in plans:
             self._table.apply(plan)
             self._plan, self._lease_until = plan.number, plan.lease_until
-        flight = self._table.launch() if self._runs < self._lease_until else None
-        if flight is None:
+        step = self._table.launch() if self._runs < self._lease_until else None
+        if step is None:
             self._idle = True
             if plans:
                 self._clock.at(max(self._clock.now, self._ends[-1]), self._emit, self._output(Columns(), 0.0))
             return
         self._runs += 1
-        batch = flight.batch
+        batch = step.batch
         rows = len(batch.slots)
-        positions = batch.starts + batch.widths
+        positions = batch.num_computed_tokens + batch.query_lens
         # Tokens are known as soon as a step is composed: of what follows, only their times are to be found out.
         picked = choices(batch.slots.astype(np.uint64), positions, _VOCABULARY)
-        columns = self._table.record(flight, np.where(batch.samples, picked, -1))
+        columns = self._table.record(step, np.where(batch.samples, picked, -1))
         work = self._host.step + rows * self._host.step_row
-        seconds = self._roofline.seconds(batch.starts, batch.widths, batch.samples)
+        seconds = self._roofline.seconds(batch.num_computed_tokens, batch.query_lens, batch.samples)
         self._ends.append(max(self._clock.now + work, self._ends[-1]) + seconds)
         self.trace.busy += seconds
         self.trace.steps += 1

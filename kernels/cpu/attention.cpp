@@ -102,8 +102,9 @@ public:
           piece_blocks(std::max<int64_t>(1, PIECE / shape.block_size)), columns(piece_blocks * lines * LANES) {
         int64_t most = std::max<int64_t>(1, TILE / group), token = 0;
         for (int64_t row = 0; row < batch.rows; row++)
-            for (int64_t done = 0; done < batch.widths[row]; done += most) {
-                int64_t position = batch.starts[row] + done, count = std::min(most, batch.widths[row] - done);
+            for (int64_t done = 0; done < batch.query_lens[row]; done += most) {
+                int64_t position = batch.num_computed_tokens[row] + done;
+                int64_t count = std::min(most, batch.query_lens[row] - done);
                 int64_t piece = piece_blocks * shape.block_size, first = first_seen(position) / piece;
                 tiles.push_back({batch.tables + batch.slots[row] * batch.columns, token, position, count, first,
                                  (position + count - 1) / piece + 1 - first});

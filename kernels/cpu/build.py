@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pagewire.shared.errors import PagewireError
+from pagewire.shared.sampling import RECORD
 
 COMPILER = "c++"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wno-psabi")
@@ -21,6 +22,7 @@ WITHIN = 300.0
 KEPT = 8
 """Libraries in the cache folder: of those of other versions, the ones that were loaded last."""
 SOURCES = Path(__file__).parent
+_C_TYPES = {"<f8": "double", "<i8": "int64_t", "<u8": "uint64_t"}
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -60,6 +62,13 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
         raise NotBuilt(str(error)) from error
 
 
+def record_header() -> str:
+    """`sampling_record.hpp`, which the sources find beside them: a sequence's record of `pagewire.shared.sampling`."""
+    fields = "".join(f"    {_C_TYPES[RECORD[name].str]} {name};\n" for name in RECORD.names or ())
+    size = f"static_assert(sizeof(SamplingRecord) == {RECORD.itemsize});\n"
+    return "#pragma once\n#include <cstdint>\n\nstruct SamplingRecord {\n" + fields + "};\n" + size
+
+
 def _open(library: Path) -> ctypes.CDLL | None:
     """None if the file is no library, as after a disk was full."""
     try:
@@ -79,10 +88,11 @@ def _tidy(folder: Path) -> None:
 
 
 def _digest(sources: Path) -> str:
-    """Of the sources, the compiler, its flags and the CPU's."""
+    """Of the sources, written and generated, the compiler, its flags and the CPU's."""
     digest = hashlib.sha256()
     for file in sorted([*sources.glob("*.cpp"), *sources.glob("*.hpp")]):
         digest.update(file.name.encode() + file.read_bytes())
+    digest.update(record_header().encode())
     digest.update(_run(COMPILER, "--version").encode() + " ".join(FLAGS).encode() + _cpu().encode())
     return digest.hexdigest()[:32]
 
@@ -98,7 +108,8 @@ def _cpu() -> str:
 def _compile(sources: Path, folder: Path) -> Path:
     """Compiles the files side by side, as the whole pipeline waits for them."""
     objects = {file: str(folder / f"{file.stem}.o") for file in sorted(sources.glob("*.cpp"))}
-    commands = [[COMPILER, *FLAGS, "-c", str(file), "-o", made] for file, made in objects.items()]
+    (folder / "sampling_record.hpp").write_text(record_header())
+    commands = [[COMPILER, *FLAGS, f"-I{folder}", "-c", str(file), "-o", made] for file, made in objects.items()]
     running = [
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]

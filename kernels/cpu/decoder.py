@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.operators import DTYPES, Batch, Operators, Packed
+from pagewire.kernels.cpu.kernels import DTYPES, Batch, CpuKernels, Packed
 
 Pool = tuple[Tensor, Tensor]
-"""Keys and values of a layer: see `Operators.attend`."""
+"""Keys and values of a layer: see `CpuKernels.attend`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class CompiledDecoder:
 
     def __init__(
         self,
-        operators: Operators,
+        kernels: CpuKernels,
         embedding: Tensor,
         layers: Sequence[Layer],
         norm: Tensor,
@@ -75,10 +75,10 @@ class CompiledDecoder:
     ) -> None:
         """`embedding` [V, D] is contiguous, and of the pools' dtype.
 
-        `norm` [D] comes after the last layer, `table` is as for `Operators.rotate`, `heads` are the queries'.
+        `norm` [D] comes after the last layer, `table` is as for `CpuKernels.rotate`, `heads` are the queries'.
         """
         self.seconds = (c_double * 2)()
-        self._operators = operators
+        self._kernels = kernels
         self._tensors = (embedding, list(layers), norm, table)  # they must live as long as the pointers to them
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._fixed = {
@@ -94,7 +94,7 @@ class CompiledDecoder:
         }
         self._width = len(norm)
         self._pools: Sequence[Pool] = ()
-        self._decode = operators.function(
+        self._decode = kernels.function(
             "decode", [c_void_p, c_void_p, POINTER(Batch), c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
         )
 
@@ -109,7 +109,7 @@ class CompiledDecoder:
         """
         if pools is not self._pools:
             self._bind(pools)
-        self._model.threads = self._operators.threads
+        self._model.threads = self._kernels.threads
         tokens = ids.shape[0]
         out = torch.empty(tokens, self._width)
         pointers = byref(self._model), self._addresses, byref(batch), ids.data_ptr(), positions.data_ptr()

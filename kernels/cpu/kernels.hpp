@@ -12,7 +12,7 @@ using Room = std::unique_ptr<float[]>;  // not filled, unlike a vector
 inline Room room(int64_t count) { return Room(new float[count]); }
 
 struct Batch {
-    const int64_t *slots, *starts, *widths;  // of each row
+    const int64_t *slots, *num_computed_tokens, *query_lens;  // of each row
     int64_t rows;
     const int64_t* tables;  // block ids by slot
     int64_t columns;        // of the tables
@@ -41,11 +41,11 @@ void rotate(float* x, int64_t stride, const float* table, const int64_t* positio
             int64_t dim, int threads);
 void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
 
-// x [rows, inputs] -> out [rows, outputs]; `packed` is as `Operators.pack` lays it out, `bias` [panels, panel_width()] or
-// null.
+// x [rows, inputs] -> out [rows, outputs]; `packed` is as `CpuKernels.pack` lays it out, `bias` [panels, panel_width()]
+// or null.
 void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads);
 
-// Writes k and v into the pool, then attends. `keys` and `values` have the shapes of `Operators.pool_shapes`.
+// Writes k and v into the pool, then attends. `keys` and `values` have the shapes of `CpuKernels.pool_shapes`.
 void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values);
 }

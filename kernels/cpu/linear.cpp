@@ -24,7 +24,7 @@ constexpr int64_t CACHED = 1 << 15;  // weights that may take part of the second
 constexpr int64_t CHUNKS = 16;  // of the outputs per thread
 constexpr int64_t ROUNDED = 1 << 14;  // numbers that are rounded before a helper has begun
 
-// Two registers of weights, as `Operators.pack` lays them out: one behind the other.
+// Two registers of weights, as `CpuKernels.pack` lays them out: one behind the other.
 template <typename W>
 inline auto load_weights(const W* p) {
     return std::pair(load(p), load(p + LANES));

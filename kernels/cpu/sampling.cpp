@@ -7,15 +7,13 @@
 
 #include "kernels.hpp"
 #include "parallel.hpp"
+#include "sampling_record.hpp"
 #include "vector.hpp"
 
-// How the slots sample, as columns by slot.
-struct Sampling {
-    const double *temperature, *top_p;
-    const int64_t* top_k;
-    const double* min_p;
-    const uint64_t* keys;
-    const int64_t *floors, *stop_ids;
+// How the slots sample. The ids that end a sequence are filled up with -1 to the width of the table.
+struct SamplingTable {
+    const SamplingRecord* records;
+    const int64_t* stop_ids;
     int64_t stop_width;
 };
 
@@ -65,20 +63,20 @@ public:
     }
 
     // After `greedy` of the same row.
-    int64_t draw(const float* x, double temperature, double min_p, int64_t top_k, double top_p, double number) {
-        float scale = 1.0f / std::max((float)temperature, std::numeric_limits<float>::min());
-        float bound = min_p > 0 ? std::log(min_p) : -INFINITE;
-        bool few = top_k > 0 && top_k < count;
-        if (min_p <= 0 && !few && top_p >= 1) {  // most of the weights are not needed again: none is kept
+    int64_t draw(const float* x, const SamplingRecord& how, double number) {
+        float scale = 1.0f / std::max((float)how.temperature, std::numeric_limits<float>::min());
+        float bound = how.min_p > 0 ? std::log(how.min_p) : -INFINITE;
+        bool few = how.top_k > 0 && how.top_k < count;
+        if (how.min_p <= 0 && !few && how.top_p >= 1) {  // most of the weights are not needed again: none is kept
             sum_runs([&](int64_t begin) { return weigh(x, scale, begin, [](int64_t, Vec, Vec) {}); });
             return invert(number, [&](int64_t begin) {
                 weigh(x, scale, begin, [&](int64_t i, Vec, Vec weight) { store(&weights[i], weight); });
             });
         }
         weigh_all(x, scale);
-        if (few) bound = least(bound, top_k, [](Vec) { return splat(1.0f); });
+        if (few) bound = least(bound, how.top_k, [](Vec) { return splat(1.0f); });
         if (bound > -INFINITE) cut(bound);
-        if (top_p < 1) cut(least(bound, top_p * ends.back(), [](Vec weight) { return weight; }));
+        if (how.top_p < 1) cut(least(bound, how.top_p * ends.back(), [](Vec weight) { return weight; }));
         return invert(number, [](int64_t) {});
     }
 
@@ -206,20 +204,19 @@ private:
 extern "C" {
 
 // The tokens at `positions` of `slots`, by `logits` [rows, vocabulary], which are overwritten.
-void sample(float* logits, int64_t vocabulary, const Sampling* how, const int64_t* slots, const int64_t* positions,
+void sample(float* logits, int64_t vocabulary, const SamplingTable* table, const int64_t* slots, const int64_t* positions,
             int64_t rows, int64_t* tokens, int threads) {
     parallel(rows, 1, threads, [&](int64_t begin, int64_t end) {
         static thread_local Row row(0);
         if (!row.holds(vocabulary)) row = Row(vocabulary);
         for (int64_t r = begin; r < end; r++) {
-            int64_t slot = slots[r];
+            const SamplingRecord& how = table->records[slots[r]];
+            const int64_t* stop_ids = table->stop_ids + slots[r] * table->stop_width;
             float* x = logits + r * vocabulary;
-            for (int64_t i = 0; i < how->stop_width && positions[r] < how->floors[slot]; i++)
-                if (int64_t id = how->stop_ids[slot * how->stop_width + i]; id >= 0) x[id] = -INFINITE;
+            for (int64_t i = 0; i < table->stop_width && positions[r] < how.min_length; i++)
+                if (int64_t id = stop_ids[i]; id >= 0) x[id] = -INFINITE;
             tokens[r] = row.greedy(x);
-            if (how->temperature[slot] > 0)
-                tokens[r] = row.draw(x, how->temperature[slot], how->min_p[slot], how->top_k[slot], how->top_p[slot],
-                                     uniform(how->keys[slot], positions[r]));
+            if (how.temperature > 0) tokens[r] = row.draw(x, how, uniform(how.key, positions[r]));
         }
     });
 }

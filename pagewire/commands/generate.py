@@ -1,6 +1,10 @@
 """Streams one completion to the terminal, from a running stack or from one that is started for it."""
 
 import argparse
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import msgspec
 
 from pagewire.commands import session
 from pagewire.shared import flags
@@ -16,29 +20,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen; the names are those of the request."""
+    """How tokens are chosen: one flag per field of a request that fits one, with its name, type and description."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, default=64, help="tokens to generate at most")
-    group.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, help="smallest set of likeliest tokens with this mass")
-    group.add_argument("--top-k", type=int, default=0, help="the k likeliest tokens; 0 is all")
-    group.add_argument("--min-p", type=float, default=0.0, help="tokens this likely, relative to the likeliest")
-    group.add_argument("--stop", action="append", default=[], help="string that ends the text; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="the model's own end does not end the text")
+    descriptions = flags.describe(SamplingParams)
+    for name, options in _FIELDS.items():
+        text = descriptions[name].replace("%", "%%")
+        group.add_argument("--" + name.replace("_", "-"), default=argparse.SUPPRESS, help=text, **options)
+    parser.set_defaults(max_tokens=64)
 
 
 def sampling(given: argparse.Namespace, settings: Settings) -> SamplingParams:
     """The sampling that the flags ask for. `--seed`, a setting as well, makes it repeatable."""
-    return SamplingParams(
-        max_tokens=given.max_tokens,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        min_p=given.min_p,
-        stop=given.stop,
-        ignore_eos=given.ignore_eos,
-        seed=settings.seed or None,
-    )
+    fields = {name: value for name, value in vars(given).items() if name in _FIELDS}
+    return SamplingParams(seed=settings.seed or None, **fields)
+
+
+def _flags() -> dict[str, dict[str, Any]]:
+    """For each field that has a flag, how argparse reads it."""
+    found: dict[str, dict[str, Any]] = {}
+    for field in msgspec.structs.fields(SamplingParams):
+        kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
+        items = [item for kind in kinds if get_origin(kind) is list for item in get_args(kind)]
+        if field.name in _WITHOUT_FLAG:
+            continue
+        if items:
+            found[field.name] = {"type": items[0], "action": "append", "metavar": items[0].__name__.upper()}
+        elif kinds[0] is bool:
+            found[field.name] = {"action": argparse.BooleanOptionalAction}
+        elif kinds[0] in (int, float):
+            found[field.name] = {"type": kinds[0], "metavar": "N" if kinds[0] is int else "X"}
+    return found
+
+
+_WITHOUT_FLAG = {"n", "seed", "logprobs", "prompt_logprobs"}
+"""One completion is printed, without log-probabilities, and `--seed` is a setting."""
+_FIELDS = _flags()
 
 
 def run(given: argparse.Namespace) -> int:

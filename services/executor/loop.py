@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import structlog
 
-from pagewire.services.executor.devices.protocol import Device, SlotSampling
-from pagewire.services.executor.flight import Columns, Told
-from pagewire.services.executor.flights import Flights
+from pagewire.services.executor.devices.protocol import Device
+from pagewire.services.executor.in_flight_step import Columns
+from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.inbox import Arrived, PlanInbox
 from pagewire.services.executor.results import Counters, Ran, Refused
 from pagewire.services.executor.sampling import sequence_key
@@ -16,19 +16,26 @@ from pagewire.services.executor.slots import PlanViolation, SlotTable
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
+from pagewire.shared.sampling import Record, unpack_record
 
 _log = structlog.get_logger()
-_NOTHING_TOLD = Told()
 
 
 class StepLoop:
     """Obeys plans. Everything but `overdue` and `counters` belongs to the thread of `run`.
 
-    Up to `depth` steps of the device are in flight: while it computes one, the host launches the next and sees to the
+    Up to `depth` steps of the device are in flight: while it computes one, the host launches the next and packs the
     output of the last. Outputs leave in order of launch.
 
-    What an output frees may have a new owner at once. One that answers the removal of a live sequence leaves no step of
-    it in flight. One that reports an end leaves dead rows at most, which the device computes before what comes later.
+    The slots and blocks that an output frees may have a new owner at once. An output that answers the removal of a live
+    sequence leaves no step of that sequence in flight; one that reports an end leaves dead rows at most, which the
+    device computes before anything that is launched later.
+
+    A term goes through these states:
+
+        begin ──> running ──(a plan contradicts the slot table)──> refused
+          ^          |                                                |
+          └──────────┴─────────────(a higher term begins)─────────────┘
     """
 
     def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[Ran | Refused], None]) -> None:
@@ -36,7 +43,7 @@ class StepLoop:
         self._inbox = inbox
         self._emit = emit
         self._slots = SlotTable(device.capacity)
-        self._held: dict[int, SlotSampling] = {}
+        self._held: dict[int, tuple[Record, list[int]]] = {}  # how each slot samples, and its stop ids
         self._term = 0
         self._step = 0
         self._runs = 0  # steps with rows: what the lease counts
@@ -44,13 +51,13 @@ class StepLoop:
         self._lease_until = 0
         self._refused = False
         self._unanswered: list[Plan] = []
-        self._flights = Flights(device)
+        self._in_flight = InFlightSteps(device)
         self.counters = Counters()
 
     @property
     def overdue(self) -> bool:
-        """See `Flights.overdue`."""
-        return self._flights.overdue
+        """See `InFlightSteps.overdue`."""
+        return self._in_flight.overdue
 
     def run(self) -> None:
         """Steps until the inbox is closed. An exception of the device ends the loop: its state is unknown then."""
@@ -60,14 +67,14 @@ class StepLoop:
                 if arrived.term != self._term:
                     self._begin(arrived.term)
                 idle = not self._advance(arrived.plans)
-            while self._flights:
-                self._land()
+            while self._in_flight:
+                self._collect()
         except Exception:
-            _log.exception("step_failed", term=self._term, step=self._step, tokens=self._flights.positions)
+            _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
             raise
 
     def _advance(self, plans: list[Plan]) -> bool:
-        """One step boundary: applies plans, launches a step, and lands one where no more can be launched.
+        """One step boundary: applies plans, launches a step, and collects one where no more can be launched.
 
         Returns whether there was anything to do, so that there may be more.
         """
@@ -81,10 +88,10 @@ class StepLoop:
             return False
         self._unanswered += plans
         launched = self._runs < self._lease_until and self._launch()
-        if launched and not self._flights.full:
+        if launched and not self._in_flight.full:
             return True
-        if self._flights:
-            self._land()
+        if self._in_flight:
+            self._collect()
         elif self._unanswered:
             self._answer(Columns(), self._plan, self._unanswered, 0.0)
             self._unanswered = []
@@ -93,29 +100,29 @@ class StepLoop:
         return True
 
     def _launch(self) -> bool:
-        flight = self._slots.launch()
-        if flight is None:
+        step = self._slots.launch()
+        if step is None:
             return False
         self._runs += 1
-        self._flights.launch(flight, self._plan, self._unanswered)
+        self._in_flight.launch(step, self._plan, self._unanswered)
         self._unanswered = []
         return True
 
-    def _land(self) -> None:
-        """Takes in the oldest step in flight. One whose rows are all dead counts as none, and only answers plans."""
-        flight, tokens, candidates, plan, plans, elapsed = self._flights.land()
-        columns = self._slots.record(flight, tokens)
+    def _collect(self) -> None:
+        """Waits for the oldest step and emits its output; one whose rows are all dead only answers plans."""
+        step, tokens, candidates, plan, plans, elapsed = self._in_flight.collect()
+        columns = self._slots.record(step, tokens)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1
-        counters.rows += len(flight.batch.slots)
-        counters.tokens += len(flight.batch.token_ids)
+        counters.rows += len(step.batch.slots)
+        counters.tokens += len(step.batch.token_ids)
         counters.sampled += int(np.count_nonzero(np.frombuffer(columns.tokens, "<u4") != NO_TOKEN))
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
         if columns.sequences or plans:
-            told = _NOTHING_TOLD if candidates is None else flight.told(candidates)
-            self._answer(columns, plan, plans, elapsed, told)
+            reported = () if candidates is None else step.candidate_columns(candidates)
+            self._answer(columns, plan, plans, elapsed, *reported)
 
     def _take(self, *, wait: bool) -> Arrived | None:
         if not wait:
@@ -137,7 +144,7 @@ class StepLoop:
         self._emit(Refused(self._term, reason))
 
     def _empty(self) -> None:
-        self._flights.drop()
+        self._in_flight.discard()
         self._unanswered = []
         for slot in self._held:
             self._device.remove(slot)
@@ -150,43 +157,36 @@ class StepLoop:
         if plan.copies:
             table = unpack(plan.copies)
             self._device.copy(table[::2], table[1::2])
-        forks = [(fork.slot, unpack(fork.blocks), self._held[fork.source]) for fork in plan.forks]
+        forks = [(fork.slot, unpack(fork.blocks), *self._held[fork.source]) for fork in plan.forks]
         for slot in unpack(plan.removed):
             self._device.remove(slot)
             del self._held[slot]
         for added in plan.added:
-            self._add(added.slot, unpack(added.blocks), slot_sampling(added))
-        for slot, blocks, sampling in forks:
-            self._add(slot, blocks, sampling)
+            self._add(added.slot, unpack(added.blocks), sampling_record(added), unpack(added.sampling.stop_ids))
+        for fork in forks:
+            self._add(*fork)
         if plan.blocks:
             table = unpack(plan.blocks)
             self._device.extend(table[::2], table[1::2])
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
-    def _add(self, slot: int, blocks: list[int], sampling: SlotSampling) -> None:
-        self._device.add(slot, blocks, sampling)
-        self._held[slot] = sampling
+    def _add(self, slot: int, blocks: list[int], sampling: Record, stop_ids: list[int]) -> None:
+        self._device.add(slot, blocks, sampling, stop_ids)
+        self._held[slot] = sampling, stop_ids
 
-    def _answer(
-        self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, told: Told = _NOTHING_TOLD
-    ) -> None:
-        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *told)
+    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, *candidates: bytes) -> None:
+        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *candidates)
         self._step += 1
         ended = time.time()
         self._emit(Ran(output, plans, ended - elapsed, ended))
 
 
-def slot_sampling(added: AddSlot) -> SlotSampling:
-    """How the device picks the tokens of a sequence."""
+def sampling_record(added: AddSlot) -> Record:
+    """How the device picks the tokens of a sequence: the request's record with the columns that depend on more."""
     sampling = added.sampling
-    return SlotSampling(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        key=sequence_key(sampling.seed, added.prompt_index, added.choice_index),
-        stop_ids=tuple(unpack(sampling.stop_ids)),
-        floor=added.prompt_tokens + sampling.min_tokens,
-        candidates=sampling.candidates,
-    )
+    complete = unpack_record(sampling.record)
+    complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)
+    complete["min_length"] = added.prompt_tokens + sampling.min_tokens
+    complete["num_candidates"] = sampling.candidates
+    return complete

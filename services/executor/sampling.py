@@ -7,7 +7,6 @@ are all kept.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +14,13 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.philox import UInt64, philox4x32
+from pagewire.shared.sampling import Record
 
 CANDIDATES = 1024
 """How many of the best tokens are tried for top_p before the whole vocabulary is sorted."""
 
 _MASK = (1 << 64) - 1
 _LOWEST = torch.finfo(torch.float32).min
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """How each of R rows is sampled, as columns; `SlotSampling` says what the values mean."""
-
-    temperature: npt.NDArray[np.float64]
-    top_p: npt.NDArray[np.float64]
-    top_k: npt.NDArray[np.int64]
-    min_p: npt.NDArray[np.float64]
-    keys: UInt64
-    positions: npt.NDArray[np.int64]
-    """Of the token to be picked, in its sequence."""
-    banned: Sequence[tuple[int, tuple[int, ...]]]
-    """Rows with ids that they must not pick."""
 
 
 def sequence_key(seed: int, prompt_index: int, choice_index: int) -> int:
@@ -53,25 +38,33 @@ def uniforms(keys: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.f
     return np.multiply(bits + 0.5, 2.0**-24)
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+def sample(
+    logits: Tensor, records: Record, positions: npt.NDArray[np.int64], banned: Sequence[tuple[int, Sequence[int]]] = ()
+) -> Tensor:
     """One token id per row: logits [R, V] in float32 -> [R] int64. The logits are overwritten.
 
     Temperature 0 picks the largest logit, of equal ones the lowest id. A NaN counts as the lowest finite number and
     +inf as the highest, so that a row of a broken model still gets some token.
+
+    Args:
+        logits: see above.
+        records: [R] how each row is sampled.
+        positions: [R] of the token to be picked, in its sequence.
+        banned: rows with ids that they must not pick.
     """
-    for row, ids in rows.banned:
+    for row, ids in banned:
         logits[row, list(ids)] = -torch.inf
     peaks, picked = logits.max(dim=1)
     if not peaks.isfinite().all():
         torch.nan_to_num(logits, nan=_LOWEST, neginf=-torch.inf, out=logits)
         peaks, picked = logits.max(dim=1)
-    drawn = np.flatnonzero(rows.temperature)
+    drawn = np.flatnonzero(records["temperature"])
     if drawn.size:
-        index = torch.from_numpy(drawn).to(logits.device)
-        temperature = _column(rows.temperature[drawn], logits)
-        scaled = (logits[index] - peaks[index, None].clamp_min(_LOWEST)).div_(temperature)
-        _filter(scaled, rows.min_p[drawn], rows.top_k[drawn], rows.top_p[drawn])
-        picked[index] = _invert(scaled.exp_(), uniforms(rows.keys[drawn], rows.positions[drawn]))
+        records, index = records[drawn], torch.from_numpy(drawn).to(logits.device)
+        scaled = logits[index] - peaks[index, None].clamp_min(_LOWEST)
+        scaled.div_(_column(records["temperature"], logits))
+        _filter(scaled, records)
+        picked[index] = _invert(scaled.exp_(), uniforms(records["key"], positions[drawn]))
     return picked
 
 
@@ -84,13 +77,9 @@ def _invert(weights: Tensor, numbers: npt.NDArray[np.float64]) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_max(weights.shape[1] - 1)
 
 
-def _filter(
-    scaled: Tensor,
-    min_p: npt.NDArray[np.float64],
-    top_k: npt.NDArray[np.int64],
-    top_p: npt.NDArray[np.float64],
-) -> None:
+def _filter(scaled: Tensor, records: Record) -> None:
     """Sets to -inf what the filters drop from logits [R, V] whose largest is 0 in each row."""
+    min_p, top_k, top_p = records["min_p"], records["top_k"], records["top_p"]
     limited = (top_k > 0) & (top_k < scaled.shape[1])
     nucleus = top_p < 1
     for group in (~limited & ~nucleus & (min_p > 0), limited, ~limited & nucleus):
@@ -129,7 +118,7 @@ def _weights(scaled: Tensor, bound: Tensor) -> Tensor:
 
 
 def _column(values: npt.NDArray[np.generic], like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.from_numpy(values).to(like.device, dtype)[:, None]
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device, dtype)[:, None]
 
 
 def _splitmix64(value: int) -> int:

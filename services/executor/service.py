@@ -8,13 +8,13 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from pagewire.services.executor.claims import Ownership
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
-from pagewire.services.executor.replays import Replays
+from pagewire.services.executor.ownership import Ownership
+from pagewire.services.executor.replay_buffer import ReplayBuffer
+from pagewire.services.executor.replay_responder import ReplayResponder
 from pagewire.services.executor.results import Ran, Refused
-from pagewire.services.executor.ring import Ring
 from pagewire.services.executor.spans import Spans
 from pagewire.services.executor.thread import DeviceThread
 from pagewire.shared import model_folder, subjects
@@ -48,8 +48,8 @@ class Executor:
         self._peers = Peers(context.bus)
         self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
         self._inbox = PlanInbox()
-        self._ring = Ring()
-        self._replays = Replays(context.bus, self._ring)
+        self._replay_buffer = ReplayBuffer()
+        self._replay_responder = ReplayResponder(context.bus, self._replay_buffer)
         self._spans = Spans()
         self._steps: StepLoop | None = None
         self._ready = False
@@ -99,7 +99,7 @@ class Executor:
         _log.info("device_open", device=self._context.settings.device, **asdict(device.capacity))
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._replays.run())
+                tasks.create_task(self._replay_responder.run())
                 await device.failure()
         finally:
             for subscription in subscriptions:
@@ -136,7 +136,7 @@ class Executor:
     def _on_replay(self, message: Message) -> None:
         wanted = _decoded(_wanted, message)
         if wanted is not None and message.reply:
-            self._replays.ask(wanted, message.reply)
+            self._replay_responder.ask(wanted, message.reply)
 
     def _deliver(self, result: Ran | Refused) -> None:
         """Sends what the step thread made, unless another term has begun since."""
@@ -144,7 +144,7 @@ class Executor:
             output = result.output
             if output.term == self._owner.term:
                 data = encode(output)
-                self._ring.append(output.term, output.step, data)
+                self._replay_buffer.append(output.term, output.step, data)
                 self._publish(self._steps_subject, data)
                 self._last_step = output.step
             self._spans.observe(result)

@@ -6,10 +6,12 @@ import numpy as np
 
 from pagewire.services.executor.columns import column, pairs
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
-from pagewire.services.executor.flight import Columns, Flight
+from pagewire.services.executor.id_lists import IdLists
+from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
+from pagewire.shared.sampling import RECORD
 from pagewire.shared.splitfuse import Pending, compose
 
 _STOP = np.uint8(Finish.STOP)
@@ -22,8 +24,8 @@ class PlanViolation(PagewireError):
     """
 
 
-class _Start(NamedTuple):
-    """A sequence that takes a slot: its table's row."""
+class _NewSequence(NamedTuple):
+    """A sequence that is about to be given a slot."""
 
     slot: int
     sequence: int
@@ -36,7 +38,13 @@ class _Start(NamedTuple):
 
 
 class SlotTable:
-    """One sequence per slot. A finished sequence keeps its slot, but never runs again, until a plan removes it.
+    """One sequence per slot:
+
+        free ──(plan adds or forks)──> running ──(stop id or length)──> finished
+         ^                                |                                |
+         └─────────(plan removes)─────────┴────────────────────────────────┘
+
+    A finished sequence keeps its slot, but never runs again, until a plan removes it.
 
     Of each sequence `known` tokens are there or on their way, and the KV of the first `computed` positions is written
     or will be. A row computes further positions; one that reaches the last known token samples the next. Both numbers
@@ -52,16 +60,16 @@ class SlotTable:
         self._occupied: Bool = np.zeros(slots, np.bool_)
         self._running: Bool = np.zeros(slots, np.bool_)
         self._sequences: Int64 = np.zeros(slots, np.int64)
-        self._tenancies: Int64 = np.zeros(slots, np.int64)  # counts all sequences: which one the slot is at
-        self._stopped: Int64 = np.zeros(slots, np.int64)  # the last tenancy that a stop id ended
-        self._begun = 0
+        self._admissions: Int64 = np.zeros(slots, np.int64)  # which sequence holds the slot, counted over all slots
+        self._stopped: Int64 = np.zeros(slots, np.int64)  # the last admission that a stop id ended
+        self._admitted = 0
         self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
         self._known: Int64 = np.zeros(slots, np.int64)
         self._computed: Int64 = np.zeros(slots, np.int64)
         self._limits: Int64 = np.zeros(slots, np.int64)
         self._blocks: Int64 = np.zeros(slots, np.int64)
         self._ends: Int64 = np.zeros(slots, np.int64)
-        self._stop_ids: Int64 = np.empty((slots, 0), np.int64)  # as wide as the longest list, filled up with -1
+        self._stop_ids = IdLists(slots)
 
     @property
     def has_work(self) -> bool:
@@ -69,7 +77,7 @@ class SlotTable:
         return bool(self._running.any())
 
     def clear(self) -> None:
-        """Every slot is free."""
+        """Frees every slot."""
         self._order = self._order[:0]
         self._occupied[:] = self._running[:] = False
 
@@ -86,13 +94,13 @@ class SlotTable:
             # Most plans leave most of it out, and an empty array costs as much as a short one.
             if plan.copies:
                 self._check_copies(*pairs(plan.copies))
-            forked = [self._forked(fork) for fork in plan.forks]
+            forked = [self._from_fork(fork) for fork in plan.forks]
             if plan.removed:
-                self._remove(column(plan.removed))
-            if starts := [*map(self._added, plan.added), *forked]:
-                for start in starts:
-                    self._begin(start)
-                self._order = np.append(self._order, [start.slot for start in starts])
+                self._free(column(plan.removed))
+            if new := [*map(self._from_plan, plan.added), *forked]:
+                for sequence in new:
+                    self._allocate(sequence)
+                self._order = np.append(self._order, [sequence.slot for sequence in new])
             if plan.blocks:
                 self._extend(*pairs(plan.blocks))
             if plan.limits:
@@ -111,61 +119,63 @@ class SlotTable:
         computed = self._computed[slots]
         return Pending(slots, self._known[slots] - computed, self._limits[slots] - computed)
 
-    def launch(self) -> Flight | None:
+    def launch(self) -> InFlightStep | None:
         """The next step; None when no sequence can go on. Its positions count as computed from here on."""
-        slots, widths = compose(self.pending(), self._budget)
+        slots, query_lens = compose(self.pending(), self._budget)
         if not len(slots):
             return None
-        starts, known = self._computed[slots], self._known[slots]
-        ends, positions = starts + widths, positions_of(starts, widths)
-        owners = slots if len(positions) == len(slots) else np.repeat(slots, widths)
+        computed, known = self._computed[slots], self._known[slots]
+        ends, positions = computed + query_lens, positions_of(computed, query_lens)
+        owners = slots if len(positions) == len(slots) else np.repeat(slots, query_lens)
         samples = ends == known
         known += samples
         full = samples & (known == self._ends[slots])
-        batch = StepBatch(slots, starts, widths, self._tokens[owners, positions], samples)
+        batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples)
         self._computed[slots] = ends
         self._known[slots] = known
         self._running[slots] = ~full
-        return Flight(batch, self._sequences[slots], self._tenancies[slots], self._stop_ids[slots], full)
+        return InFlightStep(batch, self._sequences[slots], self._admissions[slots], self._stop_ids.table[slots], full)
 
-    def record(self, flight: Flight, tokens: Int64) -> Columns:
+    def record(self, step: InFlightStep, tokens: Int64) -> Columns:
         """Takes in what the device made of a step: `tokens` [R], -1 where a row sampled none. In order of launch.
 
         A row that was launched behind the end of its sequence is dead and not in the columns. That of a sequence which
         a plan has removed meanwhile is, and leaves the slot's next one alone.
         """
-        batch, finishes = flight.batch, flight.finishes(tokens)
+        batch, finishes = step.batch, step.finishes(tokens)
         slots = batch.slots
-        alive = self._stopped[slots] != flight.tenancies  # a later tenancy stops in a later step
-        here = alive & (self._tenancies[slots] == flight.tenancies)
+        alive = self._stopped[slots] != step.admissions  # a later admission stops in a later step
+        here = alive & (self._admissions[slots] == step.admissions)
         stops = alive & (finishes == _STOP)
         if np.count_nonzero(stops):
-            self._stopped[slots[stops]] = flight.tenancies[stops]
+            self._stopped[slots[stops]] = step.admissions[stops]
             self._running[slots[here & stops]] = False
         written = (here & batch.samples).nonzero()[0]
         if len(written) == len(slots):
             self._tokens[slots, batch.ends] = tokens
         else:
             self._tokens[slots[written], batch.ends[written]] = tokens[written]
-        return flight.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
+        return step.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
 
-    def _remove(self, slots: Int64) -> None:
+    def _free(self, slots: Int64) -> None:
         self._check_occupied(slots)
         self._occupied[slots] = self._running[slots] = False
         self._order = self._order[self._occupied[self._order]]
 
-    def _added(self, added: AddSlot) -> "_Start":
+    def _from_plan(self, added: AddSlot) -> _NewSequence:
         tokens = column(added.tokens)
         if not 1 <= added.prompt_tokens <= len(tokens):
             raise PlanViolation(
                 f"sequence {added.sequence} comes with {len(tokens)} tokens, {added.prompt_tokens} of them its prompt"
             )
+        if len(added.sampling.record) != RECORD.itemsize:
+            raise PlanViolation(f"sequence {added.sequence} comes with a sampling record of another layout")
         end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
-        return _Start(
+        return _NewSequence(
             added.slot, added.sequence, tokens, added.computed, column(added.blocks), added.limit, end, stop_ids
         )
 
-    def _forked(self, fork: Fork) -> "_Start":
+    def _from_fork(self, fork: Fork) -> _NewSequence:
         source = fork.source
         self._check_occupied(np.array([source]))
         if not 0 <= fork.computed <= self._computed[source]:
@@ -173,11 +183,11 @@ class SlotTable:
                 f"sequence {fork.sequence} is forked at {fork.computed} from a slot that has {self._computed[source]}"
             )
         tokens = np.concatenate((self._tokens[source, : fork.computed], column(fork.tokens)))
-        blocks, end, stop_ids = column(fork.blocks), int(self._ends[source]), self._stop_ids[source].copy()
-        return _Start(fork.slot, fork.sequence, tokens, fork.computed, blocks, fork.limit, end, stop_ids)
+        blocks, end, stop_ids = column(fork.blocks), int(self._ends[source]), self._stop_ids.table[source].copy()
+        return _NewSequence(fork.slot, fork.sequence, tokens, fork.computed, blocks, fork.limit, end, stop_ids)
 
-    def _begin(self, start: "_Start") -> None:
-        slot, sequence, tokens, computed, blocks, limit, end, stop_ids = start
+    def _allocate(self, new: _NewSequence) -> None:
+        slot, sequence, tokens, computed, blocks, limit, end, stop_ids = new
         capacity = self._capacity
         if not 0 <= slot < capacity.max_num_seqs:
             raise PlanViolation(f"slot {slot} is not one of the {capacity.max_num_seqs} slots")
@@ -196,21 +206,15 @@ class SlotTable:
         self._check_held(len(blocks))
         self._check_reach(max(limit, computed) - len(blocks) * capacity.block_size)
         self._occupied[slot] = self._running[slot] = True
-        self._begun += 1
-        self._sequences[slot], self._tenancies[slot] = sequence, self._begun
+        self._admitted += 1
+        self._sequences[slot], self._admissions[slot] = sequence, self._admitted
         self._tokens[slot, : len(tokens)] = tokens
         self._known[slot] = len(tokens)
         self._computed[slot] = computed
         self._ends[slot] = end
-        self._set_stop_ids(slot, stop_ids)
+        self._stop_ids.set(slot, stop_ids)
         self._blocks[slot] = len(blocks)
         self._limits[slot] = min(limit, capacity.max_model_len)
-
-    def _set_stop_ids(self, slot: int, ids: Int64) -> None:
-        if (missing := len(ids) - self._stop_ids.shape[1]) > 0:
-            self._stop_ids = np.pad(self._stop_ids, ((0, 0), (0, missing)), constant_values=-1)
-        self._stop_ids[slot] = -1
-        self._stop_ids[slot, : len(ids)] = ids
 
     def _extend(self, slots: Int64, blocks: Int64) -> None:
         self._check_occupied(slots)

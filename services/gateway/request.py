@@ -1,7 +1,7 @@
 """The body of `/v1/completions`, with vLLM's extra sampling fields, and what it means for the pipeline."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -19,7 +19,10 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields that are None have their default. Names and meaning are OpenAI's, then vLLM's."""
+    """Fields beside those that say how tokens are chosen. Those that are None have their default.
+
+    Names and meaning are OpenAI's, then vLLM's.
+    """
 
     prompt: str | Sequence[int | str | Sequence[int]]
     model: str | None = None
@@ -29,30 +32,6 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     cache_salt: str | None = None
     request_id: str | None = None
     priority: int | None = None
-
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    structured_outputs: dict[str, object] | None = None
-    length_penalty: float | None = None
     use_beam_search: bool | None = None
     """A beam search with `n` beams, all of which are returned."""
 
@@ -65,9 +44,21 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     spaces_between_special_tokens: bool | None = None
 
 
-FIELDS = frozenset(CompletionRequest.__struct_fields__)
-SAMPLING = tuple(name for name in SamplingParams.__struct_fields__ if name in FIELDS)
-"""Fields that the pipeline knows by the same name."""
+SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name != "beam_width"}
+"""Fields that the pipeline knows by the same name, with their types: all but the one for which `use_beam_search`
+stands."""
+_Body = cast(
+    "type[CompletionRequest]",
+    msgspec.defstruct(
+        "CompletionBody",
+        [(name, kind | None, None) for name, kind in SAMPLING.items()],
+        bases=(CompletionRequest,),
+        forbid_unknown_fields=True,
+        kw_only=True,
+    ),
+)
+"""What is decoded: a `CompletionRequest` that has the fields of `SAMPLING` as well."""
+FIELDS = frozenset(_Body.__struct_fields__)
 NOT_BUILT: dict[str, object] = {
     "best_of": 1,
     "echo": False,
@@ -79,7 +70,7 @@ NOT_BUILT: dict[str, object] = {
 }
 """Fields that are accepted with the value that changes nothing, and refused with any other."""
 
-_decoder = msgspec.json.Decoder(CompletionRequest)
+_decoder = msgspec.json.Decoder(_Body)
 
 
 def decode(body: bytes) -> CompletionRequest:
@@ -102,5 +93,5 @@ def sampling(request: CompletionRequest) -> SamplingParams:
     """How tokens are chosen."""
     given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
     if request.use_beam_search:
-        given["beam_width"] = 1 if request.n is None else request.n
+        given["beam_width"] = given.get("n", 1)
     return SamplingParams(**given)

@@ -1,4 +1,7 @@
-"""Checks sampling parameters, and resolves them for the device. Ranges and special values are vLLM's."""
+"""Sampling parameters: which requests are refused, and what the device is told of the others.
+
+Ranges and special values are vLLM's. Those of the scalar parameters stand in `pagewire.shared.sampling`.
+"""
 
 import hashlib
 import math
@@ -8,6 +11,7 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import Sampling
+from pagewire.shared.sampling import GREEDY_BELOW, PARAMETERS, record
 
 MAX_STOPS = 64
 """Stop strings in one request."""
@@ -15,24 +19,12 @@ MAX_STOP_LENGTH = 1024
 """Characters in one stop string."""
 MAX_STOP_TOKENS = 1024
 """Stop tokens in one request."""
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy."""
-COLDEST = 0.01
-"""Temperatures between greedy and this are raised to it: colder ones overflow."""
 MAX_BEAMS = 16
 """Beams of one search."""
 MAX_BEAM_STOPS = 64
 """Tokens that end the text of a beam, the model's own included: every step reports as many candidates more."""
-NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
-    "temperature": (0.0, 1.0),
-    "top_p": (1.0,),
-    "top_k": (0, -1),
-    "min_p": (0.0,),
-    "seed": (None, -1),
-    "min_tokens": (0,),
-    "stop": ([],),
-}
-"""Fields that a beam search refuses, but for these values, which change nothing."""
+NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {"seed": (None, -1), "min_tokens": (0,), "stop": ([],)}
+"""Fields that a beam search refuses beside `PARAMETERS`, but for these values, which change nothing."""
 NOT_BUILT = (
     "presence_penalty",
     "frequency_penalty",
@@ -50,7 +42,7 @@ _DEFAULTS = SamplingParams()
 
 
 def check(params: SamplingParams, vocab_size: int) -> None:
-    """Checks the range of every parameter, and that it is supported.
+    """Refuses values that have no meaning, and fields that are not built.
 
     Raises:
         InvalidRequest: names the parameter.
@@ -59,19 +51,15 @@ def check(params: SamplingParams, vocab_size: int) -> None:
         if getattr(params, name) != getattr(_DEFAULTS, name):
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
     _require(params.n >= 1, f"n must be at least 1, not {params.n}")
-    _require(_within(params.temperature, 0.0, 2.0), f"temperature must be in [0, 2], not {params.temperature}")
-    _require(
-        _within(params.top_p, 0.0, 1.0) and params.top_p > 0, f"top_p must be above 0 and at most 1, not {params.top_p}"
-    )
-    _require(params.top_k >= -1, f"top_k must be at least 1, or 0 or -1 for all, not {params.top_k}")
-    _require(_within(params.min_p, 0.0, 1.0), f"min_p must be in [0, 1], not {params.min_p}")
+    for parameter in PARAMETERS:
+        parameter.check(getattr(params, parameter.name))
     if params.beam_width is None:
         _require(
             params.n == 1 or not _greedy(params), "n must be 1 when temperature is 0: greedy completions are all equal"
         )
         _require(params.length_penalty == 1.0, "length_penalty is that of a beam search: set beam_width too")
     else:
-        _check_beams(params, params.beam_width)
+        _check_beams(params, params.beam_width, vocab_size)
     _require(params.seed is None or -(2**63) <= params.seed < 2**64, "seed must be an integer of 64 bits")
     _check_length(params)
     _check_stops(params, vocab_size)
@@ -109,27 +97,31 @@ def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozense
     if beams:
         _check_candidates(beams, len(stop_ids), vocab_size)
     return Sampling(
-        temperature=0.0 if greedy else max(params.temperature, COLDEST),
-        top_p=1.0 if greedy else params.top_p,
-        top_k=params.top_k if not greedy and 0 < params.top_k < vocab_size else 0,
-        min_p=0.0 if greedy else params.min_p,
-        seed=seed,
+        max_tokens=max_tokens,
+        record=(record() if greedy else record(**_columns(params, vocab_size))).tobytes(),
         stop_ids=pack(sorted(stop_ids)),
         min_tokens=params.min_tokens,
-        max_tokens=max_tokens,
+        seed=seed,
         beam_width=beams,
         length_penalty=params.length_penalty,
         candidates=beams + len(stop_ids) if beams else 0,
     )
 
 
-def _check_beams(params: SamplingParams, width: int) -> None:
+def _columns(params: SamplingParams, vocab_size: int) -> dict[str, float]:
+    """The value of each column that is a client's field."""
+    return {parameter.name: parameter.resolve(getattr(params, parameter.name), vocab_size) for parameter in PARAMETERS}
+
+
+def _check_beams(params: SamplingParams, width: int, vocab_size: int) -> None:
     _require(1 <= width <= MAX_BEAMS, f"beam_width must be between 1 and {MAX_BEAMS}, not {width}")
     _require(params.n <= width, f"n must be at most beam_width, which is {width}, not {params.n}")
     _require(math.isfinite(params.length_penalty), f"length_penalty must be finite, not {params.length_penalty}")
-    for name, neutral in NOT_IN_BEAM_SEARCH.items():
-        value = getattr(params, name)
-        _require(value in neutral, f"{name} has no meaning in a beam search: leave it out, or leave out beam_width")
+    columns = _columns(params, vocab_size)
+    refused = [p.name for p in PARAMETERS if columns[p.name] not in (p.neutral, getattr(_DEFAULTS, p.name))]
+    refused += [name for name, harmless in NOT_IN_BEAM_SEARCH.items() if getattr(params, name) not in harmless]
+    if refused:
+        raise InvalidRequest(f"{refused[0]} has no meaning in a beam search: leave it out, or leave out beam_width")
 
 
 def _check_candidates(width: int, stops: int, vocab_size: int) -> None:
@@ -172,10 +164,6 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
 
 def _greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
-
-
-def _within(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high
 
 
 def _require(condition: bool, message: str) -> None:

@@ -1,27 +1,25 @@
 """Tokenizer to work queue: a request that will not be lost from here on."""
 
 from pagewire.shared.messages.codec import Wire
+from pagewire.shared.sampling import record
+
+GREEDY = record().tobytes()
+"""A record of `pagewire.shared.sampling` in which every parameter is neutral."""
 
 
 class Sampling(Wire, frozen=True):
-    """How the device picks tokens for one request. Everything is resolved: no defaults are left."""
+    """How the device picks tokens for one request, resolved: nothing is left to be filled in from defaults."""
 
-    temperature: float
-    """0 is greedy."""
-    top_p: float
-    """In (0, 1]."""
-    top_k: int
-    """0 is all."""
-    min_p: float
-    """In [0, 1]."""
-    seed: int
-    """64 bits, unsigned."""
-    stop_ids: bytes
-    """Packed ids that end a sequence: the model's EOS set unless ignored, and the request's own."""
-    min_tokens: int
-    """Generated tokens before which `stop_ids` cannot be picked."""
     max_tokens: int
     """Generated tokens at most."""
+    record: bytes = GREEDY
+    """The scalar parameters: a record of `pagewire.shared.sampling`, without the columns that depend on a sequence."""
+    stop_ids: bytes = b""
+    """Packed ids that end a sequence: the model's EOS set unless ignored, and the request's own."""
+    min_tokens: int = 0
+    """Generated tokens before which `stop_ids` cannot be picked."""
+    seed: int = 0
+    """64 bits, unsigned."""
     beam_width: int = 0
     """Beams of a beam search; 0: tokens are picked one by one."""
     length_penalty: float = 1.0

@@ -2,7 +2,8 @@
 
 import torch
 
-from pagewire.kernels.sampling_table import Penalties, SamplingTable
+from pagewire.kernels.sampling_table import COLUMNS, Penalties, SamplingTable
+from pagewire.shared.sampling import record
 from tests.kernels.batches import DEVICE, int32
 
 
@@ -13,15 +14,11 @@ def sampling_table(slots: int, **columns: object) -> SamplingTable:
         tensor = torch.as_tensor(columns.get(name, value), dtype=dtype)
         return tensor.expand(slots).contiguous().to(DEVICE) if tensor.ndim == 0 else tensor.to(DEVICE)
 
+    neutral = {name: record()[name] for name in COLUMNS} | {"temperature": 1.0, "key": list(range(1, slots + 1))}
     nothing = int32([[-1]] * slots)
     return SamplingTable(
-        temperature=column("temperature", 1.0, torch.float32),
-        top_p=column("top_p", 1.0, torch.float32),
-        min_p=column("min_p", 0.0, torch.float32),
-        top_k=column("top_k", 0, torch.int32),
-        key=column("key", list(range(1, slots + 1)), torch.int64),
+        columns={name: column(name, neutral[name], dtype) for name, dtype in COLUMNS.items()},
         stop_ids=int32(columns["stop_ids"]) if "stop_ids" in columns else nothing,
-        floor=column("floor", 0, torch.int32),
         bias_ids=int32(columns["bias_ids"]) if "bias_ids" in columns else nothing,
         bias=torch.tensor(columns.get("bias", [[0.0]] * slots), device=DEVICE),
     )

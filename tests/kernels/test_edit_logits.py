@@ -11,7 +11,7 @@ TABLE = sampling_table(
     bias_ids=[[4, 9, -1], [-1, -1, -1], [0, 2, 7]],
     bias=[[1.5, -2.0, 9.0], [9.0, 9.0, 9.0], [0.25, -100.0, 3.0]],
     stop_ids=[[9, 3], [5, -1], [-1, -1]],
-    floor=[10, 20, 30],
+    min_length=[10, 20, 30],
 )
 
 
@@ -31,7 +31,7 @@ def test_stop_ids_are_barred_below_the_floor_only() -> None:
     logits = check([0, 1], [9, 20])
     assert logits[0, 3].isinf()
     assert logits[0, 9].isinf(), "a bias does not free a barred token"
-    assert logits[1].isfinite().all(), "the floor itself is free"
+    assert logits[1].isfinite().all(), "the minimum length itself is free"
 
 
 def test_rows_that_sample_nothing_are_untouched() -> None:

@@ -44,7 +44,7 @@ def check(
         p = distribution(table, logits[row], slot, costs)
         assert p[token] > 0, "a filtered token was picked"
         reached = p.cumsum(0) / p.sum()
-        u = philox.reference(int(table.key[slot]) & (2**64 - 1), end)
+        u = philox.reference(int(table.columns["key"][slot]) & (2**64 - 1), end)
         assert reached[token] >= u - 1e-5
         assert reached[token] - p[token] / p.sum() <= u + 1e-5
     return tokens

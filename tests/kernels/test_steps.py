@@ -30,27 +30,27 @@ def new_inputs(rows: int, tokens: int) -> step_inputs.StepInputs:
     return step_inputs.StepInputs(garbage(tokens), garbage(tokens), places, garbage(rows), garbage(rows), garbage(rows))
 
 
-def cumulative(widths: list[int]) -> torch.Tensor:
-    return int32([0, *widths]).cumsum(0).int()
+def cumulative(query_lens: list[int]) -> torch.Tensor:
+    return int32([0, *query_lens]).cumsum(0).int()
 
 
 def step(
-    state: SlotState, slots: list[int], widths: list[int], sampled: list[int], padding: int = 0
+    state: SlotState, slots: list[int], query_lens: list[int], sampled: list[int], padding: int = 0
 ) -> tuple[step_inputs.StepInputs, list[int]]:
     """One step, checked against the references."""
-    rows, cu = int32(slots), cumulative(widths)
-    inputs = new_inputs(len(slots), sum(widths) + padding)
-    tokens, columns = step_inputs.reference(state, rows, cu, DUMMY, BLOCK_SIZE, sum(widths) + padding)
+    rows, cu = int32(slots), cumulative(query_lens)
+    inputs = new_inputs(len(slots), sum(query_lens) + padding)
+    tokens, columns = step_inputs.reference(state, rows, cu, DUMMY, BLOCK_SIZE, sum(query_lens) + padding)
     step_inputs.step_inputs(state, rows, cu, DUMMY, BLOCK_SIZE, inputs)
     found = torch.stack((inputs.ids, inputs.positions, inputs.places // BLOCK_SIZE), 1)
     assert found.tolist() == tokens
     live = inputs.places // BLOCK_SIZE != DUMMY
     assert torch.equal((inputs.places % BLOCK_SIZE)[live], (inputs.positions % BLOCK_SIZE)[live].long())
-    assert torch.stack((inputs.starts, inputs.ends, inputs.lengths), 1).tolist() == columns
+    assert torch.stack((inputs.num_computed_tokens, inputs.ends, inputs.lengths), 1).tolist() == columns
 
     copy = SlotState(*(getattr(state, name).clone() for name in SlotState.__slots__))
     finishes = torch.full((len(slots),), 99, dtype=torch.uint8, device=DEVICE)
-    arguments = (rows, cu, inputs.starts, inputs.ends, int32(STOPS[: len(state.known)]), int32(sampled))
+    arguments = (rows, cu, inputs.num_computed_tokens, inputs.ends, int32(STOPS[: len(state.known)]), int32(sampled))
     expected = bookkeeping.reference(copy, *arguments)
     bookkeeping.bookkeeping(state, *arguments, finishes)
     assert finishes.tolist() == expected
@@ -74,7 +74,7 @@ def test_a_stop_id_makes_a_dead_row_that_writes_to_the_dummy_block() -> None:
     assert finishes == [1, 0, 1]
     inputs, finishes = step(state, [0, 1, 2], [1, 1, 1], [5, 5, 5])
     assert (inputs.places // BLOCK_SIZE == DUMMY).tolist() == [True, False, True]
-    assert inputs.starts.tolist() == [-1, 3, -1]
+    assert inputs.num_computed_tokens.tolist() == [-1, 3, -1]
     assert finishes == [0, 0, 0]
 
 
@@ -98,10 +98,10 @@ def test_a_prompt_in_chunks_samples_at_its_end_only() -> None:
 def test_a_slot_at_its_limit_waits() -> None:
     state = slot_state([5], [4], limit=4)
     inputs, _ = step(state, [0], [1], [6])
-    assert inputs.starts.tolist() == [-1]
+    assert inputs.num_computed_tokens.tolist() == [-1]
     state.limit.fill_(8)
     inputs, _ = step(state, [0], [1], [6])
-    assert inputs.starts.tolist() == [4]
+    assert inputs.num_computed_tokens.tolist() == [4]
 
 
 def test_padding_of_a_graph_goes_to_the_dummy_block() -> None:

@@ -31,7 +31,7 @@ def test_the_promised_flags_are_there() -> None:
 
 
 def test_every_setting_has_a_flag_with_help() -> None:
-    lines = flags.describe()
+    lines = flags.describe(Settings)
     assert set(lines) == {field.name for field in FIELDS.values()}
     assert all(lines.values())
 

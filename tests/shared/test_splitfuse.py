@@ -13,11 +13,11 @@ entries = st.lists(st.tuples(st.integers(0, 40), rooms), max_size=12) | st.lists
 
 
 def rows(work: list[tuple[int, int]], budget: int) -> list[tuple[int, int]]:
-    """Slots and widths for pairs of remaining and room; slot i is the i-th from the end, so that order shows."""
+    """Slots and query_lens for pairs of remaining and room; slot i is the i-th from the end, so that order shows."""
     table = np.array(work, np.int64).reshape(-1, 2)
-    slots, widths = compose(Pending(np.arange(len(work))[::-1], table[:, 0], table[:, 1]), budget)
-    assert slots.dtype == widths.dtype == np.int64
-    return list(zip(slots.tolist(), widths.tolist(), strict=True))
+    slots, query_lens = compose(Pending(np.arange(len(work))[::-1], table[:, 0], table[:, 1]), budget)
+    assert slots.dtype == query_lens.dtype == np.int64
+    return list(zip(slots.tolist(), query_lens.tolist(), strict=True))
 
 
 @given(entries, st.integers(0, 64))

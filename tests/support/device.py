@@ -9,22 +9,23 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.operators import Operators
+from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, CpuDevice, Done
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.config import DtypeSetting
-from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
+from pagewire.shared.sampling import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY
 
 BLOCK_SIZE = 8
 SLOTS = 8
-GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
+GREEDY = record()
 
 
 class Row(NamedTuple):
@@ -48,7 +49,7 @@ class Recorder(CausalLM):
     def embedding(self) -> Tensor:
         return self.model.embedding
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         hidden: Tensor = self.model(token_ids, positions, attend)
         return hidden
 
@@ -77,26 +78,26 @@ class Driver:
         cores = Cores(1, torch.set_num_threads)
         self.model = load_model(folder, read_config(folder), dtype)
         self.compiled: CompiledLM | None = None
-        self.operators: Operators | None = None
+        self.kernels: CpuKernels | None = None
         self._block_size = block_size
         blocks = SLOTS * -(-CONTEXT // block_size)
         capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY)
         spec, stored = self.model.spec, self.model.embedding.dtype
         backend: Backend
         if compiled:
-            self.operators = operators = Operators(build.load(), threads)
-            self.compiled = CompiledLM(self.model, operators, CONTEXT, one_dnn=one_dnn)
-            backend = CompiledBackend(operators, spec, capacity, stored)
+            self.kernels = kernels = CpuKernels(build.load(), threads)
+            self.compiled = CompiledLM(self.model, kernels, CONTEXT, one_dnn=one_dnn)
+            backend = CompiledBackend(kernels, spec, capacity, stored)
         else:
             backend = PyTorchBackend(spec, capacity, stored)
         self._recorder = Recorder(self.compiled or self.model)
         self.device = CpuDevice(self._recorder, capacity, backend, cores)
         self._free = np.random.default_rng(0).permutation(blocks).tolist()
 
-    def add(self, slot: int, tokens: int, sampling: SlotSampling = GREEDY) -> list[int]:
+    def add(self, slot: int, tokens: int, sampling: Record = GREEDY, stop_ids: Sequence[int] = ()) -> list[int]:
         """A sequence with room for `tokens` positions, in blocks in random order, which are returned."""
         blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size))]
-        self.device.add(slot, blocks, sampling)
+        self.device.add(slot, blocks, sampling, stop_ids)
         return blocks
 
     def step(self, *rows: Row) -> list[int]:
@@ -108,8 +109,8 @@ class Driver:
         """One step."""
         batch = StepBatch(
             slots=np.array([row.slot for row in rows], np.int64),
-            starts=np.array([row.start for row in rows], np.int64),
-            widths=np.array([len(row.ids) for row in rows], np.int64),
+            num_computed_tokens=np.array([row.start for row in rows], np.int64),
+            query_lens=np.array([len(row.ids) for row in rows], np.int64),
             token_ids=np.array([token for row in rows for token in row.ids], np.int64),
             samples=np.array([row.samples for row in rows], np.bool_),
         )

@@ -19,7 +19,7 @@ def sample(args: argparse.Namespace) -> None:
             ids = torch.tensor([tokenizer.encode(prompt).ids])
             chosen: dict[str, Any] = {"do_sample": False}
             if temperature:
-                chosen = {"do_sample": True, "temperature": temperature, "top_p": 0.95, "top_k": 0}
+                chosen = {"do_sample": True, "temperature": temperature, "top_p": 0.95}
             out = cast("Any", model).generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=args.tokens, pad_token_id=0, **chosen
             )

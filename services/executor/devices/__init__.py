@@ -7,7 +7,7 @@ import structlog
 import torch
 
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.operators import Operators
+from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.attention import KVCache
 from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
 from pagewire.services.executor.devices.compiled import CompiledBackend
@@ -67,31 +67,31 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     if cores > 2:
         threads = min(threads, cores - 1)  # the other services need a core too
     threads = max(1, threads // settings.data_parallel_size)
-    bf16, operators = bf16_support(Path("/proc/cpuinfo")), _operators(threads)
+    bf16, kernels = bf16_support(Path("/proc/cpuinfo")), _kernels(threads)
     one_dnn = bf16 == Bf16.MATRICES
 
     def compute_on(count: int) -> None:
-        if operators is not None:
-            operators.threads = count
+        if kernels is not None:
+            kernels.threads = count
         # Torch has no large work beside the kernels.
-        torch.set_num_threads(count if one_dnn or operators is None else 1)
+        torch.set_num_threads(count if one_dnn or kernels is None else 1)
 
     shared_cores = Cores(threads, compute_on)
-    emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and operators is None
+    emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and kernels is None
     model = load_model(folder, config, "float32" if emulated else settings.dtype)
     spec, dtype = model.spec, model.embedding.dtype
-    if operators is None:
+    if kernels is None:
         block_bytes = KVCache.bytes_per_block(spec, settings.block_size, dtype)
     else:
-        block_bytes = CompiledBackend.bytes_per_block(operators, spec, settings.block_size, dtype)
-        model = CompiledLM(model, operators, length, one_dnn=one_dnn)
+        block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, dtype)
+        model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
     blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE / settings.data_parallel_size))
     slots, vocabulary = settings.max_num_seqs, spec.vocab_size
     capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
-    if operators is None:
+    if kernels is None:
         return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype), shared_cores)
-    return CpuDevice(model, capacity, CompiledBackend(operators, spec, capacity, dtype), shared_cores)
+    return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, dtype), shared_cores)
 
 
 def _open_cuda(settings: Settings, folder: Path) -> Device:
@@ -102,10 +102,10 @@ def _open_cuda(settings: Settings, folder: Path) -> Device:
     return open_cuda(settings, folder)
 
 
-def _operators(threads: int) -> Operators | None:
+def _kernels(threads: int) -> CpuKernels | None:
     """The compiled kernels; None where they cannot be built."""
     try:
-        return Operators(build.load(), threads)
+        return CpuKernels(build.load(), threads)
     except build.NotBuilt as error:
         _log.warning("kernels_not_built", reason=str(error), instead="plain PyTorch, several times slower")
         return None

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagewire.services.executor.devices.protocol import Int64, StepBatch
-from pagewire.services.executor.models.model import Spec
+from pagewire.services.executor.models.model import ModelSpec
 
 
 class KVCache:
     """The KV pool: per layer, keys and values [num_blocks, block_size, Hkv, d]."""
 
-    def __init__(self, spec: Spec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         shape = (len(spec.windows), 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         # numpy's zeros take memory only where they are written. They must be zeros: a masked position has the weight 0,
         # and 0 times the NaN of an uninitialised block is NaN.
@@ -27,7 +27,7 @@ class KVCache:
         self.layers = [(layer[0], layer[1]) for layer in pool]
 
     @staticmethod
-    def bytes_per_block(spec: Spec, block_size: int, dtype: torch.dtype) -> int:
+    def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
         """Memory that one block takes over all layers."""
         return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
 
@@ -45,12 +45,12 @@ class Group:
 
 
 class PagedAttention:
-    """The attention of one step, an `Attend`."""
+    """The attention of one step, an `AttentionFn`."""
 
     def __init__(self, cache: KVCache, tables: Int64, batch: StepBatch, positions: Int64) -> None:
         """`tables` [slots, blocks] are the block tables, `positions` [T] those of the batch's tokens."""
         size = cache.block_size
-        owners = np.repeat(batch.slots, batch.widths)
+        owners = np.repeat(batch.slots, batch.query_lens)
         self._cache = cache
         self._written = torch.from_numpy(tables[owners, positions // size] * size + positions % size)
         self._groups = {
@@ -58,7 +58,7 @@ class PagedAttention:
         }
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attend`."""
+        """See `AttentionFn`."""
         keys, values = self._cache.layers[layer]
         if self._cache.dtype == torch.float16:
             # Half precision overflows, and an infinity left in a block would poison whoever gets the block next.
@@ -73,11 +73,11 @@ class PagedAttention:
 
 def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torch.dtype) -> Iterator[Group]:
     """Rows of equal width whose numbers of blocks round up to the same power of two: at most half is padding."""
-    offsets = np.cumsum(batch.widths) - batch.widths
-    ends = batch.starts + batch.widths
-    first_blocks = np.maximum(batch.starts - window + 1, 0) // size if window else np.zeros_like(ends)
+    offsets = np.cumsum(batch.query_lens) - batch.query_lens
+    ends = batch.num_computed_tokens + batch.query_lens
+    first_blocks = np.maximum(batch.num_computed_tokens - window + 1, 0) // size if window else np.zeros_like(ends)
     counts = -(-ends // size) - first_blocks
-    kinds = batch.widths * 64 + np.ceil(np.log2(counts)).astype(np.int64)
+    kinds = batch.query_lens * 64 + np.ceil(np.log2(counts)).astype(np.int64)
     for kind in np.unique(kinds):
         rows = np.flatnonzero(kinds == kind)
         width = int(kind) // 64
@@ -86,7 +86,7 @@ def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torc
         # Behind its last block a row repeats it, so that it never reads what is not its own.
         columns = np.minimum(np.arange(most), counts[rows, None] - 1) + first_blocks[rows, None]
         key_positions = (first_blocks[rows, None] * size + np.arange(most * size))[:, None, :]
-        query_positions = (batch.starts[rows, None] + queries)[:, :, None]
+        query_positions = (batch.num_computed_tokens[rows, None] + queries)[:, :, None]
         hidden = key_positions > query_positions
         if window:
             hidden |= key_positions <= query_positions - window

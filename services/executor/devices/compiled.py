@@ -6,44 +6,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.operators import Operators, Sampling, address, batch_of
+from pagewire.kernels.cpu.kernels import CpuKernels, SamplingTable, address, batch_of
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import Attention
-from pagewire.services.executor.models.model import Attend, Spec
+from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 
 
 class CompiledBackend:
     """A `Backend`. What it computes for a row does not depend, to the last bit, on the rows beside it."""
 
-    def __init__(self, operators: Operators, spec: Spec, capacity: Capacity, dtype: torch.dtype) -> None:
-        self._operators = operators
+    def __init__(self, kernels: CpuKernels, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
+        self._kernels = kernels
         self._windows = spec.windows
-        self._how = Sampling()
+        self._table = SamplingTable()
         self._stop_ids: Int64 | None = None
-        keys, values = operators.pool_shapes(
+        keys, values = kernels.pool_shapes(
             capacity.num_blocks, spec.num_kv_heads, spec.head_dim, capacity.block_size, dtype
         )
         self.layers = [(_zeros(dtype, *keys), _zeros(dtype, *values)) for _ in spec.windows]
 
     @staticmethod
-    def bytes_per_block(operators: Operators, spec: Spec, block_size: int, dtype: torch.dtype) -> int:
+    def bytes_per_block(kernels: CpuKernels, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
         """Memory that one block takes over all layers."""
-        shapes = operators.pool_shapes(1, spec.num_kv_heads, spec.head_dim, block_size, dtype)
+        shapes = kernels.pool_shapes(1, spec.num_kv_heads, spec.head_dim, block_size, dtype)
         return len(spec.windows) * sum(map(math.prod, shapes)) * dtype.itemsize
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
-        rows = batch_of(batch.slots, batch.starts, batch.widths, slots.tables)
-        return Attention(self._operators, rows, self._windows, self.layers)
+        rows = batch_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
+        return Attention(self._kernels, rows, self._windows, self.layers)
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
-        if self._stop_ids is not slots.stop_ids:  # replaced when it has to grow; the other columns stay
-            self._stop_ids = slots.stop_ids
-            columns = (slots.temperature, slots.top_p, slots.top_k, slots.min_p, slots.keys, slots.floors)
-            self._how = Sampling(*map(address, (*columns, slots.stop_ids)), slots.stop_ids.shape[1])
-        return self._operators.sample(logits, self._how, rows, positions)
+        ids = slots.stop_ids.table
+        if self._stop_ids is not ids:  # replaced when it has to grow; the records stay where they are
+            self._stop_ids = ids
+            self._table = SamplingTable(address(slots.records), address(ids), ids.shape[1])
+        return self._kernels.sample(logits, self._table, rows, positions)
 
 
 def _zeros(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pagewire.services.executor.candidates import likeliest
 from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
-from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.model import AttentionFn, CausalLM
+from pagewire.shared.sampling import Record
 
 
 class Backend(Protocol):
@@ -25,7 +26,7 @@ class Backend(Protocol):
     layers: list[tuple[Tensor, Tensor]]
     """The KV pool: keys and values of each layer, blocks first, the rest in the backend's own form."""
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """The attention of one step; `positions` [T] are those of the batch's tokens."""
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
@@ -79,9 +80,9 @@ class CpuDevice:
         self._backend = backend
         self._cores = cores
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
         """See `Device.add`."""
-        self._slots.add(slot, blocks, sampling)
+        self._slots.add(slot, blocks, sampling, stop_ids)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
@@ -105,7 +106,7 @@ class CpuDevice:
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         rows = batch.samples.nonzero()[0]
         if len(rows) < len(batch.token_ids):
-            hidden = hidden[torch.from_numpy(batch.widths.cumsum()[rows] - 1)]
+            hidden = hidden[torch.from_numpy(batch.query_lens.cumsum()[rows] - 1)]
         if len(rows) == len(slots):
             tokens, candidates = self._pick(hidden, rows, slots, ends)
         else:
@@ -120,7 +121,7 @@ class CpuDevice:
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
             return tokens, None
         logits = self._model.logits(hidden)
-        wanted = self._slots.candidates[slots]
+        wanted = self._slots.num_candidates[slots]
         candidates = likeliest(logits, rows, wanted) if wanted.any() else None
         return self._backend.sample(logits, self._slots, slots, positions), candidates
 

@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagewire.shared.sampling import Record
+
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 Float32 = npt.NDArray[np.float32]
@@ -33,36 +35,14 @@ class Capacity:
     """Tokens up to which a step may grow where no budget is set; 0: it does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSampling:
-    """How the tokens of one slot are picked."""
-
-    temperature: float
-    """0 is greedy."""
-    top_p: float
-    """In (0, 1]; 1 is off."""
-    top_k: int
-    """0 is off."""
-    min_p: float
-    """In [0, 1]; 0 is off."""
-    key: int
-    """64 bits, unsigned: see `pagewire.services.executor.sampling.sequence_key`."""
-    stop_ids: tuple[int, ...]
-    """Ids that end the sequence."""
-    floor: int
-    """Sequence length, prompt included, below which no id of `stop_ids` is picked: prompt_tokens + min_tokens."""
-    candidates: int = 0
-    """Likeliest tokens that are reported with each token that is picked; 0: none."""
-
-
 class StepBatch(msgspec.Struct, frozen=True):
     """What one step computes: R rows of T tokens in all, as columns. A struct, since every step makes one."""
 
     slots: Int64
     """[R] slot of each row; no slot twice."""
-    starts: Int64
+    num_computed_tokens: Int64
     """[R] first position of each row."""
-    widths: Int64
+    query_lens: Int64
     """[R] number of positions of each row, at least 1; their sum is T."""
     token_ids: Int64
     """[T] input ids, rows one after the other. Anything where a step that is still pending samples the token."""
@@ -72,21 +52,23 @@ class StepBatch(msgspec.Struct, frozen=True):
     @property
     def ends(self) -> Int64:
         """[R] the position behind the last of each row."""
-        ends: Int64 = self.starts + self.widths
+        ends: Int64 = self.num_computed_tokens + self.query_lens
         return ends
 
     @property
     def positions(self) -> Int64:
         """[T] of the tokens."""
-        return self.starts if len(self.token_ids) == len(self.slots) else positions_of(self.starts, self.widths)
+        if len(self.token_ids) == len(self.slots):
+            return self.num_computed_tokens
+        return positions_of(self.num_computed_tokens, self.query_lens)
 
 
-def positions_of(starts: Int64, widths: Int64) -> Int64:
-    """[T] the positions that rows compute, row after row: `widths` [R] of them from `starts` [R] on, 1 at least."""
-    behind: Int64 = widths.cumsum()
-    if behind[-1] == len(widths):
-        return starts
-    return np.arange(behind[-1]) + np.repeat(starts + widths - behind, widths)
+def positions_of(num_computed_tokens: Int64, query_lens: Int64) -> Int64:
+    """[T] the positions that rows compute, row after row: `query_lens` [R], at least 1, behind the computed ones."""
+    behind: Int64 = query_lens.cumsum()
+    if behind[-1] == len(query_lens):
+        return num_computed_tokens
+    return np.arange(behind[-1]) + np.repeat(num_computed_tokens + query_lens - behind, query_lens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +111,11 @@ class Device(Protocol):
     def busy(self) -> float:
         """Seconds in which it computed, since it was opened, by its own clock."""
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
-        """A sequence takes a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size)."""
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+        """A sequence takes a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size).
+
+        `sampling` [] says how its tokens are picked; `stop_ids` end it, and are not picked below its `min_length`.
+        """
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Appends `blocks[i]` to the block table of `slots[i]`, for each i in order."""

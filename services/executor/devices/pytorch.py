@@ -6,22 +6,23 @@ from torch import Tensor
 from pagewire.services.executor.devices.attention import KVCache, PagedAttention
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
-from pagewire.services.executor.models.model import Attend, Spec
+from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 from pagewire.services.executor.sampling import sample
 
 
 class PyTorchBackend:
     """A `Backend`."""
 
-    def __init__(self, spec: Spec, capacity: Capacity, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
         self._cache = KVCache(spec, capacity.num_blocks, capacity.block_size, dtype)
         self.layers = self._cache.layers
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
         return PagedAttention(self._cache, slots.tables, batch, positions)
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
-        tokens: Int64 = sample(logits, slots.sampling(rows, positions)).numpy()
+        records = slots.records[rows]
+        tokens: Int64 = sample(logits, records, positions, slots.banned(rows, positions)).numpy()
         return tokens

@@ -124,13 +124,13 @@ class Roofline:
         usable = self._gpu.memory * share - self._efficiency.reserved
         return int(usable * self._degree) - self._shape.weights * BYTES
 
-    def seconds(self, starts: Int64, widths: Int64, samples: Bool) -> float:
-        """Time of a step. Its rows compute `widths` [R] positions from `starts` [R], and sample where `samples` [R]."""
-        tokens = int(widths.sum())
+    def seconds(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
+        """Time of a step, by the columns [R] of its `StepBatch`."""
+        tokens = int(query_lens.sum())
         return (
             self._efficiency.launch
             + self._multiply(tokens, self._shape.layer_weights)
-            + self._attend(starts, widths)
+            + self._attend(num_computed_tokens, query_lens)
             + self._multiply(int(samples.sum()), self._shape.vocab * self._shape.hidden)
             + self._reduce(tokens)
         )
@@ -141,15 +141,15 @@ class Roofline:
             return 0.0
         return max(2.0 * tokens * weights / self._flops, weights * BYTES / self._bandwidth)
 
-    def _attend(self, starts: Int64, widths: Int64) -> float:
+    def _attend(self, computed: Int64, query_lens: Int64) -> float:
         """Attention of all layers: every row reads its context once, and each query multiplies with keys and values."""
         flops = moved = 0.0
         for window, layers in self._windows.items():
-            growing = np.clip(window - starts, 0, widths)  # queries whose context is still shorter than the window
-            seen = growing * starts + growing * (growing + 1) // 2 + (widths - growing) * window
-            read = np.minimum(starts + widths, window + widths - 1)
+            growing = np.clip(window - computed, 0, query_lens)  # queries whose context is shorter than the window
+            seen = growing * computed + growing * (growing + 1) // 2 + (query_lens - growing) * window
+            read = np.minimum(computed + query_lens, window + query_lens - 1)
             flops += layers * 4.0 * self._shape.heads * self._shape.head_dim * int(seen.sum())
-            moved += layers * float(self._kv_layer_bytes) * int((read + widths).sum())
+            moved += layers * float(self._kv_layer_bytes) * int((read + query_lens).sum())
         return max(flops / self._flops, moved / self._bandwidth)
 
     def _reduce(self, tokens: int) -> float:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.roofline import Roofline
+from pagewire.shared.sampling import RECORD, Record
 
 UInt64 = npt.NDArray[np.uint64]
 
@@ -85,21 +86,17 @@ class SimDevice:
         self._tokens: Int64 = np.setdiff1d(np.arange(capacity.vocab_size), list(eos_ids))
         if not len(self._tokens):
             raise ValueError("every token of the vocabulary ends the text")
-        self._keys = np.zeros(capacity.max_num_seqs, np.uint64)
-        self._floors = np.zeros(capacity.max_num_seqs, np.int64)
+        self._records: Record = np.zeros(capacity.max_num_seqs, RECORD)
         self._stop_ids: list[frozenset[int]] = [frozenset()] * capacity.max_num_seqs
-        self._candidates = np.zeros(capacity.max_num_seqs, np.int64)
 
     @property
     def busy(self) -> float:
         """See `Device.busy`: by the device clock."""
         return self._clock.busy
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
         """See `Device.add`."""
-        self._keys[slot], self._floors[slot] = sampling.key, sampling.floor
-        self._stop_ids[slot] = frozenset(sampling.stop_ids)
-        self._candidates[slot] = sampling.candidates
+        self._records[slot], self._stop_ids[slot] = sampling, frozenset(stop_ids)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Nothing to do: there is no KV cache."""
@@ -114,14 +111,16 @@ class SimDevice:
         """See `Device.launch`."""
         tokens = np.full(len(batch.slots), -1, np.int64)
         rows = np.flatnonzero(batch.samples)
-        slots, positions = batch.slots[rows], (batch.starts + batch.widths)[rows]
-        picked = choices(self._keys[slots], positions, len(self._tokens))
-        for row in np.flatnonzero(positions < self._floors[slots]).tolist():
+        slots, positions = batch.slots[rows], batch.ends[rows]
+        records = self._records[slots]
+        picked = choices(records["key"], positions, len(self._tokens))
+        for row in np.flatnonzero(positions < records["min_length"]).tolist():
             picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
         tokens[rows] = self._tokens[picked]
-        wanted = self._candidates[slots]
+        wanted = records["num_candidates"]
         candidates = self._simulated(rows, wanted, picked) if wanted.any() else None
-        seconds = self._roofline.seconds(batch.starts, batch.widths, batch.samples) if self._roofline else 0.0
+        columns = batch.num_computed_tokens, batch.query_lens, batch.samples
+        seconds = self._roofline.seconds(*columns) if self._roofline else 0.0
         return Booked(tokens, self._clock, seconds, self._clock.launch(seconds), candidates)
 
     def close(self) -> None:

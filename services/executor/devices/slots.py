@@ -4,43 +4,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling
-from pagewire.services.executor.sampling import SamplingRows
+from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64
+from pagewire.services.executor.id_lists import IdLists
+from pagewire.shared.sampling import PARAMETERS, RECORD, Record, record
 
 
 class DeviceSlots:
-    """Rows by slot number, as columns, so that a step gathers them without a loop."""
+    """Rows by slot number, so that a step gathers them without a loop.
+
+    Attributes:
+        tables: [slots, blocks of the longest sequence]; beyond a slot's own blocks the entries mean nothing.
+        records: [slots] how the tokens of each slot are picked.
+        num_candidates: [slots], that column of `records`.
+        stop_ids: ids that end the sequence of each slot.
+    """
 
     def __init__(self, capacity: Capacity) -> None:
         slots = capacity.max_num_seqs
         self.tables = np.zeros((slots, -(-capacity.max_model_len // capacity.block_size)), np.int64)
-        """[slots, blocks of the longest sequence]; beyond a slot's own blocks the entries mean nothing."""
+        self.records: Record = np.zeros(slots, RECORD)
+        self.num_candidates: Int64 = self.records["num_candidates"]
+        self.stop_ids = IdLists(slots)
+        self._min_lengths: Int64 = self.records["min_length"]
+        self._plain: Bool = np.ones(slots, np.bool_)
         self._counts = [0] * slots
-        self.temperature = np.zeros(slots)
-        self.top_p = np.ones(slots)
-        self.top_k = np.zeros(slots, np.int64)
-        self.min_p = np.zeros(slots)
-        self.keys = np.zeros(slots, np.uint64)
-        self.floors = np.zeros(slots, np.int64)
-        self.stop_ids = np.empty((slots, 0), np.int64)
-        """[slots, longest list], filled up with -1. These columns are those of `SlotSampling`."""
-        self.candidates = np.zeros(slots, np.int64)
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int]) -> None:
         """See `Device.add`."""
         self.tables[slot, : len(blocks)] = blocks
         self._counts[slot] = len(blocks)
-        self.temperature[slot] = sampling.temperature
-        self.top_p[slot] = sampling.top_p
-        self.top_k[slot] = sampling.top_k
-        self.min_p[slot] = sampling.min_p
-        self.keys[slot] = sampling.key
-        self.floors[slot] = sampling.floor
-        self.candidates[slot] = sampling.candidates
-        if (missing := len(sampling.stop_ids) - self.stop_ids.shape[1]) > 0:
-            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=-1)
-        self.stop_ids[slot] = -1
-        self.stop_ids[slot, : len(sampling.stop_ids)] = sampling.stop_ids
+        self.records[slot] = sampling
+        self.stop_ids.set(slot, stop_ids)
+        self._plain[slot] = all(sampling[name] == _NEUTRAL[name] for name in _WITH_EFFECT)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
@@ -50,19 +45,16 @@ class DeviceSlots:
 
     def greedy(self, slots: Int64, positions: Int64) -> bool:
         """Whether of all tokens at `positions` [R] of `slots` [R] the likeliest one is wanted, and nothing else."""
-        drawn, told, bound = self.temperature[slots], self.candidates[slots], positions < self.floors[slots]
-        return not (np.count_nonzero(drawn) or np.count_nonzero(told) or np.count_nonzero(bound))
+        plain, early = self._plain[slots], positions < self._min_lengths[slots]
+        return np.count_nonzero(plain) == len(slots) and not np.count_nonzero(early)
 
-    def sampling(self, slots: Int64, positions: Int64) -> SamplingRows:
-        """How the tokens at `positions` [R] of `slots` [R] are picked."""
-        early = np.flatnonzero(positions < self.floors[slots]).tolist()
-        banned = self.stop_ids[slots]
-        return SamplingRows(
-            temperature=self.temperature[slots],
-            top_p=self.top_p[slots],
-            top_k=self.top_k[slots],
-            min_p=self.min_p[slots],
-            keys=self.keys[slots],
-            positions=positions,
-            banned=[(row, tuple(banned[row][banned[row] >= 0].tolist())) for row in early],
-        )
+    def banned(self, slots: Int64, positions: Int64) -> list[tuple[int, list[int]]]:
+        """Those rows of `slots` [R] that must not end at `positions` [R] yet, with their stop ids."""
+        early = np.flatnonzero(positions < self._min_lengths[slots]).tolist()
+        ids = self.stop_ids.table
+        return [(row, ids[slots[row]][ids[slots[row]] >= 0].tolist()) for row in early]
+
+
+_NEUTRAL = record()
+_WITH_EFFECT = (*(parameter.name for parameter in PARAMETERS), "num_candidates")
+"""Columns that change what is picked or reported, beside the minimum length, which matters at some positions only."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from pagewire.kernels.cpu.decoder import CompiledDecoder, Layer, Pool
-from pagewire.kernels.cpu.operators import Batch, Int64, Operators
+from pagewire.kernels.cpu.kernels import Batch, CpuKernels, Int64
 from pagewire.services.executor.models.decoder import DecoderLM
 from pagewire.services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
-from pagewire.services.executor.models.model import Attend, CausalLM
+from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
 
 ONE_DNN_FROM = 1 << 18
@@ -23,36 +23,36 @@ ONE_DNN_FROM = 1 << 18
 
 
 class Attention(msgspec.Struct, frozen=True):
-    """The attention of one step, an `Attend`."""
+    """The attention of one step, an `AttentionFn`."""
 
-    operators: Operators
+    kernels: CpuKernels
     batch: Batch
     windows: Sequence[int]
-    """By layer: see `Spec.windows`."""
+    """By layer: see `ModelSpec.windows`."""
     pools: Sequence[Pool]
     """By layer."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attend`."""
-        return self.operators.attend(self.batch, self.windows[layer], self.pools[layer], q, k, v)
+        """See `AttentionFn`."""
+        return self.kernels.attend(self.batch, self.windows[layer], self.pools[layer], q, k, v)
 
 
 class CompiledLM(CausalLM):
     """`model`, which is changed and must not be used by itself any more."""
 
-    def __init__(self, model: CausalLM, operators: Operators, max_model_len: int, *, one_dnn: bool) -> None:
+    def __init__(self, model: CausalLM, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> None:
         super().__init__(model.spec, width=1, tied=True)
         for parent in list(model.modules()):
             for name, module in parent.named_children():
-                setattr(parent, name, _compiled(module, operators, max_model_len, one_dnn=one_dnn))
+                setattr(parent, name, _compiled(module, kernels, max_model_len, one_dnn=one_dnn))
         for parameter in model.parameters():
             if parameter is not model.embedding:
                 parameter.data = parameter.data.float()
         self.model = model
-        self.decoder = _fused(model, operators) if isinstance(model, DecoderLM) else None
+        self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None
         """Its layers as one call, where all of them are kernels of this project."""
         self._logits = torch.empty(0)
-        self.head = model.lm_head or _linear(model.embedding, None, operators, one_dnn=one_dnn)
+        self.head = model.lm_head or _linear(model.embedding, None, kernels, one_dnn=one_dnn)
         # Looked up once: to find a module among those of another takes as long as to call it.
         self._argmax = self.head.argmax if isinstance(self.head, Linear) else None
 
@@ -61,7 +61,7 @@ class CompiledLM(CausalLM):
         """[V, D]."""
         return self.model.embedding
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""
         if self.decoder is not None and isinstance(attend, Attention):
             return self.decoder(token_ids, positions, attend.batch, attend.pools)
@@ -87,27 +87,27 @@ class CompiledLM(CausalLM):
 class Embedding(nn.Module):
     """Rows of a table, as float32."""
 
-    def __init__(self, plain: nn.Embedding, operators: Operators) -> None:
+    def __init__(self, plain: nn.Embedding, kernels: CpuKernels) -> None:
         super().__init__()
         self.weight = plain.weight
-        self._operators = operators
+        self._kernels = kernels
 
     def forward(self, ids: Tensor) -> Tensor:
         """[T] -> [T, D]."""
-        return self._operators.embed(self.weight, ids)
+        return self._kernels.embed(self.weight, ids)
 
 
 class Norm(nn.Module):
     """`RMSNorm`."""
 
-    def __init__(self, plain: RMSNorm, operators: Operators) -> None:
+    def __init__(self, plain: RMSNorm, kernels: CpuKernels) -> None:
         super().__init__()
         self.weight, self.eps = plain.weight, plain.eps
-        self._operators = operators
+        self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, D] or [T, H, D] -> the same shape."""
-        return self._operators.rms_norm(x, self.weight, self.eps)
+        return self._kernels.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """See `RMSNorm.add`."""
@@ -118,28 +118,28 @@ class Norm(nn.Module):
 class Activation(nn.Module):
     """`SiluMul`."""
 
-    def __init__(self, operators: Operators) -> None:
+    def __init__(self, kernels: CpuKernels) -> None:
         super().__init__()
-        self._operators = operators
+        self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, 2 inner] -> [T, inner]."""
-        return self._operators.silu_mul(x)
+        return self._kernels.silu_mul(x)
 
 
 class Rotary(nn.Module):
     """`RotaryEmbedding`, with the sines of all positions computed beforehand."""
 
-    def __init__(self, plain: RotaryEmbedding, operators: Operators, max_model_len: int) -> None:
+    def __init__(self, plain: RotaryEmbedding, kernels: CpuKernels, max_model_len: int) -> None:
         super().__init__()
         self.table = plain.table(torch.arange(max_model_len))
-        self._operators = operators
+        self._kernels = kernels
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
         """See `RotaryEmbedding.forward`; the dtype is float32."""
 
         def rotate(x: Tensor) -> Tensor:
-            self._operators.rotate(x, self.table, positions)
+            self._kernels.rotate(x, self.table, positions)
             return x
 
         return rotate
@@ -148,18 +148,18 @@ class Rotary(nn.Module):
 class Linear(nn.Module):
     """A matrix product in float32."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, operators: Operators) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: CpuKernels) -> None:
         super().__init__()
-        self.weights = operators.pack(weight, bias)
-        self._operators = operators
+        self.weights = kernels.pack(weight, bias)
+        self._kernels = kernels
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[T, inputs] -> [T, outputs], in `out` if it is given."""
-        return self._operators.linear(x, self.weights, out)
+        return self._kernels.linear(x, self.weights, out)
 
     def argmax(self, x: Tensor) -> Int64:
         """[T, inputs] -> [T]: which output is the largest."""
-        return self._operators.linear_argmax(x, self.weights)
+        return self._kernels.linear_argmax(x, self.weights)
 
 
 class OneDnnLinear(nn.Module):
@@ -177,30 +177,30 @@ class OneDnnLinear(nn.Module):
         return out
 
 
-def _compiled(module: nn.Module, operators: Operators, max_model_len: int, *, one_dnn: bool) -> nn.Module:
+def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> nn.Module:
     """What replaces a module: itself, unless there is a kernel for it."""
     match module:
         case nn.Linear() | PackedLinear():
-            return _linear(module.weight, module.bias, operators, one_dnn=one_dnn)
+            return _linear(module.weight, module.bias, kernels, one_dnn=one_dnn)
         case nn.Embedding():
-            return Embedding(module, operators)
+            return Embedding(module, kernels)
         case RMSNorm():
-            return Norm(module, operators)
+            return Norm(module, kernels)
         case SiluMul():
-            return Activation(operators)
+            return Activation(kernels)
         case RotaryEmbedding():
-            return Rotary(module, operators, max_model_len)
+            return Rotary(module, kernels, max_model_len)
         case _:
             return module
 
 
-def _linear(weight: Tensor, bias: Tensor | None, operators: Operators, *, one_dnn: bool) -> nn.Module:
+def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn: bool) -> nn.Module:
     if one_dnn and weight.dtype == torch.bfloat16 and weight.numel() >= ONE_DNN_FROM:
         return OneDnnLinear(weight, bias)
-    return Linear(weight, bias, operators)
+    return Linear(weight, bias, kernels)
 
 
-def _fused(model: DecoderLM, operators: Operators) -> CompiledDecoder | None:
+def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
     """All layers of `model`, whose modules are replaced already; None if one of them is oneDNN's."""
     decoder, windows = model.model, model.spec.windows
     if any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
@@ -210,7 +210,7 @@ def _fused(model: DecoderLM, operators: Operators) -> CompiledDecoder | None:
     rotary: Any = decoder.rotary
     first: Any = decoder.layers[0]
     heads = first.self_attn.heads
-    return CompiledDecoder(operators, model.embedding, layers, norm.weight, rotary.table, norm.eps, heads)
+    return CompiledDecoder(kernels, model.embedding, layers, norm.weight, rotary.table, norm.eps, heads)
 
 
 def _layer(layer: Any, window: int) -> Layer:

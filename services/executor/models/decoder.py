@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pagewire.services.executor.models.config import Common, Positive
 from pagewire.services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm, embedding
-from pagewire.services.executor.models.model import Attend, CausalLM, Spec
+from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
 from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate, read_rope
 
 
@@ -61,7 +61,7 @@ class DecoderConfig(Common, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """See `Spec.windows`."""
+        """See `ModelSpec.windows`."""
         return (0,) * self.num_hidden_layers
 
 
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rotate: Rotate, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotate: Rotate, attend: AttentionFn) -> Tensor:
         """[T, D] -> [T, D]."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
         qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
@@ -104,7 +104,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
-    def forward(self, x: Tensor, residual: Tensor, rotate: Rotate, attend: Attend) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor, rotate: Rotate, attend: AttentionFn) -> tuple[Tensor, Tensor]:
         """[T, D] that the layer before adds, and the residual [T, D] that lacks it -> the same of this layer."""
         x, residual = self.input_layernorm.add(x, residual)
         x, residual = self.post_attention_layernorm.add(self.self_attn(x, rotate, attend), residual)
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
         )
         self.rotary = RotaryEmbedding(rope, config.head_size)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """[T], [T] -> [T, D]."""
         residual: Tensor = self.embed_tokens(token_ids)
         rotate = self.rotary(positions, residual.dtype)
@@ -139,7 +139,7 @@ class DecoderLM(CausalLM):
     """Llama, Mistral, Qwen2 or Qwen3, as the configuration says."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        spec = Spec(config.vocab_size, config.kv_heads, config.head_size, config.windows)
+        spec = ModelSpec(config.vocab_size, config.kv_heads, config.head_size, config.windows)
         super().__init__(spec, config.hidden_size, config.tie_word_embeddings)
         self.model = Decoder(config)
 
@@ -148,7 +148,7 @@ class DecoderLM(CausalLM):
         """[V, D]."""
         return self.model.embed_tokens.weight
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""
         out: Tensor = self.model(token_ids, positions, attend)
         return out

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Attend(Protocol):
+class AttentionFn(Protocol):
     """Causal attention over everything that a row has seen. It belongs to the device, which owns the KV cache.
 
     A call writes `k` and `v` at the positions of the batch, then attends from `q` with the scale d ** -0.5. Which rows
@@ -23,7 +23,7 @@ class Attend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ModelSpec:
     """What a device must know of a model before it runs it."""
 
     vocab_size: int
@@ -39,7 +39,7 @@ class Spec:
 class CausalLM(nn.Module, ABC):
     """A decoder-only model. The parameters have the checkpoint's names, except for the parts of a `PackedLinear`."""
 
-    def __init__(self, spec: Spec, width: int, tied: bool) -> None:
+    def __init__(self, spec: ModelSpec, width: int, tied: bool) -> None:
         super().__init__()
         self.spec = spec
         self.lm_head = None if tied else nn.Linear(width, spec.vocab_size, bias=False)
@@ -50,7 +50,7 @@ class CausalLM(nn.Module, ABC):
         """[V, D] of the input ids, and of the output where there is no `lm_head`."""
 
     @abstractmethod
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """Hidden states [T, D] of int64 ids [T] at int64 positions [T]."""
 
     def logits(self, hidden: Tensor) -> Tensor:

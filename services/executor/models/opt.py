@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pagewire.services.executor.models.config import Common, Positive
 from pagewire.services.executor.models.layers import PackedLinear, embedding
-from pagewire.services.executor.models.model import Attend, CausalLM, Spec
+from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
 
 POSITION_OFFSET = 2
 """Position 0 is row 2 of the table: the first rows belonged to padding."""
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.qkv_proj = PackedLinear(width, dict.fromkeys(("q_proj", "k_proj", "v_proj"), width), config.enable_bias)
         self.out_proj = nn.Linear(width, width, bias=config.enable_bias)
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: AttentionFn) -> Tensor:
         """[T, D] -> [T, D]."""
         q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).chunk(3, dim=1)
         out: Tensor = self.out_proj(attend(self.layer, q, k, v).flatten(1))
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         self.fc2 = nn.Linear(config.ffn_dim, config.hidden_size, bias=config.enable_bias)
         self.final_layer_norm = config.layer_norm()
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, attend: AttentionFn) -> Tensor:
         """[T, D] -> [T, D]."""
         if self.norm_first:
             x = x + self.self_attn(self.self_attn_layer_norm(x), attend)
@@ -107,7 +107,7 @@ class Decoder(nn.Module):
         self.final_layer_norm = config.layer_norm() if normed else nn.Identity()
         self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_hidden_layers))
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """[T], [T] -> [T, D]."""
         x = self.project_in(self.embed_tokens(token_ids)) + self.embed_positions(positions + POSITION_OFFSET)
         for layer in self.layers:
@@ -122,7 +122,7 @@ class OPT(CausalLM):
     def __init__(self, config: OPTConfig) -> None:
         heads = config.num_attention_heads
         windows = (0,) * config.num_hidden_layers
-        spec = Spec(config.vocab_size, heads, config.hidden_size // heads, windows)
+        spec = ModelSpec(config.vocab_size, heads, config.hidden_size // heads, windows)
         super().__init__(spec, config.embedding_width, config.tie_word_embeddings)
         self.model = nn.ModuleDict({"decoder": Decoder(config)})
 
@@ -132,7 +132,7 @@ class OPT(CausalLM):
         weight: Tensor = self.model["decoder"].get_parameter("embed_tokens.weight")
         return weight
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""
         out: Tensor = self.model["decoder"](token_ids, positions, attend)
         return out

@@ -16,7 +16,7 @@ def policy(window: int = 1, budget: int = 512) -> Policy:
 
 
 def sequence(number: int, prompt: list[int], output: int = 100) -> Sequence:
-    return Sequence(number, prompt, len(prompt), Sampling(0, 1, 0, 0, 0, b"", 0, output), arrival_order=number)
+    return Sequence(number, prompt, len(prompt), Sampling(output), arrival_order=number)
 
 
 def output(step: int, *rows: tuple[int, int, int, int]) -> StepOutput:

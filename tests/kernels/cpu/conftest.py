@@ -3,16 +3,16 @@
 import pytest
 
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.operators import Operators
+from pagewire.kernels.cpu.kernels import CpuKernels
 
 
 @pytest.fixture(scope="session")
-def operators() -> Operators:
+def kernels() -> CpuKernels:
     """With one thread."""
-    return Operators(build.load(), 1)
+    return CpuKernels(build.load(), 1)
 
 
 @pytest.fixture(scope="session")
-def many_threads() -> Operators:
+def many_threads() -> CpuKernels:
     """With more threads than this machine may have cores."""
-    return Operators(build.load(), 3)
+    return CpuKernels(build.load(), 3)

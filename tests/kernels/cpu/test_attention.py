@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pagewire.kernels.cpu.operators import Operators, batch_of
+from pagewire.kernels.cpu.kernels import CpuKernels, batch_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -37,8 +37,8 @@ class Heads(NamedTuple):
 class Case:
     """Random rows. Every number of the pool that no row owns is NaN."""
 
-    def __init__(self, operators: Operators, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int = 0) -> None:
-        self.operators, self.rows, self.heads, self.dtype = operators, rows, heads, dtype
+    def __init__(self, kernels: CpuKernels, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int = 0) -> None:
+        self.kernels, self.rows, self.heads, self.dtype = kernels, rows, heads, dtype
         self.random = np.random.default_rng(seed)
         ends = [row.start + row.width for row in rows]
         needs = [-(-end // heads.block_size) for end in ends]
@@ -51,7 +51,7 @@ class Case:
         self.tables = np.full((len(rows) + 1, max(needs)), 1 << 40)  # an entry that is not a slot's own would crash
         for slot, need in zip(self.slots, needs, strict=True):
             self.tables[slot, :need] = [free.pop() for _ in range(need)]
-        shapes = operators.pool_shapes(blocks, heads.kv_heads, heads.dim, heads.block_size, dtype)
+        shapes = kernels.pool_shapes(blocks, heads.kv_heads, heads.dim, heads.block_size, dtype)
         self.pool = tuple(torch.full(shape, math.nan, dtype=dtype) for shape in shapes)
         together = shapes[0][-1]
         odd = -heads.dim % together
@@ -66,20 +66,20 @@ class Case:
     def _normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.random.normal(0, 1, shape)).to(self.dtype).float()
 
-    def run(self, operators: Operators | None = None) -> list[Tensor]:
+    def run(self, kernels: CpuKernels | None = None) -> list[Tensor]:
         """What the kernel makes of each row."""
         rows = self.rows
-        starts = np.array([row.start for row in rows])
-        widths = np.array([row.width for row in rows])
+        num_computed_tokens = np.array([row.start for row in rows])
+        query_lens = np.array([row.width for row in rows])
         new = [
             torch.cat([part[row.start :] for part, row in zip(parts, rows, strict=True)])
             for parts in (self.keys, self.values)
         ]
         joined = torch.cat((torch.cat(self.queries), *new), dim=1)  # as a projection leaves them: one beside the other
         split = torch.split(joined, [self.heads.heads, self.heads.kv_heads, self.heads.kv_heads], dim=1)
-        batch = batch_of(self.slots, starts, widths, self.tables)
-        out = (operators or self.operators).attend(batch, self.heads.window, self.pool, *split)
-        return list(torch.split(out, widths.tolist()))
+        batch = batch_of(self.slots, num_computed_tokens, query_lens, self.tables)
+        out = (kernels or self.kernels).attend(batch, self.heads.window, self.pool, *split)
+        return list(torch.split(out, query_lens.tolist()))
 
     def check(self) -> None:
         for index, out in enumerate(self.run()):
@@ -115,29 +115,29 @@ rows = st.builds(Row, st.one_of(st.integers(0, 40), st.integers(200, 600)), st.o
     dtype=st.sampled_from(list(TOLERANCE)),
     seed=st.integers(0, 99),
 )
-def test_ragged_rows(operators: Operators, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int) -> None:
-    Case(operators, rows, heads, dtype, seed).check()
+def test_ragged_rows(kernels: CpuKernels, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int) -> None:
+    Case(kernels, rows, heads, dtype, seed).check()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
-def test_head_sizes(operators: Operators, dim: int, dtype: torch.dtype) -> None:
+def test_head_sizes(kernels: CpuKernels, dim: int, dtype: torch.dtype) -> None:
     rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(0, 1)]
-    Case(operators, rows, Heads(4, 2, dim, 16), dtype).check()
-    Case(operators, rows, Heads(4, 2, dim, 16, window=100), dtype).check()
+    Case(kernels, rows, Heads(4, 2, dim, 16), dtype).check()
+    Case(kernels, rows, Heads(4, 2, dim, 16, window=100), dtype).check()
 
 
-def test_as_many_query_heads_as_no_tile_holds(operators: Operators) -> None:
-    Case(operators, [Row(30, 3), Row(300, 1)], Heads(71, 1, 16, 16), torch.float32).check()
+def test_as_many_query_heads_as_no_tile_holds(kernels: CpuKernels) -> None:
+    Case(kernels, [Row(30, 3), Row(300, 1)], Heads(71, 1, 16, 16), torch.float32).check()
 
 
-def test_a_context_that_threads_share(many_threads: Operators) -> None:
+def test_a_context_that_threads_share(many_threads: CpuKernels) -> None:
     case = Case(many_threads, [Row(3000, 1)], Heads(3, 1, 64, 16), torch.float32)
     case.check()
 
 
-def test_the_number_of_threads_changes_no_bit(operators: Operators, many_threads: Operators) -> None:
-    case = Case(operators, [Row(2000, 1), Row(500, 40), Row(0, 7)], Heads(6, 2, 64, 16), torch.bfloat16)
+def test_the_number_of_threads_changes_no_bit(kernels: CpuKernels, many_threads: CpuKernels) -> None:
+    case = Case(kernels, [Row(2000, 1), Row(500, 40), Row(0, 7)], Heads(6, 2, 64, 16), torch.bfloat16)
     one, many = case.run(), case.run(many_threads)
     assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
 
@@ -150,11 +150,11 @@ def test_the_number_of_threads_changes_no_bit(operators: Operators, many_threads
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 def test_neighbours_and_chunks_change_no_bit(
-    operators: Operators, cut: int, others: list[Row], heads: Heads, dtype: torch.dtype
+    kernels: CpuKernels, cut: int, others: list[Row], heads: Heads, dtype: torch.dtype
 ) -> None:
-    whole = Case(operators, [Row(300, 100)], heads, dtype)
+    whole = Case(kernels, [Row(300, 100)], heads, dtype)
     expected = whole.run()[0]
-    part = Case(operators, [Row(300 + cut, 100 - cut), *others], heads, dtype, seed=1)
+    part = Case(kernels, [Row(300 + cut, 100 - cut), *others], heads, dtype, seed=1)
     own = part.slots[0]
     for to, source in zip(part.pool, whole.pool, strict=True):
         used = part.tables[own][: -(-400 // heads.block_size)]
@@ -163,17 +163,17 @@ def test_neighbours_and_chunks_change_no_bit(
     assert torch.equal(part.run()[0], expected[cut:])
 
 
-def test_large_scores_do_not_overflow(operators: Operators) -> None:
-    case = Case(operators, [Row(50, 5)], Heads(2, 1, 16, 16), torch.float32)
+def test_large_scores_do_not_overflow(kernels: CpuKernels) -> None:
+    case = Case(kernels, [Row(50, 5)], Heads(2, 1, 16, 16), torch.float32)
     case.queries[0] *= 1e4
     case.check()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("end", [49, 50])
-def test_what_was_written_is_read_by_the_next_step(operators: Operators, end: int, dtype: torch.dtype) -> None:
+def test_what_was_written_is_read_by_the_next_step(kernels: CpuKernels, end: int, dtype: torch.dtype) -> None:
     heads = Heads(4, 2, 32, 16)
-    case = Case(operators, [Row(0, end)], heads, dtype)
+    case = Case(kernels, [Row(0, end)], heads, dtype)
     whole = case.run()[0]
     case.rows = [Row(end - 1, 1)]
     case.queries = [case.queries[0][end - 1 :]]

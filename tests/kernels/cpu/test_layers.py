@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.cpu.operators import DTYPES, Operators
+from pagewire.kernels.cpu.kernels import DTYPES, CpuKernels
 
 sizes = st.integers(1, 70)
 
@@ -19,36 +19,36 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(ids=st.lists(st.integers(0, 49), min_size=1, max_size=70), width=sizes, dtype=st.sampled_from([*DTYPES]))
-def test_embed(operators: Operators, ids: list[int], width: int, dtype: torch.dtype) -> None:
+def test_embed(kernels: CpuKernels, ids: list[int], width: int, dtype: torch.dtype) -> None:
     table = random(50, width).to(dtype)
-    assert torch.equal(operators.embed(table, torch.tensor(ids)), table[ids].float())
+    assert torch.equal(kernels.embed(table, torch.tensor(ids)), table[ids].float())
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows=sizes, width=st.integers(1, 300))
-def test_rms_norm(operators: Operators, rows: int, width: int) -> None:
+def test_rms_norm(kernels: CpuKernels, rows: int, width: int) -> None:
     x, weight = random(rows, width) * 3, random(width, seed=1)
     expected = F.rms_norm(x.double(), (width,), weight.double(), 1e-6)
-    torch.testing.assert_close(operators.rms_norm(x, weight, 1e-6).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-6).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows=sizes, heads=st.integers(1, 5), dim=st.integers(1, 80))
-def test_rms_norm_of_heads_that_lie_apart(operators: Operators, rows: int, heads: int, dim: int) -> None:
+def test_rms_norm_of_heads_that_lie_apart(kernels: CpuKernels, rows: int, heads: int, dim: int) -> None:
     projected, weight = random(rows, heads + 2, dim), random(dim, seed=1)
     x = projected[:, 1 : 1 + heads]
     expected = F.rms_norm(x.double(), (dim,), weight.double(), 1e-5)
-    torch.testing.assert_close(operators.rms_norm(x, weight, 1e-5).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows=sizes, heads=st.integers(1, 5), half=st.integers(1, 64))
-def test_rotate(operators: Operators, rows: int, heads: int, half: int) -> None:
+def test_rotate(kernels: CpuKernels, rows: int, heads: int, half: int) -> None:
     projected = random(rows, heads + 1, 2 * half)
     before = projected.clone()
     positions = torch.randint(100, (rows,), generator=torch.Generator().manual_seed(1))
     angles = torch.arange(100)[:, None] * torch.rand(half, generator=torch.Generator().manual_seed(2))
-    operators.rotate(projected[:, :heads], torch.cat((angles.cos(), angles.sin()), 1), positions)
+    kernels.rotate(projected[:, :heads], torch.cat((angles.cos(), angles.sin()), 1), positions)
     pairs = torch.complex(before[:, :heads, :half].double(), before[:, :heads, half:].double())
     turned = pairs * torch.polar(torch.ones(rows, 1, half).double(), angles[positions][:, None].double())
     expected = torch.cat((turned.real, turned.imag), -1)
@@ -58,14 +58,14 @@ def test_rotate(operators: Operators, rows: int, heads: int, half: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(rows=sizes, width=sizes, scale=st.sampled_from([0.1, 3.0, 60.0]))
-def test_silu_mul(operators: Operators, rows: int, width: int, scale: float) -> None:
+def test_silu_mul(kernels: CpuKernels, rows: int, width: int, scale: float) -> None:
     x = random(rows, 2 * width) * scale
     gate, up = x.double().chunk(2, dim=1)
-    torch.testing.assert_close(operators.silu_mul(x).double(), F.silu(gate) * up, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(kernels.silu_mul(x).double(), F.silu(gate) * up, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e38, -1e38, 0.0])
-def test_silu_of_extreme_numbers(operators: Operators, value: float) -> None:
-    made = operators.silu_mul(torch.tensor([[value, 1.0, 2.0, 1.0]]))
+def test_silu_of_extreme_numbers(kernels: CpuKernels, value: float) -> None:
+    made = kernels.silu_mul(torch.tensor([[value, 1.0, 2.0, 1.0]]))
     expected = F.silu(torch.tensor([[value, 1.0]])) * torch.tensor([[2.0, 1.0]])
     torch.testing.assert_close(made, expected, equal_nan=True)

@@ -5,29 +5,29 @@ import threading
 import torch
 
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.operators import Operators
+from pagewire.kernels.cpu.kernels import CpuKernels
 
 
 def test_many_small_loops_one_after_the_other() -> None:
-    operators = Operators(build.load(), 4)
+    kernels = CpuKernels(build.load(), 4)
     x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
-    packed = operators.pack(torch.randn(2048, 64, generator=torch.Generator().manual_seed(1)))
-    expected = Operators(build.load(), 1).linear(x, packed)
-    assert all(torch.equal(operators.linear(x, packed), expected) for _ in range(2000))
+    packed = kernels.pack(torch.randn(2048, 64, generator=torch.Generator().manual_seed(1)))
+    expected = CpuKernels(build.load(), 1).linear(x, packed)
+    assert all(torch.equal(kernels.linear(x, packed), expected) for _ in range(2000))
 
 
 def test_several_callers_at_once() -> None:
     """One of them has the helpers, the others do their work alone."""
-    operators = Operators(build.load(), 3)
+    kernels = CpuKernels(build.load(), 3)
     weight = torch.randn(4000, 64, generator=torch.Generator().manual_seed(1))
-    packed = operators.pack(weight)
+    packed = kernels.pack(weight)
     wrong: list[int] = []
 
     def call(seed: int) -> None:
         x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed))
-        expected = Operators(build.load(), 1).linear(x, packed)
+        expected = CpuKernels(build.load(), 1).linear(x, packed)
         for _ in range(200):
-            if not torch.equal(operators.linear(x, packed), expected):
+            if not torch.equal(kernels.linear(x, packed), expected):
                 wrong.append(seed)
 
     callers = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
@@ -40,11 +40,11 @@ def test_several_callers_at_once() -> None:
 
 
 def test_helpers_that_fell_asleep_help_again() -> None:
-    operators = Operators(build.load(), 2)
+    kernels = CpuKernels(build.load(), 2)
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
-    packed = operators.pack(torch.randn(4096, 256, generator=torch.Generator().manual_seed(1)))
-    expected = operators.linear(x, packed)
+    packed = kernels.pack(torch.randn(4096, 256, generator=torch.Generator().manual_seed(1)))
+    expected = kernels.linear(x, packed)
     asleep = threading.Event()
     for _ in range(5):
         asleep.wait(0.02)  # longer than a helper looks out for work
-        assert torch.equal(operators.linear(x, packed), expected)
+        assert torch.equal(kernels.linear(x, packed), expected)

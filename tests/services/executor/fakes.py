@@ -1,15 +1,23 @@
 """A device without a model, and short ways to write plans."""
 
+import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
+from pagewire.services.executor.inbox import PlanInbox
+from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.slots import SlotTable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import Sampling
+from pagewire.shared.sampling import Record, record
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
 PATIENCE = 10.0
@@ -22,16 +30,7 @@ def token_at(seed: int, position: int, vocab_size: int = CAPACITY.vocab_size) ->
 
 
 def sampling(seed: int = 1, *, max_tokens: int = 8, stop_ids: Sequence[int] = ()) -> Sampling:
-    return Sampling(
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        seed=seed,
-        stop_ids=pack(stop_ids),
-        min_tokens=0,
-        max_tokens=max_tokens,
-    )
+    return Sampling(max_tokens, record(temperature=1.0).tobytes(), pack(stop_ids), seed=seed)
 
 
 def add(
@@ -86,6 +85,13 @@ def plan(
     )
 
 
+def running(*added: AddSlot) -> SlotTable:
+    """A slot table to which a first plan has added these sequences."""
+    table = SlotTable(CAPACITY)
+    table.apply(plan(1, *added))
+    return table
+
+
 class FakeDevice:
     """Picks `token_at(key, position)` and insists on the device's side of the contract.
 
@@ -97,7 +103,8 @@ class FakeDevice:
         self.depth = depth
         self.busy = 0.0
         self.tables: dict[int, list[int]] = {}
-        self.samplings: dict[int, SlotSampling] = {}
+        self.records: dict[int, Record] = {}
+        self.stop_ids: dict[int, Sequence[int]] = {}
         self.batches: list[StepBatch] = []
         self.copies: list[tuple[int, int]] = []
         self.pending: deque[FakePending] = deque()
@@ -110,29 +117,29 @@ class FakeDevice:
         assert self.gate is not None
         self.gate.release(steps)
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
         assert slot not in self.tables
         self.tables[slot] = list(blocks)
-        self.samplings[slot] = sampling
+        self.records[slot], self.stop_ids[slot] = sampling, stop_ids
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         for slot, block in zip(slots, blocks, strict=True):
             self.tables[slot].append(block)
 
     def remove(self, slot: int) -> None:
-        del self.tables[slot], self.samplings[slot]
+        del self.tables[slot], self.records[slot], self.stop_ids[slot]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.copies += zip(sources, targets, strict=True)
 
     def launch(self, batch: StepBatch) -> "FakePending":
         assert len(self.pending) < self.depth
-        assert len(batch.token_ids) == batch.widths.sum()
-        ends = batch.starts + batch.widths
+        assert len(batch.token_ids) == batch.query_lens.sum()
+        ends = batch.num_computed_tokens + batch.query_lens
         for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True):
             assert end <= len(self.tables[slot]) * self.capacity.block_size
         picked = [
-            token_at(self.samplings[slot].key, end, self.capacity.vocab_size)
+            token_at(int(self.records[slot]["key"]), end, self.capacity.vocab_size)
             for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True)
         ]
         self.batches.append(batch)
@@ -140,7 +147,7 @@ class FakeDevice:
         asking = [
             (row, picked[row], count)
             for row, slot in enumerate(batch.slots.tolist())
-            if (count := self.samplings[slot].candidates) and batch.samples[row]
+            if (count := int(self.records[slot]["num_candidates"])) and batch.samples[row]
         ]
         if asking:
             self.pending[-1].candidates = Candidates(
@@ -174,3 +181,34 @@ class FakePending:
             raise RuntimeError("the device is on fire")
         device.busy += 0.5
         return self._tokens
+
+
+class Run:
+    """A loop on a thread, with a device that steps when it is told to."""
+
+    def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
+        self.device = FakeDevice(depth=depth, gated=gated)
+        self.inbox = PlanInbox()
+        self.results: queue.Queue[Ran | Refused] = queue.Queue()
+        self.loop = StepLoop(self.device, self.inbox, self.results.put)
+        self._thread = ThreadPoolExecutor(1)
+        self.ended = self._thread.submit(self.loop.run)
+        self.inbox.begin(1)
+
+    def result(self) -> Ran:
+        found = self.results.get(timeout=PATIENCE)
+        assert isinstance(found, Ran)
+        return found
+
+    def output(self) -> StepOutput:
+        return self.result().output
+
+    def entered(self) -> None:
+        """Waits until a step is running."""
+        assert self.device.entered.acquire(timeout=PATIENCE)
+
+    def finish(self) -> None:
+        """Returns once the thread has handled everything and ended."""
+        self.inbox.close()
+        self.ended.exception(PATIENCE)
+        self._thread.shutdown()

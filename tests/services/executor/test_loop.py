@@ -1,52 +1,19 @@
 """The step loop on its thread: leases, boundaries, answers, terms, counters."""
 
-import queue
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 import pytest
 
-from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop, slot_sampling
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.loop import sampling_record
+from pagewire.services.executor.results import Refused
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from tests.services.executor.fakes import PATIENCE, FakeDevice, add, plan, sampling, token_at
-
-
-class Run:
-    """A loop on a thread, with a device that steps when it is told to."""
-
-    def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
-        self.device = FakeDevice(depth=depth, gated=gated)
-        self.inbox = PlanInbox()
-        self.results: queue.Queue[Ran | Refused] = queue.Queue()
-        self.loop = StepLoop(self.device, self.inbox, self.results.put)
-        self._thread = ThreadPoolExecutor(1)
-        self.ended = self._thread.submit(self.loop.run)
-        self.inbox.begin(1)
-
-    def result(self) -> Ran:
-        found = self.results.get(timeout=PATIENCE)
-        assert isinstance(found, Ran)
-        return found
-
-    def output(self) -> StepOutput:
-        return self.result().output
-
-    def entered(self) -> None:
-        """Waits until a step is running."""
-        assert self.device.entered.acquire(timeout=PATIENCE)
-
-    def finish(self) -> None:
-        """Returns once the thread has handled everything and ended."""
-        self.inbox.close()
-        self.ended.exception(PATIENCE)
-        self._thread.shutdown()
+from pagewire.shared.sampling import record
+from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling, token_at
 
 
 @pytest.fixture(params=[1, 2])
@@ -358,7 +325,7 @@ def test_waiting_counts_only_while_there_is_work(run: Run) -> None:
 
 def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("pagewire.services.executor.flights.time.monotonic", lambda: now)
+    monkeypatch.setattr("pagewire.services.executor.in_flight_steps.time.monotonic", lambda: now)
     gated.inbox.put(plan(1, add(0, 7, range(8), [0, 1]), lease_until=1))
     gated.entered()
     found = [gated.loop.overdue]
@@ -370,13 +337,14 @@ def test_a_step_that_takes_too_long_for_its_size_is_overdue(gated: Run, monkeypa
     assert [*found, gated.loop.overdue] == [False, False, True, False]
 
 
-def test_the_device_is_told_how_to_sample() -> None:
+def test_the_device_is_told_how_to_sample(run: Run) -> None:
     added = add(0, 7, [1, 2, 3, 4], [0, 1], prompt_tokens=3, picks=sampling(5, stop_ids=[2, 9]))
-    told = slot_sampling(added)
-    assert told.key == sequence_key(5, 0, 0)
-    assert told.stop_ids == (2, 9)
-    assert told.floor == 3
-    assert (told.temperature, told.top_p, told.top_k, told.min_p) == (1.0, 1.0, 0, 0.0)
+    expected = record(temperature=1.0, key=sequence_key(5, 0, 0), min_length=3)
+    assert sampling_record(added) == expected
+    run.inbox.put(plan(1, added))
+    run.output()
+    assert run.device.records[0] == expected
+    assert run.device.stop_ids[0] == [2, 9]
 
 
 def test_candidates_are_told_of_the_sequences_that_ask_for_them(run: Run) -> None:
@@ -413,7 +381,8 @@ def test_forks_take_over_the_sampling_of_their_source_and_blocks_are_copied_firs
     run.finish()
     assert run.device.copies == [(1, 2)]
     assert run.device.tables == {1: [0, 1], 0: [0, 2]}
-    assert run.device.samplings[0] == run.device.samplings[1]
+    assert run.device.records[0] == run.device.records[1]
+    assert run.device.stop_ids[0] == run.device.stop_ids[1]
     assert run.loop.counters.num_slots == 2
 
 

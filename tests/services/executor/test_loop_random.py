@@ -78,8 +78,10 @@ class Memory(FakeDevice):
 
     def launch(self, batch: StepBatch) -> FakePending:
         ids = iter(batch.token_ids.tolist())
-        for slot, start, width in zip(batch.slots.tolist(), batch.starts.tolist(), batch.widths.tolist(), strict=True):
-            key, table = self.samplings[slot].key, self.tables[slot]
+        for slot, start, width in zip(
+            batch.slots.tolist(), batch.num_computed_tokens.tolist(), batch.query_lens.tolist(), strict=True
+        ):
+            key, table = int(self.records[slot]["key"]), self.tables[slot]
             known = self._texts[key].tokens  # the loop knows no fewer
             for position in range(start):
                 assert self._written[table[position // BLOCK], position % BLOCK] == (key, position)

@@ -4,28 +4,28 @@ import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from pagewire.services.executor.outbox import Outbox
 from tests.services.executor.fakes import PATIENCE
 
 
-def test_results_of_a_thread_arrive_in_order() -> None:
-    async def main() -> list[int]:
-        seen: list[int] = []
-        done = asyncio.Event()
+@pytest.mark.anyio
+async def test_results_of_a_thread_arrive_in_order() -> None:
+    seen: list[int] = []
+    done = asyncio.Event()
 
-        def deliver(number: int) -> None:
-            seen.append(number)
-            if number == 999:
-                done.set()
+    def deliver(number: int) -> None:
+        seen.append(number)
+        if number == 999:
+            done.set()
 
-        outbox = Outbox(asyncio.get_running_loop(), deliver)
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(lambda: deque(map(outbox.put, range(1000))))
-            async with asyncio.timeout(PATIENCE):
-                await done.wait()
-        return seen
-
-    assert asyncio.run(main()) == list(range(1000))
+    outbox = Outbox(asyncio.get_running_loop(), deliver)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: deque(map(outbox.put, range(1000))))
+        async with asyncio.timeout(PATIENCE):
+            await done.wait()
+    assert seen == list(range(1000))
 
 
 def test_results_share_a_wake_up() -> None:
@@ -43,14 +43,12 @@ def test_results_share_a_wake_up() -> None:
     assert loop.calls == 1
 
 
-def test_delivery_runs_on_the_loops_thread_and_again_after_a_pause() -> None:
-    async def main() -> None:
-        arrivals: asyncio.Queue[str] = asyncio.Queue()
-        outbox = Outbox(asyncio.get_running_loop(), arrivals.put_nowait)
-        with ThreadPoolExecutor(1) as thread:
-            async with asyncio.timeout(PATIENCE):
-                for word in ("first", "second"):
-                    thread.submit(outbox.put, word)
-                    assert await arrivals.get() == word
-
-    asyncio.run(main())
+@pytest.mark.anyio
+async def test_delivery_runs_on_the_loops_thread_and_again_after_a_pause() -> None:
+    arrivals: asyncio.Queue[str] = asyncio.Queue()
+    outbox = Outbox(asyncio.get_running_loop(), arrivals.put_nowait)
+    with ThreadPoolExecutor(1) as thread:
+        async with asyncio.timeout(PATIENCE):
+            for word in ("first", "second"):
+                thread.submit(outbox.put, word)
+                assert await arrivals.get() == word

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.sampling import CANDIDATES, SamplingRows, sample, sequence_key, uniforms
+from pagewire.services.executor.sampling import CANDIDATES, sample, sequence_key, uniforms
+from pagewire.shared.sampling import RECORD, Record
 
 torch.set_num_threads(1)
 
@@ -30,20 +31,16 @@ class How(NamedTuple):
     position: int = 0
 
 
-def rows(hows: Sequence[How], banned: Sequence[tuple[int, tuple[int, ...]]] = ()) -> SamplingRows:
-    return SamplingRows(
-        temperature=np.array([how.temperature for how in hows], np.float64),
-        top_p=np.array([how.top_p for how in hows], np.float64),
-        top_k=np.array([how.top_k for how in hows], np.int64),
-        min_p=np.array([how.min_p for how in hows], np.float64),
-        keys=np.array([how.key for how in hows], np.uint64),
-        positions=np.array([how.position for how in hows], np.int64),
-        banned=banned,
-    )
+def records(hows: Sequence[How]) -> Record:
+    found = np.zeros(len(hows), RECORD)
+    for name in set(How._fields) & set(RECORD.names or ()):
+        found[name] = [getattr(how, name) for how in hows]
+    return found
 
 
 def draw(logits: npt.ArrayLike, hows: Sequence[How], banned: Sequence[tuple[int, tuple[int, ...]]] = ()) -> list[int]:
-    ids: list[int] = sample(torch.tensor(np.array(logits), dtype=torch.float32), rows(hows, banned)).tolist()
+    x, positions = torch.tensor(np.array(logits), dtype=torch.float32), np.array([how.position for how in hows])
+    ids: list[int] = sample(x, records(hows), positions, banned).tolist()
     return ids
 
 

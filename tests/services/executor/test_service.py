@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,36 +59,34 @@ class Bench:
         return [Decoder(StepOutput).decode(answer.data) async for answer in answers]
 
 
+Serve = Callable[[FakeDevice], AbstractAsyncContextManager[Bench]]
+
+
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Bench], Awaitable[None]], FakeDevice], None]:
-    def serve(test: Callable[[Bench], Awaitable[None]], device: FakeDevice) -> None:
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    @asynccontextmanager
+    async def serve(device: FakeDevice) -> AsyncIterator[Bench]:
         monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
-
-        async def main() -> None:
-            bench = Bench(device, MemoryBroker())
-            await bench.bus.subscribe(f"{subjects.STEPS}.{INSTANCE}", bench.steps.put_nowait)
-            running = asyncio.create_task(bench.executor.run())
-            try:
-                async with asyncio.timeout(PATIENCE):
-                    assert (await bench.beats.get()).ready
-                    await test(bench)
-            finally:
-                running.cancel()
-                await asyncio.wait({running})
-            assert device.closed
-            with pytest.raises(NoResponders):
-                await bench.claim(99)
-
-        asyncio.run(main())
+        bench = Bench(device, MemoryBroker())
+        await bench.bus.subscribe(f"{subjects.STEPS}.{INSTANCE}", bench.steps.put_nowait)
+        running = asyncio.create_task(bench.executor.run())
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert (await bench.beats.get()).ready
+                yield bench
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+        assert device.closed
+        with pytest.raises(NoResponders):
+            await bench.claim(99)
 
     return serve
 
 
-Serve = Callable[[Callable[[Bench], Awaitable[None]], FakeDevice], None]
-
-
-def test_a_claim_tells_what_the_executor_holds(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_a_claim_tells_what_the_executor_holds(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         assert await bench.claim(4) == Claimed(
             executor=INSTANCE,
             accepted=True,
@@ -99,30 +98,27 @@ def test_a_claim_tells_what_the_executor_holds(serve: Serve) -> None:
         beat = await bench.beats.get()
         assert (beat.ready, beat.term, beat.plan, beat.step) == (True, 4, 0, -1)
 
-    serve(test, FakeDevice())
 
-
-def test_it_says_whether_it_is_free(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_it_says_whether_it_is_free(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         assert bench.executor.heartbeat().load["free"] == 1
         assert (await bench.claim(5, "a")).accepted
         assert bench.executor.heartbeat().load["free"] == 0
 
-    serve(test, FakeDevice())
 
-
-def test_claims_are_declined_for_another_model_and_while_the_owner_lives(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_claims_are_declined_for_another_model_and_while_the_owner_lives(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         assert not (await bench.claim(4, model="huge")).accepted
         assert (await bench.claim(5, "a")).accepted
         assert not (await bench.claim(6, "b")).accepted
         assert (await bench.claim(7, "a")).accepted
 
-    serve(test, FakeDevice())
 
-
-def test_plans_become_steps_on_the_bus(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_plans_become_steps_on_the_bus(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         bench.send(plan(1, add(0, 7, [1, 2, 3], [0, 1], picks=sampling(7, max_tokens=3))))
         outputs = [await bench.step() for _ in range(3)]
@@ -137,11 +133,10 @@ def test_plans_become_steps_on_the_bus(serve: Serve) -> None:
         assert beat.load["tokens"] == 5
         assert beat.load["num_slots"] == 0
 
-    serve(test, FakeDevice())
 
-
-def test_steps_are_repeated_to_the_asker_alone(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_steps_are_repeated_to_the_asker_alone(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         bench.send(plan(1, add(0, 7, [1, 2, 3], range(4), picks=sampling(7, max_tokens=6))))
         outputs = [await bench.step() for _ in range(6)]
@@ -150,11 +145,10 @@ def test_steps_are_repeated_to_the_asker_alone(serve: Serve) -> None:
         assert await bench.replay(2, 0, 100) == []
         assert bench.steps.empty()
 
-    serve(test, FakeDevice())
 
-
-def test_a_plan_of_an_old_term_is_ignored(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_a_plan_of_an_old_term_is_ignored(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         await bench.claim(2)
         bench.send(plan(1, add(0, 7, [1], [0]), term=1))
@@ -162,13 +156,12 @@ def test_a_plan_of_an_old_term_is_ignored(serve: Serve) -> None:
         output = await bench.step()
         assert (output.term, unpack(output.sequences)) == (2, [8])
 
-    serve(test, FakeDevice())
 
-
-def test_a_step_of_an_old_term_is_not_sent(serve: Serve) -> None:
+@pytest.mark.anyio
+async def test_a_step_of_an_old_term_is_not_sent(serve: Serve) -> None:
     device = FakeDevice(gated=True)
 
-    async def test(bench: Bench) -> None:
+    async with serve(device) as bench:
         await bench.claim(1)
         bench.send(plan(1, add(0, 7, [1], range(4))))
         assert await asyncio.to_thread(device.entered.acquire, timeout=PATIENCE)
@@ -179,11 +172,10 @@ def test_a_step_of_an_old_term_is_not_sent(serve: Serve) -> None:
         assert (output.term, output.step, output.sequences) == (2, 0, b"")
         assert await bench.replay(1, 0, 9) == []
 
-    serve(test, device)
 
-
-def test_a_contradictory_plan_leaves_it_unready_until_the_next_term(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_a_contradictory_plan_leaves_it_unready_until_the_next_term(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         assert (await bench.beats.get()).ready
         bench.send(plan(1, removed=[2]))
@@ -195,24 +187,22 @@ def test_a_contradictory_plan_leaves_it_unready_until_the_next_term(serve: Serve
         bench.send(plan(1, term=2))
         assert (await bench.step()).term == 2
 
-    serve(test, FakeDevice())
 
-
-def test_unreadable_messages_are_passed_over(serve: Serve) -> None:
-    async def test(bench: Bench) -> None:
+@pytest.mark.anyio
+async def test_unreadable_messages_are_passed_over(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
         await bench.claim(1)
         for data in (b"", b"\x63rest", b"\x01nonsense", encode(Claim("a", 1, MODEL))):
             bench.bus.publish(f"{subjects.PLAN}.{INSTANCE}", data)
         bench.send(plan(1))
         assert (await bench.step()).plan == 1
 
-    serve(test, FakeDevice())
 
-
-def test_the_loop_goes_on_while_a_step_runs(serve: Serve) -> None:
+@pytest.mark.anyio
+async def test_the_loop_goes_on_while_a_step_runs(serve: Serve) -> None:
     device = FakeDevice(gated=True)
 
-    async def test(bench: Bench) -> None:
+    async with serve(device) as bench:
         await bench.claim(1)
         bench.send(plan(1, add(0, 7, [1], range(4), picks=sampling(7, max_tokens=1))))
         assert await asyncio.to_thread(device.entered.acquire, timeout=PATIENCE)
@@ -222,31 +212,28 @@ def test_the_loop_goes_on_while_a_step_runs(serve: Serve) -> None:
         device.allow()
         assert [(await bench.step()).plan for _ in range(2)] == [1, 2]
 
-    serve(test, device)
 
-
-def test_a_failing_device_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_a_failing_device_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     device.failing = True
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
 
-    async def main() -> None:
-        bench = Bench(device, MemoryBroker())
-        running = asyncio.create_task(bench.executor.run())
-        async with asyncio.timeout(PATIENCE):
-            await bench.beats.get()
-            await bench.claim(1)
-            bench.send(plan(1, add(0, 7, [1], [0])))
-            with pytest.raises(ExceptionGroup) as failure:
-                await running
-        assert failure.group_contains(RuntimeError, match="on fire")
-        assert not bench.executor.heartbeat().ready
-        assert device.closed
-
-    asyncio.run(main())
+    bench = Bench(device, MemoryBroker())
+    running = asyncio.create_task(bench.executor.run())
+    async with asyncio.timeout(PATIENCE):
+        await bench.beats.get()
+        await bench.claim(1)
+        bench.send(plan(1, add(0, 7, [1], [0])))
+        with pytest.raises(ExceptionGroup) as failure:
+            await running
+    assert failure.group_contains(RuntimeError, match="on fire")
+    assert not bench.executor.heartbeat().ready
+    assert device.closed
 
 
-def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = threading.Event()
     device = FakeDevice(replace(CAPACITY, num_blocks=7))
 
@@ -256,17 +243,14 @@ def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(thread, "open_device", open_slowly)
 
-    async def main() -> None:
-        bench = Bench(device, MemoryBroker())
-        running = asyncio.create_task(bench.executor.run())
-        async with asyncio.timeout(PATIENCE):
-            with pytest.raises(NoResponders):
-                await bench.claim(1)
-            assert not bench.executor.heartbeat().ready
-            opened.set()
-            assert (await bench.beats.get()).ready
-            assert (await bench.claim(1)).num_blocks == 7
-        running.cancel()
-        await asyncio.wait({running})
-
-    asyncio.run(main())
+    bench = Bench(device, MemoryBroker())
+    running = asyncio.create_task(bench.executor.run())
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(NoResponders):
+            await bench.claim(1)
+        assert not bench.executor.heartbeat().ready
+        opened.set()
+        assert (await bench.beats.get()).ready
+        assert (await bench.claim(1)).num_blocks == 7
+    running.cancel()
+    await asyncio.wait({running})

@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pagewire.services.executor.flight import Columns, Flight
+from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.services.executor.slots import PlanViolation, SlotTable
 from pagewire.shared.messages import pack, unpack
-from pagewire.shared.messages.plan import AddSlot, Fork, Plan
+from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import NO_TOKEN, Finish
-from tests.services.executor.fakes import CAPACITY, add, plan, sampling, token_at
+from pagewire.shared.messages.work import Sampling
+from tests.services.executor.fakes import CAPACITY, add, plan, running, sampling, token_at
 
 BLOCK = CAPACITY.block_size
 TABLE = -(-CAPACITY.max_model_len // BLOCK)
@@ -128,23 +128,23 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         expected = self.expect() if self.plans else []
-        flight = self.table.launch()
-        if flight is None:
+        step = self.table.launch()
+        if step is None:
             assert not expected
             return
-        batch = flight.batch
-        assert list(zip(batch.slots.tolist(), batch.widths.tolist(), strict=True)) == expected
+        batch = step.batch
+        assert list(zip(batch.slots.tolist(), batch.query_lens.tolist(), strict=True)) == expected
         tokens = np.full(len(expected), -1)
         inputs: list[int] = []
         for row, (slot, width) in enumerate(expected):
             sequence = self.model[slot]
-            assert batch.starts[row] == sequence.computed
+            assert batch.num_computed_tokens[row] == sequence.computed
             inputs += sequence.tokens[sequence.computed : sequence.computed + width]
             assert batch.samples[row] == (width == sequence.remaining)
             if batch.samples[row]:
                 tokens[row] = token_at(sequence.seed, len(sequence.tokens))
         assert batch.token_ids.tolist() == inputs
-        self.check(self.table.record(flight, tokens), expected, tokens.tolist())
+        self.check(self.table.record(step, tokens), expected, tokens.tolist())
 
     def expect(self) -> list[tuple[int, int]]:
         """Dynamic SplitFuse, row by row."""
@@ -194,27 +194,21 @@ Machine.TestCase.settings = settings(
 TestAgainstTheModel = Machine.TestCase
 
 
-def running(*added: AddSlot) -> SlotTable:
-    table = SlotTable(CAPACITY)
-    table.apply(plan(1, *added))
-    return table
-
-
 def test_a_sequence_is_computed_whole_and_dense() -> None:
     table = running(add(2, 9, range(10), [4, 5, 6, 7], picks=sampling(9, max_tokens=5)))
     table.apply(plan(2, budget=4))
     seen: list[tuple[int, int]] = []
-    while (flight := table.launch()) is not None:
-        columns = table.record(flight, np.where(flight.batch.samples, 7, -1))
+    while (step := table.launch()) is not None:
+        columns = table.record(step, np.where(step.batch.samples, 7, -1))
         seen.append((unpack(columns.starts)[0], unpack(columns.counts)[0]))
     assert seen == [(0, 4), (4, 4), (8, 2), (10, 1), (11, 1), (12, 1), (13, 1)]
     assert list(columns.finishes) == [Finish.LENGTH]
 
 
-def launched(table: SlotTable) -> Flight:
-    flight = table.launch()
-    assert flight is not None
-    return flight
+def launched(table: SlotTable) -> InFlightStep:
+    step = table.launch()
+    assert step is not None
+    return step
 
 
 def test_a_sampled_token_is_the_next_input() -> None:
@@ -222,26 +216,26 @@ def test_a_sampled_token_is_the_next_input() -> None:
     table.record(launched(table), np.array([42]))
     following = launched(table).batch
     assert following.token_ids.tolist() == [42]
-    assert following.starts.tolist() == [2]
+    assert following.num_computed_tokens.tolist() == [2]
 
 
 def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_known() -> None:
     table = running(add(0, 1, [3, 4], [0], picks=sampling(max_tokens=3)))
-    flights = [launched(table), launched(table), launched(table)]
-    assert [flight.batch.starts.tolist() for flight in flights] == [[0], [2], [3]]
+    steps = [launched(table), launched(table), launched(table)]
+    assert [step.batch.num_computed_tokens.tolist() for step in steps] == [[0], [2], [3]]
     assert table.launch() is None, "the length is known ahead"
-    columns = [table.record(flight, np.array([token])) for flight, token in zip(flights, (7, 8, 9), strict=True)]
+    columns = [table.record(step, np.array([token])) for step, token in zip(steps, (7, 8, 9), strict=True)]
     assert [unpack(each.tokens) for each in columns] == [[7], [8], [9]]
     assert [list(each.finishes) for each in columns] == [[Finish.NONE], [Finish.NONE], [Finish.LENGTH]]
 
 
 def test_rows_behind_a_stop_id_are_dead() -> None:
     table = running(add(0, 1, [3], [0], picks=sampling(stop_ids=[5])), add(1, 2, [4], [1]))
-    flights = [launched(table), launched(table), launched(table)]
-    assert list(table.record(flights[0], np.array([5, 6])).finishes) == [Finish.STOP, Finish.NONE]
+    steps = [launched(table), launched(table), launched(table)]
+    assert list(table.record(steps[0], np.array([5, 6])).finishes) == [Finish.STOP, Finish.NONE]
     table.apply(plan(2, add(0, 3, [9], [0]), removed=[0]))  # the slot goes to another at once
-    for flight in flights[1:]:
-        columns = table.record(flight, np.array([5, 7]))
+    for step in steps[1:]:
+        columns = table.record(step, np.array([5, 7]))
         assert (unpack(columns.sequences), unpack(columns.tokens)) == ([2], [7])
     following = launched(table).batch
     assert (following.slots.tolist(), following.token_ids.tolist()) == ([1, 0], [7, 9])
@@ -249,9 +243,9 @@ def test_rows_behind_a_stop_id_are_dead() -> None:
 
 def test_a_row_of_a_removed_sequence_is_reported_and_leaves_the_next_one_alone() -> None:
     table = running(add(0, 1, [3], [0], picks=sampling(stop_ids=[5])))
-    flights = [launched(table), launched(table)]
+    steps = [launched(table), launched(table)]
     table.apply(plan(2, add(0, 2, [8, 9, 8], [0], picks=sampling(stop_ids=[6])), removed=[0]))
-    columns = [table.record(flight, np.array([token])) for flight, token in zip(flights, (6, 5), strict=True)]
+    columns = [table.record(step, np.array([token])) for step, token in zip(steps, (6, 5), strict=True)]
     assert [unpack(each.sequences) for each in columns] == [[1], [1]]
     assert [list(each.finishes) for each in columns] == [[Finish.NONE], [Finish.STOP]]
     assert launched(table).batch.token_ids.tolist() == [8, 9, 8]
@@ -310,6 +304,7 @@ def test_clear_frees_every_slot() -> None:
         plan(2, add(1, 2, [1, 2], [1], computed=2)),
         plan(2, add(1, 2, [1] * 8, [1], computed=5)),
         plan(2, add(1, 2, [1, 2, 3], [1], prompt_tokens=1, picks=sampling(max_tokens=2))),
+        plan(2, add(1, 2, [1], [1], picks=Sampling(8, b"of another layout"))),
         plan(2, add(1, 2, [1], [32])),
         plan(2, add(1, 2, [1], [1], limit=5)),
         plan(2, add(1, 2, [1], range(11))),
@@ -345,87 +340,3 @@ def test_a_cut_column_is_refused(cut: bytes) -> None:
                 lease_until=9,
             )
         )
-
-
-def fork(
-    slot: int, sequence: int, source: int, computed: int, tokens: list[int], blocks: list[int], limit: int
-) -> Fork:
-    return Fork(slot, sequence, source, computed, pack(tokens), pack(blocks), limit)
-
-
-def parents() -> SlotTable:
-    """Two sequences that have sampled behind five positions and stand at their limits."""
-    picks = sampling(max_tokens=4, stop_ids=[9])
-    table = running(
-        add(0, 1, [1, 2, 3, 4, 5], [0, 1], limit=5, picks=picks), add(1, 2, [11, 12, 13, 14, 15], [2, 3], limit=5)
-    )
-    flight = table.launch()
-    assert flight is not None
-    table.record(flight, np.array([7, 8]))
-    assert table.launch() is None
-    return table
-
-
-def test_a_fork_begins_where_its_source_stood_and_ends_as_its_source_would() -> None:
-    table = parents()
-    delta = plan(2, removed=[0, 1])
-    delta = msgspec.structs.replace(
-        delta,
-        forks=(fork(0, 3, 1, 5, [21], [2, 4], 6), fork(1, 4, 0, 5, [22], [0, 1], 6), fork(2, 5, 0, 3, [9, 9], [0], 4)),
-    )
-    table.apply(delta)
-    flight = table.launch()
-    assert flight is not None
-    batch = flight.batch
-    assert flight.sequences.tolist() == [3, 4, 5]
-    assert batch.starts.tolist() == [5, 5, 3]
-    assert batch.widths.tolist() == [1, 1, 1]
-    assert batch.token_ids.tolist() == [21, 22, 9]
-    assert batch.samples.tolist() == [True, True, False]  # the third stands at its limit, one before its last token
-    columns = table.record(flight, np.array([9, 9, -1]))
-    assert list(columns.finishes) == [Finish.NONE, Finish.STOP, Finish.NONE]
-
-
-def test_a_fork_reads_its_source_before_a_new_sequence_takes_the_slot() -> None:
-    table = parents()
-    delta = plan(2, add(0, 9, [30, 31], [5]), removed=[0])
-    table.apply(msgspec.structs.replace(delta, forks=(fork(2, 3, 0, 4, [40, 41], [0, 6], 8),)))
-    flight = table.launch()
-    assert flight is not None
-    rows = {int(sequence): i for i, sequence in enumerate(flight.sequences)}
-    assert set(rows) == {9, 3}
-    assert flight.batch.token_ids.tolist() == [30, 31, 40, 41]
-
-
-@pytest.mark.parametrize(
-    ("forks", "copies"),
-    [
-        ([fork(1, 3, 0, 5, [1], [0, 1], 6)], []),  # the slot is in use
-        ([fork(2, 3, 3, 5, [1], [0, 1], 6)], []),  # the source is free
-        ([fork(2, 3, 99, 5, [1], [0, 1], 6)], []),
-        ([fork(2, 3, -1, 5, [1], [0, 1], 6)], []),
-        ([fork(4, 3, 0, 5, [1], [0, 1], 6)], []),
-        ([fork(2, 3, 0, 6, [1], [0, 1], 7)], []),  # the source has not computed so much
-        ([fork(2, 3, 0, -1, [1], [0, 1], 6)], []),
-        ([fork(2, 3, 0, 5, [], [0, 1], 5)], []),
-        ([fork(2, 3, 0, 5, [50], [0, 1], 6)], []),
-        ([fork(2, 3, 0, 5, [1] * 4, [0, 1, 2], 9)], []),  # its end is that of the source
-        ([fork(2, 3, 0, 5, [1], [0], 4)], []),
-        ([fork(2, 3, 0, 5, [1], [0, 1], 9)], []),
-        ([fork(2, 3, 0, 5, [1], [0, 32], 6)], []),
-        ([fork(2, 3, 0, 5, [1], [0, 1], 6), fork(2, 4, 0, 5, [1], [0, 1], 6)], []),
-        ([], [0, 32]),
-        ([], [32, 0]),
-        ([], [0, 1, 1, 2]),
-        ([], [0, 2, 1, 2]),
-    ],
-)
-def test_forks_and_copies_that_make_no_sense_are_refused(forks: list[Fork], copies: list[int]) -> None:
-    table = parents()
-    with pytest.raises(PlanViolation):
-        table.apply(msgspec.structs.replace(plan(2), forks=tuple(forks), copies=pack(copies)))
-
-
-def test_a_cut_off_copy_is_refused() -> None:
-    with pytest.raises(PlanViolation, match="cut off"):
-        parents().apply(msgspec.structs.replace(plan(2), copies=pack([1])))

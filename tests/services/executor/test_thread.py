@@ -33,7 +33,8 @@ class Placed(FakeDevice):
         super().close()
 
 
-def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Placed] = []
 
     def open_placed(settings: Settings, folder: Path) -> Placed:
@@ -42,18 +43,15 @@ def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(thread, "open_device", open_placed)
 
-    async def main() -> None:
-        inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
-        async with asyncio.timeout(PATIENCE):
-            device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
-            inbox.begin(1)
-            inbox.put(plan(1, add(0, 7, [1], [0], picks=sampling(max_tokens=2))))
-            await results.get()
-            await results.get()
-            assert gc.get_freeze_count() > 0
-            await device.close()
-
-    asyncio.run(main())
+    inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
+    async with asyncio.timeout(PATIENCE):
+        device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
+        inbox.begin(1)
+        inbox.put(plan(1, add(0, 7, [1], [0], picks=sampling(max_tokens=2))))
+        await results.get()
+        await results.get()
+        assert gc.get_freeze_count() > 0
+        await device.close()
     assert made[0].closed
     assert len(made[0].threads) == 4
     assert len(set(made[0].threads)) == 1
@@ -61,50 +59,47 @@ def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytest.Monk
     assert gc.get_freeze_count() == 0
 
 
-def test_what_cannot_be_opened_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_what_cannot_be_opened_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(settings: Settings, folder: Path) -> FakeDevice:
         raise ConfigurationError("no such device")
 
     monkeypatch.setattr(thread, "open_device", refuse)
     with pytest.raises(ConfigurationError, match="no such device"):
-        asyncio.run(DeviceThread.open(Settings(), PlanInbox(), print))
+        await DeviceThread.open(Settings(), PlanInbox(), print)
 
 
-def test_a_failing_step_is_raised_and_the_device_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_a_failing_step_is_raised_and_the_device_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDevice()
     fake.failing = True
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: fake)
 
-    async def main() -> None:
-        inbox = PlanInbox()
-        device = await DeviceThread.open(Settings(), inbox, print)
-        inbox.begin(1)
-        inbox.put(plan(1, add(0, 7, [1], [0])))
-        async with asyncio.timeout(PATIENCE):
-            with pytest.raises(RuntimeError, match="on fire"):
-                await device.failure()
-            await device.close()
-
-    asyncio.run(main())
+    inbox = PlanInbox()
+    device = await DeviceThread.open(Settings(), inbox, print)
+    inbox.begin(1)
+    inbox.put(plan(1, add(0, 7, [1], [0])))
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(RuntimeError, match="on fire"):
+            await device.failure()
+        await device.close()
     assert fake.closed
 
 
-def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeDevice(gated=True)
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: fake)
 
     async def end_the_step() -> None:
         fake.allow()
 
-    async def main() -> None:
-        inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
-        async with asyncio.timeout(PATIENCE):
-            device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
-            inbox.begin(1)
-            inbox.put(plan(1, add(0, 7, [1], [0])))
-            assert await asyncio.to_thread(fake.entered.acquire, timeout=PATIENCE)
-            await asyncio.gather(device.close(), end_the_step())  # begun in this order, so that no other step begins
-            assert len(fake.batches) == 1
-            assert isinstance(await results.get(), Ran)
-
-    asyncio.run(main())
+    inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
+    async with asyncio.timeout(PATIENCE):
+        device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
+        inbox.begin(1)
+        inbox.put(plan(1, add(0, 7, [1], [0])))
+        assert await asyncio.to_thread(fake.entered.acquire, timeout=PATIENCE)
+        await asyncio.gather(device.close(), end_the_step())  # begun in this order, so that no other step begins
+        assert len(fake.batches) == 1
+        assert isinstance(await results.get(), Ran)

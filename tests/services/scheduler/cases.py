@@ -13,4 +13,4 @@ def sequence(tokens: int | list[int] = 4, **fields: object) -> Sequence:
     prompt = [7] * tokens if isinstance(tokens, int) else tokens
     number = next(_numbers)
     values: dict[str, object] = {"arrival_order": number} | fields
-    return Sequence(number, prompt, len(prompt), Sampling(0, 1, 0, 0, 0, b"", 0, 16), **values)  # type: ignore[arg-type]
+    return Sequence(number, prompt, len(prompt), Sampling(16), **values)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from pagewire.shared.messages.work import Sampling
 
 
 def beams(width: int, max_tokens: int, candidates: int = 0) -> Sampling:
-    return Sampling(0, 1, 0, 0, 0, b"", 0, max_tokens, width, 1.0, candidates or width)
+    return Sampling(max_tokens, beam_width=width, candidates=candidates or width)
 
 
 def test_slots_leave_a_block_of_the_budget_for_prompts() -> None:
@@ -26,7 +26,7 @@ def test_a_block_that_has_begun_counts(positions: int, blocks: int) -> None:
 )
 def test_a_sequence_fits_if_the_pool_holds_it_to_its_last_token(prompt: int, max_tokens: int, fits: bool) -> None:
     # Nothing is computed for the last token: its position takes no room.
-    sequence = Sequence(1, [1] * prompt, prompt, Sampling(0, 1, 0, 0, 0, b"", 0, max_tokens))
+    sequence = Sequence(1, [1] * prompt, prompt, Sampling(max_tokens))
     assert Limits(4, 4, 8, 64, 1).fits(sequence) is fits
 
 

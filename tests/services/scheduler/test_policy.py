@@ -15,7 +15,7 @@ from tests.support.executor import ModelExecutor, generate
 
 
 def sampling(max_tokens: int = 8, stop_ids: tuple[int, ...] = ()) -> Sampling:
-    return Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens)
+    return Sampling(max_tokens, stop_ids=pack(stop_ids))
 
 
 @dataclass

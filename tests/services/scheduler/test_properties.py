@@ -103,7 +103,7 @@ class Scheduling(RuleBasedStateMachine):
             id=0,
             tokens=prompt,
             num_prompt_tokens=len(prompt),
-            sampling=Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens),
+            sampling=Sampling(max_tokens, stop_ids=pack(stop_ids)),
             priority=priority,
             arrival_order=len(self.wanted),
             arrival_time=self.now,
@@ -149,7 +149,9 @@ class Scheduling(RuleBasedStateMachine):
             id=0,
             tokens=prompt,
             num_prompt_tokens=length,
-            sampling=Sampling(0.0, 1.0, 0, 0.0, 0, pack(stop_ids), 0, max_tokens, width, penalty, candidates),
+            sampling=Sampling(
+                max_tokens, stop_ids=pack(stop_ids), beam_width=width, length_penalty=penalty, candidates=candidates
+            ),
             priority=priority,
             arrival_order=len(self.wanted),
             arrival_time=self.now,

@@ -185,7 +185,7 @@ class Scene:
         target: str = subjects.ANY,
         beams: int = 0,
     ) -> None:
-        sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, max_tokens, beams, 1.0, beams)
+        sampling = Sampling(max_tokens, beam_width=beams, candidates=beams)
         item = WorkItem(name, self.detokenizer.instance, (pack(prompt),), n, sampling, priority, 2e9)
         await self.bus.store.put_work(subjects.work_queue(MODEL, item.priority, target), encode(item))
 
@@ -470,7 +470,7 @@ async def test_what_comes_while_there_is_no_executor_is_for_others() -> None:
 
 async def test_a_request_past_its_deadline_gets_no_slot_and_is_forgotten() -> None:
     async with scene() as s:
-        sampling = Sampling(0.0, 1.0, 0, 0.0, 0, b"", 0, 6)
+        sampling = Sampling(6)
         late = WorkItem("late", s.detokenizer.instance, (pack([5, 6]),), 1, sampling, 0, deadline=1.0)
         await s.bus.store.put_work(QUEUE, encode(late))
         await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 QUEUE = subjects.work_queue("m", 0, subjects.ANY)
 OPENING = OpenStream("r1", b"d", "_INBOX.a", 0, False, (pack([1]),), pack([1]), 1, (), (), False, True, 0, 60_000)
-WORK = WorkItem("r1", "", (pack([1]),), 1, Sampling(1.0, 1.0, 0, 0.0, 7, b"", 0, 16), 0, 1e12)
+WORK = WorkItem("r1", "", (pack([1]),), 1, Sampling(16, seed=7), 0, 1e12)
 HEADERS = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
 
 

@@ -10,7 +10,7 @@ from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.work import Sampling, WorkItem
 
 CALLER = Caller("r1", "_INBOX.a", Encoding.MSGPACK, deadline=123.5, fresh=True, batch_inbox="_INBOX.b")
-CHOSEN = Sampling(1.0, 1.0, 0, 0.0, 7, pack([0]), 0, 16)
+CHOSEN = Sampling(16, stop_ids=pack([0]), seed=7)
 
 
 def test_the_stream_is_told_what_the_client_asked_for() -> None:

@@ -107,7 +107,7 @@ PROMPT = pack(range(3 * SPAN))
 
 
 def work(name: str = "r", prompt: bytes = PROMPT, n: int = 1, salt: str = "") -> WorkItem:
-    sampling = Sampling(1.0, 1.0, 0, 0.0, 7, b"", 0, 16)
+    sampling = Sampling(16, seed=7)
     return WorkItem(name, "", (prompt,), n, sampling, 0, 1e12, cache_salt=salt)
 
 

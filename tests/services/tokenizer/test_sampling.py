@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.tokenizer.sampling import (
-    COLDEST,
     MAX_BEAM_STOPS,
     MAX_BEAMS,
     MAX_STOP_LENGTH,
@@ -24,6 +23,7 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import Sampling
+from pagewire.shared.sampling import COLDEST, Record, record, unpack_record
 
 VOCABULARY = 100
 BUILT = {
@@ -66,6 +66,11 @@ def resolved(**fields: Any) -> Sampling:
     params = SamplingParams(**fields)
     check(params, VOCABULARY)
     return resolve(params, seed=7, max_tokens=16, eos=frozenset({3, 4}), vocab_size=VOCABULARY)
+
+
+def column(name: str, **fields: Any) -> float:
+    value: float = unpack_record(resolved(**fields).record)[name].item()
+    return value
 
 
 def test_every_field_is_either_built_or_refused() -> None:
@@ -164,18 +169,22 @@ def test_min_tokens_beyond_max_tokens_is_refused() -> None:
 
 
 def test_greedy_needs_no_filters() -> None:
-    greedy = resolved(temperature=0.0, top_p=0.5, top_k=5, min_p=0.1)
-    assert (greedy.temperature, greedy.top_p, greedy.top_k, greedy.min_p) == (0.0, 1.0, 0, 0.0)
+    assert resolved(temperature=0.0, top_p=0.5, top_k=5, min_p=0.1).record == record().tobytes()
+
+
+def test_each_parameter_is_in_its_column() -> None:
+    given = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125}
+    assert resolved(**given).record == record(**given).tobytes()
 
 
 def test_a_temperature_that_would_overflow_is_raised() -> None:
-    assert resolved(temperature=0.001).temperature == COLDEST
-    assert resolved(temperature=0.7).temperature == 0.7
+    assert column("temperature", temperature=0.001) == COLDEST
+    assert column("temperature", temperature=0.7) == 0.7
 
 
 @pytest.mark.parametrize(("given", "meant"), [(-1, 0), (0, 0), (5, 5), (VOCABULARY, 0), (2**70, 0)])
 def test_top_k_of_everything_is_0(given: int, meant: int) -> None:
-    assert resolved(top_k=given).top_k == meant
+    assert column("top_k", top_k=given) == meant
 
 
 def test_the_end_of_the_model_and_the_named_tokens_stop() -> None:
@@ -236,10 +245,11 @@ def test_what_passes_is_what_a_device_can_do(params: SamplingParams) -> None:
         return
     seed = draw_seed(params, 0, b"")
     told = resolve(params, seed=seed, max_tokens=params.max_tokens or 40, eos=frozenset({3}), vocab_size=VOCABULARY)
-    assert told.temperature == 0.0 or COLDEST <= told.temperature <= 2.0
-    assert 0 < told.top_p <= 1
-    assert 0 <= told.top_k < VOCABULARY
-    assert 0 <= told.min_p <= 1
+    columns: Record = unpack_record(told.record)
+    assert columns["temperature"] == 0.0 or COLDEST <= columns["temperature"] <= 2.0
+    assert 0 < columns["top_p"] <= 1
+    assert 0 <= columns["top_k"] < VOCABULARY
+    assert 0 <= columns["min_p"] <= 1
     assert 0 <= told.seed < 2**64
     assert 0 <= told.min_tokens <= told.max_tokens
     assert all(0 <= token < VOCABULARY for token in unpack(told.stop_ids))
@@ -249,7 +259,7 @@ def test_a_beam_search_is_resolved_to_its_candidates() -> None:
     chosen = resolved(beam_width=4, n=2, length_penalty=0.5, stop_token_ids=[7, 3])
     assert (chosen.beam_width, chosen.length_penalty, chosen.candidates) == (4, 0.5, 4 + 3)
     assert unpack(chosen.stop_ids) == [3, 4, 7]
-    assert chosen.temperature == 0.0
+    assert chosen.record == record().tobytes()
     assert resolved(beam_width=1, ignore_eos=True).candidates == 1
 
 

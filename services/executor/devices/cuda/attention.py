@@ -14,7 +14,7 @@ from pagewire.kernels.rotary_cache import Rotary, rotary_cache
 from pagewire.kernels.step_inputs import StepInputs
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.models.model import Spec
+from pagewire.services.executor.models.model import ModelSpec
 
 
 class KVPool:
@@ -26,7 +26,7 @@ class KVPool:
 
     def __init__(
         self,
-        spec: Spec,
+        spec: ModelSpec,
         heads: int,
         capacity: Capacity,
         dtype: torch.dtype,
@@ -67,13 +67,13 @@ class KVPool:
         return torch.zeros(tokens, *self._attended.shape[1:], dtype=self._attended.dtype, device=self._attended.device)
 
     @staticmethod
-    def bytes_per_block(spec: Spec, block_size: int, cached: torch.dtype) -> int:
+    def bytes_per_block(spec: ModelSpec, block_size: int, cached: torch.dtype) -> int:
         """Memory that one block takes over all layers."""
         return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * cached.itemsize
 
 
-class PagedAttend:
-    """The attention of one step, an `Attend`. What it launches depends on the shapes of its tensors alone."""
+class TritonAttention:
+    """The attention of one step, an `AttentionFn`. What it launches depends on the shapes of its tensors alone."""
 
     def __init__(self, pool: KVPool, batch: Batch, inputs: StepInputs, *, decode: bool, split: bool) -> None:
         """`decode` promises that no row has more than one token.
@@ -99,7 +99,7 @@ class PagedAttend:
             plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, plan.cu_splits, plan.split_size)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attend`."""
+        """See `AttentionFn`."""
         still = Rotary(q.shape[1], k.shape[1], q.shape[2], rotary=0)
         angles = self._pool.plans[self._pool.layers[layer].window].logsum  # not read
         return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, angles)

@@ -33,15 +33,15 @@ class StepColumns:
         self._head: Int32 = np.zeros(head, np.int32)
         self._ring = StagingRing(runtime, depth, size)
 
-    def send(self, slots: Int64, widths: Int64, table: torch.Tensor, places: Int64, values: Int32) -> None:
-        """Enqueues the rows (`slots` [R], `widths` [R]), and table[places] = values; no place is named twice.
+    def send(self, slots: Int64, query_lens: Int64, table: torch.Tensor, places: Int64, values: Int32) -> None:
+        """Enqueues the rows (`slots` [R], `query_lens` [R]), and table[places] = values; no place is named twice.
 
         `table` is int32 [N] on the device.
         """
         most, head = len(self.slots), self._head
         head[1] = 0
-        head[2 : most + 2] = widths.sum()
-        head[2 : len(widths) + 2] = np.cumsum(widths)
+        head[2 : most + 2] = query_lens.sum()
+        head[2 : len(query_lens) + 2] = np.cumsum(query_lens)
         head[most + 2 : most + 2 + len(slots)] = slots
         for first in range(0, max(len(places), 1), UPDATES):
             part = slice(first, first + UPDATES)

@@ -14,8 +14,9 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.shared.sampling import Record
 
 DEPTH = 2
 """Steps in flight: the host works for one while the device computes another."""
@@ -84,10 +85,10 @@ class CudaDevice:
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
         _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> None:
+    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
         """See `Device.add`."""
         self._held[slot], self._blocks[slot] = 0, len(blocks)
-        self._changes += self._tables.added(slot, blocks, sampling)
+        self._changes += self._tables.added(slot, blocks, sampling, stop_ids)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
@@ -111,7 +112,7 @@ class CudaDevice:
         places, values = _last_writes(self._changes)
         self._changes.clear()
         began = self._runtime.mark()
-        self._columns.send(batch.slots, batch.widths, self._tables.memory, places, values)
+        self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values)
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
         if bucket in self._captured:
             step, replay = self._captured[bucket]
@@ -131,18 +132,18 @@ class CudaDevice:
 
     def _bring_tokens(self, batch: StepBatch) -> None:
         """Tokens that the device lacks, with where their rows stand."""
-        slots, starts, ends, positions = batch.slots, batch.starts, batch.ends, batch.positions
+        slots, ends, positions = batch.slots, batch.ends, batch.positions
         held = self._held[slots]
-        new = positions >= np.repeat(held, batch.widths)
-        owners = np.repeat(slots, batch.widths)[new]
+        new = positions >= np.repeat(held, batch.query_lens)
+        owners = np.repeat(slots, batch.query_lens)[new]
         rows = held < ends
-        told, tables = slots[rows], self._tables
+        changed, tables = slots[rows], self._tables
         known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes: then it samples none
         self._changes += [
             (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
-            (tables.places("known", told), known.astype(np.int32)),
-            (tables.places("computed", told), starts[rows].astype(np.int32)),
-            (tables.places("alive", told), np.ones(len(told), np.int32)),
+            (tables.places("known", changed), known.astype(np.int32)),
+            (tables.places("computed", changed), batch.num_computed_tokens[rows].astype(np.int32)),
+            (tables.places("alive", changed), np.ones(len(changed), np.int32)),
         ]
         self._held[slots] = np.maximum(held, ends + batch.samples)
 

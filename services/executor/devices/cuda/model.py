@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from pagewire.kernels.rms_norm import rms_norm
 from pagewire.kernels.rotary_cache import Rotary
 from pagewire.kernels.silu_mul import silu_mul
-from pagewire.services.executor.devices.cuda.attention import PagedAttend
+from pagewire.services.executor.devices.cuda.attention import TritonAttention
 from pagewire.services.executor.models.decoder import Attention
 from pagewire.services.executor.models.layers import RMSNorm, SiluMul
 from pagewire.services.executor.models.model import CausalLM
@@ -14,7 +14,7 @@ from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
 
 
 def with_kernels(model: CausalLM, max_model_len: int, device: torch.device) -> CausalLM:
-    """`model` itself, moved to `device` and changed: its `attend` must be a `PagedAttend` from now on."""
+    """`model` itself, moved to `device` and changed: its `attend` must be a `TritonAttention` from now on."""
     positions = torch.arange(max_model_len)
     rotaries = [module for module in model.modules() if isinstance(module, RotaryEmbedding)]
     angles = rotaries[0].table(positions).to(device) if rotaries else torch.empty(0)
@@ -43,7 +43,7 @@ class FusedAttention(nn.Module):
         self._rotary = Rotary(plain.heads, plain.kv_heads, plain.head_dim, rotary=plain.head_dim, epsilon=eps)
         self._angles = angles
 
-    def forward(self, x: Tensor, _rotate: Rotate, attend: PagedAttend) -> Tensor:
+    def forward(self, x: Tensor, _rotate: Rotate, attend: TritonAttention) -> Tensor:
         """[T, D] -> [T, D]."""
         norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
         attended = attend.rotated(self.layer, self.qkv_proj(x), self._rotary, self._angles, norms)

@@ -8,7 +8,7 @@ from pagewire.kernels.bookkeeping import bookkeeping
 from pagewire.kernels.edit_logits import edit_logits
 from pagewire.kernels.sampler import TILE, sample
 from pagewire.kernels.step_inputs import StepInputs, step_inputs
-from pagewire.services.executor.devices.cuda.attention import KVPool, PagedAttend
+from pagewire.services.executor.devices.cuda.attention import KVPool, TritonAttention
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.columns import StepColumns
 from pagewire.services.executor.devices.cuda.tables import SlotTables
@@ -35,12 +35,12 @@ class Step:
             ids=column(bucket.tokens),
             positions=column(bucket.tokens),
             places=column(bucket.tokens, torch.int64),
-            starts=column(rows),
+            num_computed_tokens=column(rows),
             ends=column(rows),
             lengths=column(rows),
         )
         batch = Batch(self._slots, self._inputs.lengths, self._cu_queries, tables.state.block_tables)
-        self._attend = PagedAttend(pool, batch, self._inputs, decode=bucket.decode, split=bucket.split)
+        self._attend = TritonAttention(pool, batch, self._inputs, decode=bucket.decode, split=bucket.split)
         self._maxima = torch.empty(rows, triton.cdiv(model.spec.vocab_size, TILE), device=device)
         self._finishes = column(rows, torch.uint8)
 
@@ -60,7 +60,7 @@ class Step:
             state,
             self._slots,
             self._cu_queries,
-            inputs.starts,
+            inputs.num_computed_tokens,
             inputs.ends,
             self._tables.ending,
             self.tokens,

@@ -6,15 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.sampling_table import SamplingTable
+from pagewire.kernels.sampling_table import COLUMNS, SamplingTable
 from pagewire.kernels.slot_state import SlotState
 from pagewire.services.executor.devices.cuda.staging import Int32
-from pagewire.services.executor.devices.protocol import Capacity, Int64, SlotSampling
+from pagewire.services.executor.devices.protocol import Capacity, Int64
+from pagewire.shared.sampling import Record
 
 MOST_STOP_IDS = 1040
 """Stop ids of a slot: a request may name 1024, and a model has some of its own."""
 ENDING = 16
 """How many of them are tested behind every step. The host tests all, so that it costs a wasted row at most."""
+_HOST_TYPES = {torch.float32: np.float32, torch.int32: np.int32, torch.int64: np.uint64}
 _ALIGNED = 4
 """Entries: kernels load 16 bytes at once from the start of a table."""
 
@@ -33,14 +35,13 @@ class SlotTables:
         slots, context = capacity.max_num_seqs, capacity.max_model_len + 1
         blocks = -(-capacity.max_model_len // capacity.block_size)
         self._widths = {
-            "key": 2,
+            **{name: dtype.itemsize // 4 for name, dtype in COLUMNS.items()},
             "tokens": context,
             "block_tables": blocks,
             "stop_ids": MOST_STOP_IDS,
             "ending": ENDING,
         }
-        self._widths |= dict.fromkeys(("known", "computed", "limit", "last", "alive", "top_k", "floor"), 1)
-        self._widths |= dict.fromkeys(("temperature", "top_p", "min_p", "bias_ids", "bias"), 1)
+        self._widths |= dict.fromkeys(("known", "computed", "limit", "last", "alive", "bias_ids", "bias"), 1)
         self._offsets: dict[str, int] = {}
         size = 0
         for name, width in self._widths.items():
@@ -65,13 +66,8 @@ class SlotTables:
             block_tables=table("block_tables"),
         )
         self.sampling = SamplingTable(
-            temperature=column("temperature", torch.float32),
-            top_p=column("top_p", torch.float32),
-            min_p=column("min_p", torch.float32),
-            top_k=column("top_k"),
-            key=column("key", torch.int64),
+            columns={name: column(name, dtype) for name, dtype in COLUMNS.items()},
             stop_ids=table("stop_ids").fill_(-1),
-            floor=column("floor"),
             bias_ids=table("bias_ids").fill_(-1),
             bias=table("bias").view(torch.float32),
         )
@@ -87,19 +83,22 @@ class SlotTables:
         """Places and values of the first entries of a slot's row."""
         return self.places(name, np.full(len(values), slot), np.arange(len(values))), values
 
-    def added(self, slot: int, blocks: Sequence[int], sampling: SlotSampling) -> list[tuple[Int64, Int32]]:
+    def added(
+        self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int]
+    ) -> list[tuple[Int64, Int32]]:
         """Places and values that a new sequence changes; it stays dead until it gets its first tokens."""
-        count = len(sampling.stop_ids)
-        stop_ids = np.full(max(count, self._stop_ids[slot], ENDING), -1, np.int32)
-        stop_ids[:count] = sampling.stop_ids
-        self._stop_ids[slot] = count
-        floats = {"temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p}
-        numbers = {"alive": 0, "top_k": sampling.top_k, "floor": sampling.floor}
+        ids = np.full(max(len(stop_ids), self._stop_ids[slot], ENDING), -1, np.int32)
+        ids[: len(stop_ids)] = stop_ids
+        self._stop_ids[slot] = len(stop_ids)
         return [
             self.row("block_tables", slot, np.array(blocks, np.int32)),
-            self.row("stop_ids", slot, stop_ids),
-            self.row("ending", slot, stop_ids[:ENDING]),
-            self.row("key", slot, np.array([sampling.key], np.uint64).view(np.int32)),
-            *(self.row(name, slot, np.array([value], np.float32).view(np.int32)) for name, value in floats.items()),
-            *(self.row(name, slot, np.array([value], np.int32)) for name, value in numbers.items()),
+            self.row("stop_ids", slot, ids),
+            self.row("ending", slot, ids[:ENDING]),
+            self.row("alive", slot, np.zeros(1, np.int32)),
+            *(self.row(name, slot, _bits(sampling[name], dtype)) for name, dtype in COLUMNS.items()),
         ]
+
+
+def _bits(value: Record, dtype: torch.dtype) -> Int32:
+    """A number [] of a record as the entries of a column of `dtype`."""
+    return np.array([value]).astype(_HOST_TYPES[dtype]).view(np.int32)

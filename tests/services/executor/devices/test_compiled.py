@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +17,7 @@ from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.models.compiled import OneDnnLinear
 from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.shared.config import load
+from pagewire.shared.sampling import record
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.device import GREEDY, Driver, Row
 
@@ -52,20 +52,20 @@ def test_chunks_and_neighbours_change_no_bit(name: str, dtype: DtypeSetting) -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_greedy_rows_get_the_likeliest_token_whoever_is_beside(dtype: DtypeSetting) -> None:
-    draws = replace(GREEDY, temperature=5.0, key=3)
-    banned = tuple(range(500))
-    for other in (None, GREEDY, draws, replace(GREEDY, stop_ids=banned, floor=90), replace(GREEDY, candidates=4)):
+    draws = record(temperature=5.0, key=3)
+    banned = range(500)
+    for other in (None, GREEDY, draws, record(min_length=90), record(num_candidates=4)):
         driver = Driver(checkpoint("llama"), dtype, compiled=True)
         driver.add(0, 30)
         rows = [Row(0, 0, text(1, 30))]
         if other is not None:
-            driver.add(1, 30, other)
+            driver.add(1, 30, other, banned if other["min_length"] else ())
             rows.append(Row(1, 0, text(2, 30)))
         tokens = driver.step(*rows)
         assert tokens[0] == int(driver.logits[0].argmax())
-        if other == GREEDY:
+        if other is GREEDY:
             assert tokens[1] == int(driver.logits[1].argmax())
-        if other is not None and other.floor:
+        if other is not None and other["min_length"]:
             assert tokens[1] >= 500
 
 
@@ -168,16 +168,16 @@ def test_threads_of_the_executor_do_not_spin() -> None:
 def test_layers_that_run_together_follow_the_number_of_threads() -> None:
     driver = Driver(checkpoint("llama"), "bfloat16", compiled=True)
     expected = logits(driver, text(1, 90), chunk=90)
-    model, operators = driver.compiled, driver.operators
+    model, kernels = driver.compiled, driver.kernels
     assert model is not None
-    assert operators is not None
+    assert kernels is not None
     layers = model.decoder
     assert layers is not None
 
     def with_more_threads(*args: Any) -> torch.Tensor:
-        operators.threads = MANY_THREADS
+        kernels.threads = MANY_THREADS
         hidden = layers(*args)
-        operators.threads = 1
+        kernels.threads = 1
         return hidden
 
     before = len(os.listdir("/proc/self/task"))

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from pagewire.services.executor.devices.cpu import Bf16, bf16_support
 from pagewire.services.executor.models.compiled import Linear
 from pagewire.services.executor.sampling import sequence_key
+from pagewire.shared.sampling import record
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
 from tests.support.device import BLOCK_SIZE, GREEDY, Row
@@ -28,14 +28,14 @@ def text(seed: int, length: int) -> list[int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mixed_batch_equals_one_by_one(drive: Drive, name: str) -> None:
     lengths = [1, 30, 9, 64, 17, 2, 100]
-    widths = [1, 1, 9, 20, 1, 2, 1]
+    query_lens = [1, 1, 9, 20, 1, 2, 1]
     texts = [text(seed, length) for seed, length in enumerate(lengths)]
     driver = drive(checkpoint(name))
     for slot, ids in enumerate(texts):
         driver.add(slot, len(ids))
-        if head := ids[: len(ids) - widths[slot]]:
+        if head := ids[: len(ids) - query_lens[slot]]:
             driver.step(Row(slot, 0, head, samples=False))
-    starts = [length - width for length, width in zip(lengths, widths, strict=True)]
+    starts = [length - width for length, width in zip(lengths, query_lens, strict=True)]
     driver.step(*(Row(slot, start, texts[slot][start:]) for slot, start in enumerate(starts)))
     for slot, ids in enumerate(texts):
         expected = reference_logits(checkpoint(name), ids)[-1]
@@ -123,7 +123,7 @@ def test_overflow_in_half_precision_does_not_poison_the_blocks(drive: Drive) -> 
 def test_sampled_tokens_depend_on_the_key_and_the_position_alone(drive: Drive) -> None:
     def generate(slot: int, seed: int, chunk: int) -> list[int]:
         driver = drive(checkpoint("llama"))
-        sampling = replace(GREEDY, temperature=1.0, top_p=0.95, key=sequence_key(seed, 0, 0))
+        sampling = record(temperature=1.0, top_p=0.95, key=sequence_key(seed, 0, 0))
         driver.add(slot, 60, sampling)
         return driver.generate(slot, text(9, 20), 30, chunk)
 
@@ -133,22 +133,22 @@ def test_sampled_tokens_depend_on_the_key_and_the_position_alone(drive: Drive) -
 
 def test_a_recomputed_sequence_goes_on_with_the_same_tokens(drive: Drive) -> None:
     driver = drive(checkpoint("llama"))
-    sampling = replace(GREEDY, temperature=1.0, key=11)
+    sampling = record(temperature=1.0, key=11)
     driver.add(0, 60, sampling)
     tokens = driver.generate(0, text(9, 20), 30)
     driver.add(1, 60, sampling)
     assert driver.generate(1, text(9, 20) + tokens[:12], 18) == tokens[12:]
 
 
-def test_stop_ids_wait_for_the_floor(drive: Drive) -> None:
+def test_stop_ids_wait_for_the_minimum_length(drive: Drive) -> None:
     driver = drive(checkpoint("llama"))
     driver.add(0, 40)
     free = driver.generate(0, text(1, 10), 12)
     forbidden = (free[0], free[5], free[11])
-    driver.add(1, 40, replace(GREEDY, stop_ids=forbidden, floor=10 + 6))
+    driver.add(1, 40, record(min_length=10 + 6), forbidden)
     held = driver.generate(1, text(1, 10), 12)
     assert not set(held[:6]) & set(forbidden)
-    driver.add(2, 40, replace(GREEDY, stop_ids=forbidden, floor=10))
+    driver.add(2, 40, record(min_length=10), forbidden)
     assert driver.generate(2, text(1, 10), 12) == free
 
 
@@ -156,7 +156,7 @@ def test_greedy_and_sampled_rows_share_a_step(drive: Drive) -> None:
     driver = drive(checkpoint("llama"))
     ids = text(1, 12)
     for slot in range(8):
-        driver.add(slot, 16, GREEDY if slot % 2 else replace(GREEDY, temperature=3.0, key=slot))
+        driver.add(slot, 16, GREEDY if slot % 2 else record(temperature=3.0, key=slot))
     tokens = driver.step(*(Row(slot, 0, ids) for slot in range(8)))
     best = int(reference_logits(checkpoint("llama"), ids)[-1].argmax())
     assert [token == best for token in tokens[1::2]] == [True] * 4
@@ -217,9 +217,9 @@ def test_a_copied_block_is_read_like_the_one_it_was_copied_from(drive: Drive) ->
 def test_candidates_are_reported_of_the_rows_that_ask_for_them(drive: Drive) -> None:
     driver = drive(checkpoint("llama"))
     texts = [text(seed, 5) for seed in range(4)]
-    asking = replace(GREEDY, candidates=6)
-    drawing = replace(GREEDY, temperature=1.0, key=sequence_key(1, 0, 0))
-    for slot, sampling in enumerate((drawing, asking, asking, replace(asking, candidates=2))):
+    asking = record(num_candidates=6)
+    drawing = record(temperature=1.0, key=sequence_key(1, 0, 0))
+    for slot, sampling in enumerate((drawing, asking, asking, record(num_candidates=2))):
         driver.add(slot, 16, sampling)
     pending = driver.launch(*(Row(slot, 0, ids, samples=slot != 2) for slot, ids in enumerate(texts)))
     tokens, found = pending.wait(), pending.candidates
@@ -235,7 +235,7 @@ def test_candidates_are_reported_of_the_rows_that_ask_for_them(drive: Drive) -> 
 
 def test_no_candidates_are_reported_where_nobody_asks(drive: Drive) -> None:
     driver = drive(checkpoint("llama"))
-    driver.add(0, 8, replace(GREEDY, candidates=4))
+    driver.add(0, 8, record(num_candidates=4))
     driver.add(1, 8)
     assert driver.launch(Row(0, 0, [1, 2], samples=False), Row(1, 0, [3])).candidates is None
     driver.device.remove(0)

@@ -16,8 +16,8 @@ SHAPE = Shape(hidden=10, heads=4, kv_heads=2, head_dim=5, vocab=30, windows=(0, 
 
 
 def seconds(roofline: Roofline, *rows: tuple[int, int, bool]) -> float:
-    starts, widths, samples = zip(*rows, strict=True)
-    return roofline.seconds(np.array(starts), np.array(widths), np.array(samples))
+    num_computed_tokens, query_lens, samples = zip(*rows, strict=True)
+    return roofline.seconds(np.array(num_computed_tokens), np.array(query_lens), np.array(samples))
 
 
 def test_a_decode_reads_every_weight_and_the_context() -> None:

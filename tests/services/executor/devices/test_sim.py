@@ -2,8 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +12,24 @@ from hypothesis import strategies as st
 
 from pagewire.bench.shapes import SHAPES, write_folder
 from pagewire.services.executor.devices import open_device
-from pagewire.services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Device, StepBatch
 from pagewire.services.executor.devices.roofline import GPUS, Efficiency, Roofline, shape_of
 from pagewire.services.executor.devices.sim import Booked, DeviceClock, SimDevice, choices
 from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.sampling import Record, record
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=8, max_model_len=512, vocab_size=40)
 
 
-def sampling(key: int = 1, stop_ids: Sequence[int] = (), floor: int = 0) -> SlotSampling:
-    return SlotSampling(1.0, 1.0, 0, 0.0, key, tuple(stop_ids), floor)
+def sampling(key: int = 1, **columns: float) -> Record:
+    return record(temperature=1.0, key=key, **columns)
 
 
 def batch(*rows: tuple[int, int, int, bool]) -> StepBatch:
     """Rows of (slot, start, width, samples)."""
-    slots, starts, widths, samples = (np.array(column) for column in zip(*rows, strict=True))
-    return StepBatch(slots, starts, widths, np.zeros(widths.sum(), np.int64), samples)
+    slots, starts, query_lens, samples = (np.array(column) for column in zip(*rows, strict=True))
+    return StepBatch(slots, starts, query_lens, np.zeros(query_lens.sum(), np.int64), samples)
 
 
 def token(device: SimDevice, slot: int, position: int) -> int:
@@ -63,13 +62,13 @@ def test_a_chunk_inside_a_prompt_samples_nothing() -> None:
 
 def test_the_end_of_text_is_never_sampled() -> None:
     device = SimDevice(CAPACITY, None, eos_ids=range(0, 40, 2))
-    device.add(0, [0], sampling(stop_ids=range(0, 40, 2)))
+    device.add(0, [0], sampling(), range(0, 40, 2))
     assert {token(device, 0, position) for position in range(1, 400)} == set(range(1, 40, 2))
 
 
-def test_a_stop_id_of_the_request_is_sampled_but_not_below_its_floor() -> None:
+def test_a_stop_id_of_the_request_is_sampled_but_not_below_its_minimum_length() -> None:
     device = SimDevice(CAPACITY, None)
-    device.add(0, [0], sampling(stop_ids=range(39), floor=100))
+    device.add(0, [0], sampling(min_length=100), range(39))
     assert {token(device, 0, position) for position in range(1, 100)} == {39}
     assert {token(device, 0, position) for position in range(100, 400)} > {0, 20, 38}
 
@@ -86,7 +85,7 @@ def test_a_launched_step_is_what_the_slots_held_then() -> None:
 
 def test_a_reused_slot_forgets_its_last_sequence() -> None:
     device = SimDevice(CAPACITY, None)
-    device.add(0, [0], sampling(key=1, stop_ids=range(39), floor=100))
+    device.add(0, [0], sampling(key=1, min_length=100), range(39))
     device.remove(0)
     device.add(0, [0], sampling(key=2))
     fresh = SimDevice(CAPACITY, None)
@@ -220,7 +219,7 @@ def test_unknown_gpus_are_told_the_known_ones(folder: Path) -> None:
 
 def test_simulated_candidates_begin_with_the_token_and_halve_in_likelihood() -> None:
     device = SimDevice(CAPACITY, None)
-    device.add(0, [0], replace(sampling(key=3), candidates=4))
+    device.add(0, [0], sampling(key=3, num_candidates=4))
     device.add(1, [1], sampling(key=3))
     step = batch((0, 0, 1, True), (1, 0, 1, True))
     first, again = device.launch(step), device.launch(step)

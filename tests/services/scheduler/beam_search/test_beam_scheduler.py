@@ -30,7 +30,7 @@ class Engine:
         return Sequence(self.ids, list(prompt), len(prompt), sampling, arrival_order=self.ids, **fields)  # type: ignore[arg-type]
 
     def add(self, prompt: list[int], max_tokens: int = 8) -> Sequence:
-        added = self.sequence(prompt, Sampling(0, 1, 0, 0, 0, b"", 0, max_tokens))
+        added = self.sequence(prompt, Sampling(max_tokens))
         self.policy.add(added)
         return added
 
@@ -44,7 +44,7 @@ class Engine:
         **fields: float,
     ) -> int:
         """The id of a new search."""
-        sampling = Sampling(0, 1, 0, 0, 0, pack(stop_ids), 0, max_tokens, width, 1.0, width + len(stop_ids))
+        sampling = Sampling(max_tokens, stop_ids=pack(stop_ids), beam_width=width, candidates=width + len(stop_ids))
         choices = [self.sequence(prompt, sampling, **fields) for _ in range(n)]
         self.policy.beam_search.add(choices)
         return choices[0].id

@@ -1,7 +1,7 @@
 """The GPU device makes the tokens of the CPU device, to the last one, whatever batches, blocks and slots it gets."""
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import torch
 
 from pagewire.services.executor.devices.cuda.tables import ENDING
 from pagewire.services.executor.sampling import sequence_key
+from pagewire.shared.sampling import record
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     GREEDY,
@@ -33,7 +34,7 @@ def texts(seed: int, count: int = 2, longest: int = 26, most: int = 2) -> list[T
     for index in range(count):
         ids = [rng.randrange(VOCABULARY) for _ in range(rng.randint(longest // 3, longest) if index else longest)]
         key = sequence_key(seed, index, 0)
-        sampled = replace(GREEDY, temperature=rng.choice([0.7, 1.0]), key=key, **rng.choice(FILTERS))
+        sampled = record(temperature=rng.choice([0.7, 1.0]), key=key, **rng.choice(FILTERS))
         found.append(Text(ids, len(ids) + rng.randint(most // 2 + 1, most), sampled if index % 2 else GREEDY))
     return found
 
@@ -55,9 +56,9 @@ def test_tokens_are_those_of_the_cpu_in_longer_runs(name: str, seed: int) -> Non
     assert Host(cuda_device(name), seed + 1).run(texts(seed, 8, 60, 12)) == expected
 
 
-def continuation(count: int, **changes: Any) -> list[int]:
+def continuation(count: int, stop_ids: Sequence[int] = (), **columns: float) -> list[int]:
     """What the CPU makes of `PROMPT`."""
-    text = Text(list(PROMPT), len(PROMPT) + count, replace(GREEDY, **changes))
+    text = Text(list(PROMPT), len(PROMPT) + count, record(**columns), stop_ids)
     return Host(cpu_device("llama"), seed=0, preempt=0).run([text])[0][len(PROMPT) :]
 
 
@@ -77,7 +78,7 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_known() -> Non
 def test_a_row_behind_the_end_of_its_sequence_is_dead() -> None:
     expected = continuation(2)
     device = cuda_device("llama", captured=False)
-    device.add(0, [9], replace(GREEDY, stop_ids=(expected[0],)))
+    device.add(0, [9], GREEDY, [expected[0]])
     device.add(1, [3], GREEDY)
     first = device.launch(batch_of((0, 0, PROMPT, True), (1, 0, PROMPT, True)))
     second = device.launch(batch_of((0, len(PROMPT), [0], True), (1, len(PROMPT), [0], True)))
@@ -88,9 +89,9 @@ def test_a_row_behind_the_end_of_its_sequence_is_dead() -> None:
 def test_a_slot_comes_to_life_again_with_a_new_sequence_and_its_own_stop_ids() -> None:
     expected = continuation(2)
     device = cuda_device("llama", captured=False)
-    device.add(0, [9], replace(GREEDY, stop_ids=tuple(range(ENDING + 3))))
+    device.add(0, [9], GREEDY, range(ENDING + 3))
     device.remove(0)
-    device.add(0, [4], replace(GREEDY, stop_ids=(expected[0],), floor=len(PROMPT)))
+    device.add(0, [4], record(min_length=len(PROMPT)), [expected[0]])
     assert device.launch(batch_of((0, 0, PROMPT, True))).wait().tolist() == expected[:1]
     device.remove(0)
     device.add(0, [5], GREEDY)
@@ -98,12 +99,12 @@ def test_a_slot_comes_to_life_again_with_a_new_sequence_and_its_own_stop_ids() -
     assert device.launch(batch_of((0, len(PROMPT), expected[:1], True))).wait().tolist() == expected[1:]
 
 
-def test_stop_ids_wait_for_the_floor() -> None:
+def test_stop_ids_wait_for_the_minimum_length() -> None:
     (free,) = continuation(1)
-    floor = len(PROMPT) + 1
-    (held,) = continuation(1, stop_ids=(free,), floor=floor)
+    min_length = len(PROMPT) + 1
+    (held,) = continuation(1, stop_ids=[free], min_length=min_length)
     device = cuda_device("llama", captured=False)
-    device.add(0, [9], replace(GREEDY, stop_ids=(free,), floor=floor))
+    device.add(0, [9], record(min_length=min_length), [free])
     assert device.launch(batch_of((0, 0, PROMPT, True))).wait().tolist() == [held] != [free]
 
 
@@ -119,14 +120,14 @@ def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
 
 def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
     """A decode and a mixed step, both with padding."""
-    widths = [(1, 1, 1), (1, 2)]
+    query_lens = [(1, 1, 1), (1, 2)]
     results = []
     for captured in (True, False):
         device = cuda_device("llama", captured=captured)
         for slot in range(3):
             device.add(slot, [slot * 2, slot * 2 + 1], GREEDY)
         starts, found = [0, 0, 0], []
-        for row in widths:
+        for row in query_lens:
             rows = [(slot, starts[slot], range(slot, slot + width), False) for slot, width in enumerate(row)]
             assert set(device.launch(batch_of(*rows)).wait()) == {-1}
             starts = [start + width for start, width in zip(starts, (*row, 0, 0), strict=False)]

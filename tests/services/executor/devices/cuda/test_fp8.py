@@ -12,7 +12,7 @@ from pagewire.services.executor.devices.cuda.open import check_cache, open_cuda
 from pagewire.services.executor.devices.protocol import Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.slots import DeviceSlots
-from pagewire.services.executor.models.model import Attend, Spec
+from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
@@ -38,7 +38,7 @@ TOLERANCE = 1e-4
 class Rounding(PyTorchBackend):
     """Keys and values lose what fp8 cannot hold."""
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> Attend:
+    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         plain = super().attention(batch, slots, positions)
 
         def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def test_logits_are_those_of_rounded_keys_and_values(name: str) -> None:
 
 
 def test_a_block_takes_half_of_the_memory_of_a_16_bit_one() -> None:
-    spec = Spec(vocab_size=512, num_kv_heads=8, head_dim=128, windows=(0,) * 4)
+    spec = ModelSpec(vocab_size=512, num_kv_heads=8, head_dim=128, windows=(0,) * 4)
     size = KVPool.bytes_per_block(spec, BLOCK_SIZE, FP8)
     assert KVPool.bytes_per_block(spec, BLOCK_SIZE, torch.bfloat16) == 2 * size
     pool = KVPool(spec, 32, CAPACITY, torch.float32, runtime(), 1, FP8)

@@ -1,7 +1,7 @@
 """`--batch-invariant`: what is computed for a sequence is equal to the bit, whatever else is in its steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.sampling import sequence_key
+from pagewire.shared.sampling import record
 from tests.services.executor.devices.cuda.twins import BLOCK_SIZE, GREEDY, batch_of, cuda_device
 from tests.support.checkpoints import VOCABULARY
 
 pytestmark = [pytest.mark.cuda] if torch.cuda.is_available() else []
-SAMPLED = replace(GREEDY, temperature=0.9, top_p=0.95, key=sequence_key(3, 0, 0))
+SAMPLED = record(temperature=0.9, top_p=0.95, key=sequence_key(3, 0, 0))
 PROMPT = [7, 300, 41, 5, 88, 12, 450, 3, 77, 140, 9, 31, 256, 64, 2, 19, 500, 18]
 DECODES = 2
 RELATIVES = ["qwen3", "mistral", "opt"]
@@ -59,7 +60,7 @@ class Made:
 
 
 def run(device: CudaDevice, chunks: Sequence[int], others: Sequence[tuple[int, int]], blocks: Sequence[int]) -> Made:
-    """`PROMPT` in `chunks`, then decodes, in slot 1. `others` are the widths of the other rows, step by step."""
+    """`PROMPT` in `chunks`, then decodes, in slot 1. `others` are the query_lens of the other rows, step by step."""
     assert sum(chunks) == len(PROMPT)
     seen: list[tuple[Tensor, Tensor]] = []
     plain = device._model.logits

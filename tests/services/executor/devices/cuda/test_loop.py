@@ -11,6 +11,7 @@ from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.results import Ran, Refused
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
+from pagewire.shared.sampling import record
 from tests.services.executor.devices.cuda.twins import BLOCK_SIZE, cpu_device, cuda_device
 from tests.services.executor.fakes import add, plan, sampling
 from tests.support.checkpoints import VOCABULARY
@@ -58,7 +59,7 @@ class Client:
         self._slots[number] = slot
         self._plans += 1
         picks = sampling(number, max_tokens=MOST, stop_ids=self._stop_ids[number])
-        picks = msgspec.structs.replace(picks, temperature=float(number % 2))
+        picks = msgspec.structs.replace(picks, record=record(temperature=number % 2).tobytes())
         added = add(slot, number, PROMPTS[number], [slot + 3], limit=BLOCK_SIZE, picks=picks)
         self.inbox.put(plan(self._plans, added, removed=removed or [], budget=6))
 

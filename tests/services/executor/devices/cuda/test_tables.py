@@ -1,7 +1,5 @@
 """Changes of tables reach the entries that they name, and no other."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -10,7 +8,8 @@ from hypothesis import strategies as st
 from pagewire.services.executor.devices.cuda.columns import UPDATES, StepColumns
 from pagewire.services.executor.devices.cuda.tables import ENDING, SlotTables
 from pagewire.services.executor.devices.protocol import Int64
-from tests.services.executor.devices.cuda.twins import CAPACITY, GREEDY, SLOTS, runtime
+from pagewire.shared.sampling import record
+from tests.services.executor.devices.cuda.twins import CAPACITY, SLOTS, runtime
 
 
 def int64(*values: int) -> Int64:
@@ -21,7 +20,8 @@ def test_tables_do_not_overlap() -> None:
     tables = SlotTables(CAPACITY, runtime().device)
     tables.memory.fill_(0)
     state, sampling = tables.state, tables.sampling
-    found = [getattr(part, name) for part in (state, sampling) for name in part.__slots__] + [tables.ending]
+    found = [getattr(state, name) for name in state.__slots__] + [tables.ending, *sampling.columns.values()]
+    found += [sampling.stop_ids, sampling.bias_ids, sampling.bias]
     for number, table in enumerate(found, 1):
         assert table.data_ptr() % 16 == tables.memory.data_ptr() % 16
         assert not table.count_nonzero()
@@ -33,34 +33,33 @@ def test_an_added_sequence_is_in_every_table() -> None:
     where = runtime()
     tables, columns = SlotTables(CAPACITY, where.device), StepColumns(where, SLOTS, depth=2)
     for stop_ids in (tuple(range(100, 130)), (5, 6)):
-        sampling = replace(
-            GREEDY, temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, key=2**64 - 3, stop_ids=stop_ids, floor=11
-        )
-        changes = tables.added(3, [30, 31], sampling)
+        sampling = record(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, key=2**64 - 3, min_length=11)
+        changes = tables.added(3, [30, 31], sampling, stop_ids)
         places, values = (np.concatenate(parts) for parts in zip(*changes, strict=True))
         columns.send(int64(3), int64(1), tables.memory, places, values)
     found = tables.sampling
     assert tables.state.block_tables[3, :2].tolist() == [30, 31]
-    assert (float(found.temperature[3]), float(found.top_p[3]), float(found.min_p[3])) == (0.5, 0.25, 0.125)
-    assert (int(found.top_k[3]), int(found.floor[3]), int(found.key[3])) == (7, 11, -3)
+    told = {name: column[3].item() for name, column in found.columns.items()}
+    assert (told["temperature"], told["top_p"], told["min_p"]) == (0.5, 0.25, 0.125)
+    assert (told["top_k"], told["min_length"], told["key"], told["num_candidates"]) == (7, 11, -3, 0)
     assert found.stop_ids[3, :3].tolist() == [5, 6, -1]
     assert tables.ending[3, :3].tolist() == [5, 6, -1]
     assert int((found.stop_ids >= 0).sum()) == 2
     assert tables.ending.shape == (SLOTS, ENDING)
     assert not tables.state.alive.any()
-    assert not found.temperature[:3].any()
+    assert not found.columns["temperature"][:3].any()
 
 
 @settings(max_examples=5, deadline=None)
-@given(widths=st.lists(st.integers(1, 9), min_size=1, max_size=SLOTS), seed=st.integers(0, 99))
-def test_rows_are_padded_with_empty_ones(widths: list[int], seed: int) -> None:
+@given(query_lens=st.lists(st.integers(1, 9), min_size=1, max_size=SLOTS), seed=st.integers(0, 99))
+def test_rows_are_padded_with_empty_ones(query_lens: list[int], seed: int) -> None:
     columns = StepColumns(runtime(), SLOTS, depth=1)
-    slots = np.random.default_rng(seed).permutation(SLOTS)[: len(widths)]
+    slots = np.random.default_rng(seed).permutation(SLOTS)[: len(query_lens)]
     table = torch.zeros(8, dtype=torch.int32, device=columns.slots.device)
     for _ in range(2):
-        columns.send(slots, np.array(widths), table, int64(3), np.array([seed], np.int32))
-    assert columns.slots[: len(widths)].tolist() == slots.tolist()
-    assert columns.cu_queries.diff().tolist() == widths + [0] * (SLOTS - len(widths))
+        columns.send(slots, np.array(query_lens), table, int64(3), np.array([seed], np.int32))
+    assert columns.slots[: len(query_lens)].tolist() == slots.tolist()
+    assert columns.cu_queries.diff().tolist() == query_lens + [0] * (SLOTS - len(query_lens))
     assert columns.cu_queries[0] == 0
     assert table.tolist() == [0, 0, 0, seed, 0, 0, 0, 0]
 

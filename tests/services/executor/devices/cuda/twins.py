@@ -13,15 +13,16 @@ from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
-from pagewire.services.executor.devices.protocol import Capacity, Device, SlotSampling, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Device, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
+from pagewire.shared.sampling import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
 
 SLOTS, BLOCK_SIZE, BLOCKS = 4, 16, 40
 CAPACITY = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, VOCABULARY)
-GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
+GREEDY = record()
 MAX_TOKENS = 8
 """Of the largest captured step."""
 
@@ -56,7 +57,8 @@ class Text:
 
     tokens: list[int]
     end: int
-    sampling: SlotSampling = GREEDY
+    sampling: Record = field(default_factory=record)
+    stop_ids: Sequence[int] = ()
     slot: int | None = None
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -70,8 +72,8 @@ def batch_of(*rows: tuple[int, int, Sequence[int], bool]) -> StepBatch:
     """Rows are (slot, start, ids, samples)."""
     return StepBatch(
         slots=np.array([row[0] for row in rows], np.int64),
-        starts=np.array([row[1] for row in rows], np.int64),
-        widths=np.array([len(row[2]) for row in rows], np.int64),
+        num_computed_tokens=np.array([row[1] for row in rows], np.int64),
+        query_lens=np.array([len(row[2]) for row in rows], np.int64),
         token_ids=np.array([token for row in rows for token in row[2]], np.int64),
         samples=np.array([row[3] for row in rows], np.bool_),
     )
@@ -118,7 +120,7 @@ class Host:
 
     def _add(self, text: Text) -> None:
         text.slot, text.computed, text.blocks = self._slots.pop(), 0, [self._blocks.pop()]
-        self._device.add(text.slot, text.blocks, text.sampling)
+        self._device.add(text.slot, text.blocks, text.sampling, text.stop_ids)
 
     def _remove(self, text: Text) -> None:
         assert text.slot is not None

@@ -25,29 +25,30 @@ class Columns(NamedTuple):
     finishes: bytes = b""
 
 
-class Told(NamedTuple):
+class CandidateColumns(NamedTuple):
     """The candidates of one step, packed as `StepOutput` carries them."""
 
-    told: bytes = b""
-    candidates: bytes = b""
-    logprobs: bytes = b""
+    counts: bytes
+    """Pairs of a sequence and the number of its candidates."""
+    ids: bytes
+    logprobs: bytes
 
 
-class Flight(msgspec.Struct, frozen=True):
+class InFlightStep(msgspec.Struct, frozen=True):
     """A launched step of R rows, with all that its output needs, whatever plans do to its slots until then."""
 
     batch: StepBatch
     sequences: Int64
     """[R] ids of the sequences."""
-    tenancies: Int64
-    """[R] numbers of the tenancies in which the rows' slots are: no two sequences have the same."""
+    admissions: Int64
+    """[R] which admission to its slot each sequence is, counted over all slots: no two sequences have the same."""
     stop_ids: Int64
     """[R, most] ids that end each sequence, filled up with -1."""
     full: Bool
     """[R] whether the row samples the last token that its sequence may have."""
 
     def finishes(self, tokens: Int64) -> UInt8:
-        """[R] `Finish` of each row, by the `tokens` [R] that the device picked."""
+        """[R] the `Finish` of each row, by the `tokens` [R] that the device picked."""
         finishes = self.full * _LENGTH
         if self.stop_ids.size:
             finishes[self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)] = Finish.STOP
@@ -55,14 +56,14 @@ class Flight(msgspec.Struct, frozen=True):
 
     def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> Columns:
         """The rows that are `alive`, packed; None: all of them."""
-        sequences, starts, counts = self.sequences, self.batch.starts, self.batch.widths
+        sequences, starts, counts = self.sequences, self.batch.num_computed_tokens, self.batch.query_lens
         if alive is not None:
             sequences, starts, counts = sequences[alive], starts[alive], counts[alive]
             tokens, finishes = tokens[alive], finishes[alive]
         # Of the tokens, -1 becomes NO_TOKEN.
         return Columns(packed(sequences), packed(starts), packed(counts), packed(tokens), finishes.tobytes())
 
-    def told(self, candidates: Candidates) -> Told:
-        """The candidates, packed."""
-        pairs = np.stack((self.sequences[candidates.rows], candidates.counts), axis=1)
-        return Told(packed(pairs), packed(candidates.ids), candidates.logprobs.astype("<f4").tobytes())
+    def candidate_columns(self, candidates: Candidates) -> CandidateColumns:
+        """The candidates that the device reported of this step, packed."""
+        counts = np.stack((self.sequences[candidates.rows], candidates.counts), axis=1)
+        return CandidateColumns(packed(counts), packed(candidates.ids), candidates.logprobs.astype("<f4").tobytes())

@@ -5,12 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from pagewire.services.executor.devices.protocol import Int64, SlotSampling, StepBatch
-from pagewire.services.executor.flight import Flight
-from pagewire.services.executor.flights import Flights
+from pagewire.services.executor.devices.protocol import Int64, StepBatch
+from pagewire.services.executor.in_flight_step import InFlightStep
+from pagewire.services.executor.in_flight_steps import InFlightSteps
+from pagewire.shared.sampling import record
 from tests.services.executor.fakes import FakeDevice, FakePending, plan, token_at
-
-GREEDY = SlotSampling(temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, key=4, stop_ids=(), floor=0)
 
 
 class Clocked(FakeDevice):
@@ -21,7 +20,7 @@ class Clocked(FakeDevice):
         self.now, self.end = 100.0, 0.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.add(0, range(10), GREEDY)
+        self.add(0, range(10), record(key=4))
 
     def launch(self, batch: StepBatch) -> FakePending:
         device, self.end = self, max(self.end, self.now) + 2.0
@@ -35,60 +34,60 @@ class Clocked(FakeDevice):
         return Slow(self, np.empty(0, np.int64))
 
 
-def flight(start: int, width: int = 1) -> Flight:
+def step(start: int, width: int = 1) -> InFlightStep:
     one = np.array([0])
     batch = StepBatch(one, np.array([start]), np.array([width]), np.zeros(width, np.int64), np.array([True]))
-    return Flight(batch, one, one, np.full((1, 1), -1), np.array([False]))
+    return InFlightStep(batch, one, one, np.full((1, 1), -1), np.array([False]))
 
 
-def test_steps_land_in_order_with_what_they_were_launched_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    flights = Flights(Clocked(monkeypatch))
-    assert (len(flights), flights.full) == (0, False)
+def test_steps_are_collected_in_order_with_what_they_were_launched_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = InFlightSteps(Clocked(monkeypatch))
+    assert (len(steps), steps.full) == (0, False)
     plans = [plan(1), plan(2)]
-    flights.launch(flight(3), 2, plans)
-    flights.launch(flight(4), 3, [])
-    assert (len(flights), flights.full, flights.positions) == (2, True, 2)
-    first, second = flights.land(), flights.land()
+    steps.launch(step(3), 2, plans)
+    steps.launch(step(4), 3, [])
+    assert (len(steps), steps.full, steps.positions) == (2, True, 2)
+    first, second = steps.collect(), steps.collect()
     assert (first.tokens.tolist(), first.plan, first.plans) == ([token_at(4, 4)], 2, plans)
     assert (second.tokens.tolist(), second.plan, second.plans) == ([token_at(4, 5)], 3, [])
-    assert (len(flights), flights.positions) == (0, 0)
+    assert (len(steps), steps.positions) == (0, 0)
 
 
 def test_the_time_of_a_step_begins_with_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Clocked(monkeypatch)
-    flights = Flights(device)
-    flights.launch(flight(3), 1, [])
+    steps = InFlightSteps(device)
+    steps.launch(step(3), 1, [])
     device.now += 0.5
-    flights.launch(flight(4), 1, [])
-    assert [flights.land().elapsed, flights.land().elapsed] == [2.0, 2.0]
+    steps.launch(step(4), 1, [])
+    assert [steps.collect().elapsed, steps.collect().elapsed] == [2.0, 2.0]
     device.now += 3.0  # nothing is in flight
-    flights.launch(flight(5), 1, [])
-    assert flights.land().elapsed == 2.0
+    steps.launch(step(5), 1, [])
+    assert steps.collect().elapsed == 2.0
 
 
-def test_what_is_dropped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_discarded_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Clocked(monkeypatch)
-    flights = Flights(device)
-    flights.launch(flight(3), 1, [])
-    flights.launch(flight(4), 1, [])
-    flights.drop()
-    assert (len(flights), device.now, device.busy) == (0, 104.0, 1.0)
+    steps = InFlightSteps(device)
+    steps.launch(step(3), 1, [])
+    steps.launch(step(4), 1, [])
+    steps.discard()
+    assert (len(steps), device.now, device.busy) == (0, 104.0, 1.0)
     assert not device.pending
 
 
 def test_patience_grows_with_the_positions_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Clocked(monkeypatch)
-    flights = Flights(device)
-    flights.launch(flight(0, 20), 1, [])
-    flights.launch(flight(20, 16), 1, [])
+    steps = InFlightSteps(device)
+    steps.launch(step(0, 20), 1, [])
+    steps.launch(step(20, 16), 1, [])
     found = []
     for later in (20 + 18, 1):
         device.now += later
-        found.append(flights.overdue)
-    flights.land()
+        found.append(steps.overdue)
+    steps.collect()
     for later in (20 + 8, 1):  # the other one gets its own time from there
         device.now += later
-        found.append(flights.overdue)
-    flights.land()
+        found.append(steps.overdue)
+    steps.collect()
     device.now += 1000
-    assert [*found, flights.overdue] == [False, True, False, True, False]
+    assert [*found, steps.overdue] == [False, True, False, True, False]

@@ -6,18 +6,18 @@ from collections import deque
 from typing import NamedTuple
 
 from pagewire.services.executor.devices.protocol import Candidates, Device, Int64, Pending
-from pagewire.services.executor.flight import Flight
+from pagewire.services.executor.in_flight_step import InFlightStep
 from pagewire.shared.messages.plan import Plan
 
 _STEP_SECONDS = 20.0
 _TOKEN_SECONDS = 0.5
-"""What takes longer than this, plus this for each position in flight, does not come back."""
+"""A step that takes longer than this, plus this for each position in flight, is taken to be stuck."""
 
 
-class Landed(NamedTuple):
-    """A step that has ended."""
+class CollectedStep(NamedTuple):
+    """A step that has ended, with what the device made of it."""
 
-    flight: Flight
+    step: InFlightStep
     tokens: Int64
     """[R] as `Pending.wait` gives them."""
     candidates: Candidates | None
@@ -29,48 +29,51 @@ class Landed(NamedTuple):
     """Seconds from its launch, or from the end of the step before if that is later, to its end."""
 
 
-class Flights:
-    """At most as many steps as the device's depth. Everything but `overdue` belongs to the device's thread."""
+class InFlightSteps:
+    """At most as many steps as the device's depth. Everything but `overdue` belongs to the device's thread.
+
+    A step is launched, computed behind those that were launched before it, and collected in that order.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._flights: deque[tuple[Flight, Pending, int, list[Plan], float]] = deque()
-        self._landed = 0.0  # when the last step ended, on time.perf_counter
+        self._steps: deque[tuple[InFlightStep, Pending, int, list[Plan], float]] = deque()
+        self._ended = 0.0  # when the last collected step ended, on time.perf_counter
         self._due = math.inf
         self.positions = 0
         """That the device computes or is about to."""
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._steps)
 
     @property
     def full(self) -> bool:
-        """Whether the oldest must land before another is launched."""
-        return len(self._flights) == self._device.depth
+        """Whether the oldest must be collected before another is launched."""
+        return len(self._steps) == self._device.depth
 
     @property
     def overdue(self) -> bool:
         """Whether a step should have ended long ago, judged by the positions in flight."""
         return time.monotonic() > self._due
 
-    def launch(self, flight: Flight, plan: int, plans: list[Plan]) -> None:
+    def launch(self, step: InFlightStep, plan: int, plans: list[Plan]) -> None:
         """Gives a step to the device. `plan` is the number of the last one applied, `plans` what the step answers."""
-        self._expect(len(flight.batch.token_ids))
+        self._expect(len(step.batch.token_ids))
         launched = time.perf_counter()
-        self._flights.append((flight, self._device.launch(flight.batch), plan, plans, launched))
+        self._steps.append((step, self._device.launch(step.batch), plan, plans, launched))
 
-    def land(self) -> Landed:
-        """Waits for the oldest step."""
-        flight, pending, plan, plans, launched = self._flights.popleft()
+    def collect(self) -> CollectedStep:
+        """Waits for the oldest step and removes it."""
+        step, pending, plan, plans, launched = self._steps.popleft()
         tokens = pending.wait()
-        began, self._landed = max(launched, self._landed), time.perf_counter()
-        self._expect(-len(flight.batch.token_ids))
-        return Landed(flight, tokens, pending.candidates, plan, plans, self._landed - began)
+        began, self._ended = max(launched, self._ended), time.perf_counter()
+        self._expect(-len(step.batch.token_ids))
+        return CollectedStep(step, tokens, pending.candidates, plan, plans, self._ended - began)
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Waits for all steps, and throws away what they made."""
-        while self._flights:
-            self.land()
+        while self._steps:
+            self.collect()
 
     def _expect(self, more: int) -> None:
         self.positions += more

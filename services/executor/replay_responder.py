@@ -4,7 +4,7 @@ import asyncio
 
 import structlog
 
-from pagewire.services.executor.ring import Ring
+from pagewire.services.executor.replay_buffer import ReplayBuffer
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import BusError
 from pagewire.shared.messages.plan import Replay
@@ -15,16 +15,16 @@ _BURST = 64
 _log = structlog.get_logger()
 
 
-class Replays:
-    """Sends what the ring holds of the wanted steps to the asker, one message each, closed by an empty one.
+class ReplayResponder:
+    """Sends those of the wanted steps that the buffer still has to the asker, one message each, closed by an empty one.
 
-    An answer that starts behind the first wanted step says that the ring has lost the steps before. Answers go out one
+    An answer that starts behind the first wanted step says that the steps before it are lost. Answers go out one
     at a time, in bursts that the broker has taken in before the next, so that they never crowd out live steps.
     """
 
-    def __init__(self, bus: Bus, ring: Ring) -> None:
+    def __init__(self, bus: Bus, buffer: ReplayBuffer) -> None:
         self._bus = bus
-        self._ring = ring
+        self._buffer = buffer
         self._wanted: asyncio.Queue[tuple[Replay, str]] = asyncio.Queue(_WAITING)
 
     def ask(self, wanted: Replay, reply: str) -> None:
@@ -49,7 +49,7 @@ class Replays:
                 _log.warning("replay_failed", reason=str(error))
 
     async def _answer(self, wanted: Replay, reply: str) -> None:
-        steps = self._ring.since(wanted.term, wanted.first, wanted.last)
+        steps = self._buffer.since(wanted.term, wanted.first, wanted.last)
         for start in range(0, len(steps), _BURST):
             for data in steps[start : start + _BURST]:
                 self._bus.publish(reply, data)

@@ -1,6 +1,6 @@
 """The compiled CPU kernels as functions of tensors.
 
-All compute in float32, whatever weights and KV are stored in; of bf16 see `Operators.paired`.
+All compute in float32, whatever weights and KV are stored in; of bf16 see `CpuKernels.paired`.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Batch(ctypes.Structure):
-    """The rows of one step; see `Operators.batch`."""
+    """The rows of one step; see `batch_of`."""
 
     _fields_ = (
         ("slots", c_void_p),
-        ("starts", c_void_p),
-        ("widths", c_void_p),
+        ("num_computed_tokens", c_void_p),
+        ("query_lens", c_void_p),
         ("rows", c_int64),
         ("tables", c_void_p),
         ("columns", c_int64),
@@ -52,13 +52,13 @@ class Inputs(ctypes.Structure):
     )
 
 
-class Sampling(ctypes.Structure):
-    """How the slots sample, as pointers to columns by slot."""
+class SamplingTable(ctypes.Structure):
+    """How the slots sample: pointers to their records, and to the ids that end their sequences.
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("temperature", "top_p", "top_k", "min_p", "keys", "floors", "stop_ids")),
-        ("stop_width", c_int64),
-    )
+    `stop_ids` int64 [slots, `stop_width`] is filled up with -1.
+    """
+
+    _fields_ = (("records", c_void_p), ("stop_ids", c_void_p), ("stop_width", c_int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Packed:
     outputs: int
 
 
-class Operators:
+class CpuKernels:
     """Kernels of a loaded library.
 
     Attributes:
@@ -100,7 +100,7 @@ class Operators:
         self._linear_argmax = self.function("linear_argmax", product)
         self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
         self._sample = self.function(
-            "sample", [c_void_p, c_int64, POINTER(Sampling), c_void_p, c_void_p, c_int64, c_void_p, c_int]
+            "sample", [c_void_p, c_int64, POINTER(SamplingTable), c_void_p, c_void_p, c_int64, c_void_p, c_int]
         )
 
     def function(self, name: str, arguments: list[Any]) -> Callable[..., None]:
@@ -209,25 +209,27 @@ class Operators:
         self._attend(byref(batch), byref(shape), byref(inputs), keys.data_ptr(), values.data_ptr())
         return out
 
-    def sample(self, logits: Tensor, how: Sampling, slots: Int64, positions: Int64) -> Int64:
+    def sample(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> Int64:
         """The tokens [R] at `positions` [R] of `slots` [R]; the logits [R, V] are overwritten."""
         tokens = np.empty(len(slots), np.int64)
         rows, vocabulary = logits.shape
         columns = address(slots), address(positions), rows, address(tokens)
-        self._sample(logits.data_ptr(), vocabulary, byref(how), *columns, self.threads)
+        self._sample(logits.data_ptr(), vocabulary, byref(table), *columns, self.threads)
         return tokens
 
 
-def batch_of(slots: Int64, starts: Int64, widths: Int64, tables: Int64) -> Batch:
-    """Rows that compute `widths` [R] positions from `starts` [R]. All arrays must outlive the batch.
+def batch_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tables: Int64) -> Batch:
+    """Rows that compute `query_lens` [R] positions behind `num_computed_tokens` [R]; the arrays must outlive the batch.
 
     Args:
         slots: [R] of each row.
-        starts: see above.
-        widths: see above.
+        num_computed_tokens: see above.
+        query_lens: see above.
         tables: [slots, blocks] ids of each slot's blocks.
     """
-    return Batch(address(slots), address(starts), address(widths), len(slots), address(tables), tables.shape[1])
+    return Batch(
+        address(slots), address(num_computed_tokens), address(query_lens), len(slots), address(tables), tables.shape[1]
+    )
 
 
 def address(array: npt.NDArray[np.generic]) -> int:

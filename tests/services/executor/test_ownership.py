@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewire.services.executor.claims import Ownership
+from pagewire.services.executor.ownership import Ownership
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim
 from pagewire.shared.peers import SILENCE
@@ -18,7 +18,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         self.beats: dict[str, Heartbeat] = {}
-        monkeypatch.setattr("pagewire.services.executor.claims.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("pagewire.services.executor.ownership.time.monotonic", lambda: self.now)
         self.owner = Ownership("tiny", self.beats.get)
 
     def claim(self, scheduler: str, term: int, model: str = "tiny") -> bool:

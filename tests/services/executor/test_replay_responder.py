@@ -1,11 +1,13 @@
 """Readers that missed steps get them, to themselves."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from pagewire.services.executor.replays import Replays
-from pagewire.services.executor.ring import Ring
+import pytest
+
+from pagewire.services.executor.replay_buffer import ReplayBuffer
+from pagewire.services.executor.replay_responder import ReplayResponder
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages.plan import Replay
@@ -13,13 +15,13 @@ from tests.services.executor.fakes import PATIENCE
 
 
 class Desk:
-    """Replays over a memory bus, asked as the executor asks them."""
+    """ReplayResponder over a memory bus, asked as the executor asks it."""
 
     def __init__(self) -> None:
         self.broker = MemoryBroker(max_payload=100)
         self.bus, self.reader = MemoryBus(self.broker), MemoryBus(self.broker)
-        self.ring = Ring(steps=300)
-        self.replays = Replays(self.bus, self.ring)
+        self.buffer = ReplayBuffer(steps=300)
+        self.replays = ReplayResponder(self.bus, self.buffer)
 
     async def read(self, wanted: Replay) -> list[bytes]:
         def ask(message: Message) -> None:
@@ -32,46 +34,43 @@ class Desk:
             await subscription.unsubscribe()
 
 
-def with_desk(test: Callable[[Desk], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        desk = Desk()
-        serving = asyncio.create_task(desk.replays.run())
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await test(desk)
-        finally:
-            serving.cancel()
-            await asyncio.wait({serving})
-            await desk.reader.close()
-            await desk.bus.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def open_desk() -> AsyncIterator[Desk]:
+    desk = Desk()
+    serving = asyncio.create_task(desk.replays.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield desk
+    finally:
+        serving.cancel()
+        await asyncio.wait({serving})
+        await desk.reader.close()
+        await desk.bus.close()
 
 
-def test_a_reader_gets_what_the_ring_holds_of_its_range() -> None:
-    async def test(desk: Desk) -> None:
+@pytest.mark.anyio
+async def test_a_reader_gets_those_of_its_range_that_are_left() -> None:
+    async with open_desk() as desk:
         for step in range(500):
-            desk.ring.append(3, step, b"%d" % step)
+            desk.buffer.append(3, step, b"%d" % step)
         assert await desk.read(Replay(3, 250, 252)) == [b"250", b"251", b"252"]
-        assert await desk.read(Replay(3, 0, 201)) == [b"200", b"201"]  # the ring has lost those before
+        assert await desk.read(Replay(3, 0, 201)) == [b"200", b"201"]  # the buffer has lost those before
         assert await desk.read(Replay(3, 0, 10_000)) == [b"%d" % step for step in range(200, 500)]
 
-    with_desk(test)
 
-
-def test_there_is_nothing_of_another_term() -> None:
-    async def test(desk: Desk) -> None:
-        desk.ring.append(3, 0, b"0")
+@pytest.mark.anyio
+async def test_there_is_nothing_of_another_term() -> None:
+    async with open_desk() as desk:
+        desk.buffer.append(3, 0, b"0")
         assert await desk.read(Replay(2, 0, 5)) == []
         assert await desk.read(Replay(4, 0, 5)) == []
 
-    with_desk(test)
 
-
-def test_two_readers_are_answered_apart() -> None:
-    async def test(desk: Desk) -> None:
+@pytest.mark.anyio
+async def test_two_readers_are_answered_apart() -> None:
+    async with open_desk() as desk:
         for step in range(200):
-            desk.ring.append(1, step, b"%d" % step)
+            desk.buffer.append(1, step, b"%d" % step)
         one, two = MemoryBus(desk.broker), MemoryBus(desk.broker)
         inboxes: dict[str, list[bytes]] = {one.new_inbox(): [], two.new_inbox(): []}
         done = asyncio.Semaphore(0)
@@ -91,24 +90,19 @@ def test_two_readers_are_answered_apart() -> None:
         await done.acquire()
         assert inboxes == {first: [b"%d" % step for step in range(151)], second: [b"150", b"151"]}
 
-    with_desk(test)
 
-
-def test_a_failed_answer_does_not_end_the_desk() -> None:
-    async def test(desk: Desk) -> None:
-        desk.ring.append(1, 0, b"too large" * desk.bus.max_payload)
-        desk.ring.append(1, 1, b"1")
+@pytest.mark.anyio
+async def test_a_failed_answer_does_not_end_the_desk() -> None:
+    async with open_desk() as desk:
+        desk.buffer.append(1, 0, b"too large" * desk.bus.max_payload)
+        desk.buffer.append(1, 1, b"1")
         desk.replays.ask(Replay(1, 0, 0), "_SVC.nobody")
         assert await desk.read(Replay(1, 1, 1)) == [b"1"]
 
-    with_desk(test)
 
-
-def test_requests_beyond_the_bound_are_dropped() -> None:
-    async def main() -> None:
-        desk = Desk()
-        for _ in range(200):
-            desk.replays.ask(Replay(1, 0, 0), "_SVC.somebody")
-        assert 0 < desk.replays.waiting < 200
-
-    asyncio.run(main())
+@pytest.mark.anyio
+async def test_requests_beyond_the_bound_are_dropped() -> None:
+    desk = Desk()
+    for _ in range(200):
+        desk.replays.ask(Replay(1, 0, 0), "_SVC.somebody")
+    assert 0 < desk.replays.waiting < 200

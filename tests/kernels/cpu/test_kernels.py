@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pagewire.kernels.cpu.operators import address
+from pagewire.kernels.cpu.kernels import address
 
 NUMBERS = np.arange(12.0).reshape(3, 4)
 

@@ -1,10 +1,10 @@
-"""The replay ring holds the last steps of one term."""
+"""The replay buffer holds the last steps of one term."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.ring import Ring
+from pagewire.services.executor.replay_buffer import ReplayBuffer
 
 
 def name(term: int, step: int) -> bytes:
@@ -18,33 +18,33 @@ def name(term: int, step: int) -> bytes:
     last=st.integers(0, 25),
 )
 def test_it_is_a_window_over_the_steps_of_the_last_term(held: int, runs: list[int], first: int, last: int) -> None:
-    ring = Ring(steps=held)
+    buffer = ReplayBuffer(steps=held)
     term, kept = 0, list[tuple[int, bytes]]()
     for number, count in enumerate(runs, 1):
         for step in range(count):
-            ring.append(number, step, name(number, step))
+            buffer.append(number, step, name(number, step))
             if number != term:
                 term, kept = number, []
             kept = [*kept, (step, name(number, step))][-held:]
-    assert ring.since(term, first, last) == [data for step, data in kept if first <= step <= last]
+    assert buffer.since(term, first, last) == [data for step, data in kept if first <= step <= last]
 
 
 @pytest.mark.parametrize("term", [1, 3])
 def test_another_term_has_no_steps(term: int) -> None:
-    ring = Ring()
-    ring.append(1, 0, b"old")
-    ring.append(2, 0, b"new")
-    assert ring.since(term, 0, 9) == []
-    assert ring.since(2, 0, 9) == [b"new"]
+    buffer = ReplayBuffer()
+    buffer.append(1, 0, b"old")
+    buffer.append(2, 0, b"new")
+    assert buffer.since(term, 0, 9) == []
+    assert buffer.since(2, 0, 9) == [b"new"]
 
 
 def test_bytes_are_bounded_too() -> None:
-    ring = Ring(steps=100, size=10)
+    buffer = ReplayBuffer(steps=100, size=10)
     for step in range(6):
-        ring.append(1, step, b"four")
-    assert ring.since(1, 0, 9) == [b"four", b"four"]
-    ring.append(1, 6, b"more than ten bytes")
-    assert ring.since(1, 0, 9) == []
-    ring.append(1, 7, b"less")
-    assert ring.since(1, 7, 7) == [b"less"]
-    assert ring.since(1, 0, 6) == []
+        buffer.append(1, step, b"four")
+    assert buffer.since(1, 0, 9) == [b"four", b"four"]
+    buffer.append(1, 6, b"more than ten bytes")
+    assert buffer.since(1, 0, 9) == []
+    buffer.append(1, 7, b"less")
+    assert buffer.since(1, 7, 7) == [b"less"]
+    assert buffer.since(1, 0, 6) == []

@@ -1,0 +1,38 @@
+"""The last step outputs of the term, as they were sent, for readers that missed some."""
+
+from collections import deque
+from itertools import islice
+
+from pagewire.shared.messages.step import RING_STEPS
+
+REPLAY_BYTES = 128 * 1024 * 1024
+"""Bytes that the buffer holds, should steps be large."""
+
+
+class ReplayBuffer:
+    """Encoded step outputs of one term, in dense step order. The oldest are dropped when the buffer is full."""
+
+    def __init__(self, steps: int = RING_STEPS, size: int = REPLAY_BYTES) -> None:
+        self._steps, self._size = steps, size
+        self._outputs: deque[bytes] = deque()
+        self._bytes = 0
+        self._term = 0
+        self._next = 0
+
+    def append(self, term: int, step: int, data: bytes) -> None:
+        """Adds the output of a step, the one after the last. The first of another term empties the buffer."""
+        if term != self._term or step != self._next:
+            self._outputs.clear()
+            self._bytes = 0
+        self._term, self._next = term, step + 1
+        self._outputs.append(data)
+        self._bytes += len(data)
+        while len(self._outputs) > self._steps or self._bytes > self._size:
+            self._bytes -= len(self._outputs.popleft())
+
+    def since(self, term: int, first: int, last: int) -> list[bytes]:
+        """The outputs of the steps in [first, last] that are still here, in order. Empty for another term."""
+        if term != self._term:
+            return []
+        oldest = self._next - len(self._outputs)
+        return list(islice(self._outputs, max(first - oldest, 0), max(last - oldest + 1, 0)))
