@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pagewire.services.executor.columns import column, pairs
+from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
-from pagewire.services.executor.id_lists import IdLists
 from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.candidates import likeliest
+from pagewire.services.executor.devices.candidates import likeliest
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64
-from pagewire.services.executor.id_lists import IdLists
 from pagewire.shared.sampling import PARAMETERS, RECORD, Record, record
 
 

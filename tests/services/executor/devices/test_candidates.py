@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.services.executor.candidates import likeliest
+from pagewire.services.executor.devices.candidates import likeliest
 from pagewire.services.executor.devices.protocol import Int64
 
 
