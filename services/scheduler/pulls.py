@@ -90,7 +90,7 @@ class Pulls:
         """Queues that hold work for replicas which are silent, or cannot run anything."""
         ready = {beat.instance for beat in self._peers.alive("scheduler") if beat.ready}
         try:
-            stocked = await self._store.stocked(self._model)
+            stocked = await self._store.nonempty_queues(self._model)
         except BusError as error:
             _log.warning("queues_unknown", reason=str(error))
             return self._wanted - self._own

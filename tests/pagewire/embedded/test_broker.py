@@ -127,7 +127,7 @@ class TestClientRole:
 
     def test_it_may_not_pose_as_a_service(self, server: Broker) -> None:
         async def main() -> None:
-            with pytest.raises(ConfigurationError, match="inboxes of a service"):
+            with pytest.raises(ConfigurationError, match="credentials of a service"):
                 await nats.connect(server.url, name="thief")
 
         asyncio.run(main())

@@ -514,17 +514,17 @@ class TestStore:
             one, two = await world.connect(), await world.connect()
             model, longer = unique("m"), unique("m")
             queues = [f"{model}.urgent.any", f"{model}.normal.any", f"{model}.normal.replica-1"]
-            assert await one.store.stocked(model) == []
+            assert await one.store.nonempty_queues(model) == []
             for queue in queues:
                 await one.store.put_work(queue, queue.encode())
             await one.store.put_work(f"{longer}.normal.any", b"of another model")
-            assert await two.store.stocked(model) == sorted(queues)
+            assert await two.store.nonempty_queues(model) == sorted(queues)
             for queue in queues:
                 (item,) = await two.store.pull_work(queue, 10, expires=5)
                 assert item.data == queue.encode()
-                assert queue in await one.store.stocked(model), "a delivered item is not gone"
+                assert queue in await one.store.nonempty_queues(model), "a delivered item is not gone"
                 await one.store.end_work(item.ack)
-                assert queue not in await one.store.stocked(model)
+                assert queue not in await one.store.nonempty_queues(model)
 
         run(scenario)
 

@@ -86,7 +86,7 @@ def test_a_flush_after_a_reconnection_is_a_barrier_again() -> None:
             flushing = asyncio.create_task(bus.flush())
             await asyncio.sleep(0)  # its ping is in the buffer
             wire.commands.clear()
-            bus._client.cut()
+            bus._client.abort()
             with pytest.raises(BusUnavailable):
                 await flushing
             async with asyncio.timeout(5):
