@@ -1,4 +1,4 @@
-"""Discovery as NATS ADR-32 has it: `nats service ls`, `info` and `stats` find every Pagewire service."""
+"""Service discovery by NATS ADR-32: `nats service ls`, `info` and `stats` find every Pagewire service."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -25,11 +25,11 @@ _ENDPOINTS: dict[str, dict[str, str]] = {
         "resume": subjects.RESUME + ".*",
     },
 }
-"""What a client may ask of each service. The others are found, but not asked."""
+"""The subjects that clients may send requests to, by service. The other services have none."""
 
 
 class Responder:
-    """Answers `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` for one instance, also when it is asked by name and by id."""
+    """Answers `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` for one instance: for all services, by name, and by id."""
 
     def __init__(self, bus: Bus, name: str, instance: str, settings: Settings, service: Service) -> None:
         self._bus = bus
@@ -47,7 +47,7 @@ class Responder:
         }
 
     async def listen(self) -> None:
-        """Starts to answer."""
+        """Subscribes to the discovery subjects."""
         answers: dict[str, Callable[[], dict[str, Any]]] = {"PING": dict, "INFO": self._info, "STATS": self._stats}
         name, instance = self._identity["name"], self._identity["id"]
         for verb, answer in answers.items():
@@ -66,10 +66,10 @@ class Responder:
 
     def _info(self) -> dict[str, Any]:
         endpoints = [{**endpoint, "metadata": {}} for endpoint in self._endpoints]
-        return {"description": "A part of Pagewire, which serves language models", "endpoints": endpoints}
+        return {"description": "Part of Pagewire, a server of language models", "endpoints": endpoints}
 
     def _stats(self) -> dict[str, Any]:
-        """Counts are per service, not per endpoint: they are in the metadata, and the endpoints' own are zero."""
+        """Returns counts per service in the metadata. The counts per endpoint, which ADR-32 demands, are zero."""
         beat = self._service.heartbeat()
         load = {f"load.{name}": f"{value:.10g}" for name, value in beat.load.items()}
         counts = {

@@ -1,4 +1,4 @@
-"""Streams one completion to the terminal, from a running stack or from one that is started for it."""
+"""Streams one completion to the terminal; starts a stack for it unless one is running."""
 
 import argparse
 
@@ -9,26 +9,26 @@ from pagewire.shared.messages.client import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The text, how to continue it, and every setting."""
-    parser.add_argument("text", metavar="TEXT", help="what to continue")
+    """Adds the text, the sampling parameters and all settings."""
+    parser.add_argument("text", metavar="TEXT", help="text to continue")
     add_sampling(parser)
     flags.add_settings(parser)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen; the names are those of the request."""
+    """Adds the sampling parameters, named as in a request."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, default=64, help="tokens to generate at most")
-    group.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, help="smallest set of likeliest tokens with this mass")
-    group.add_argument("--top-k", type=int, default=0, help="the k likeliest tokens; 0 is all")
-    group.add_argument("--min-p", type=float, default=0.0, help="tokens this likely, relative to the likeliest")
-    group.add_argument("--stop", action="append", default=[], help="string that ends the text; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="the model's own end does not end the text")
+    group.add_argument("--max-tokens", type=int, default=64, help="maximum number of generated tokens")
+    group.add_argument("--temperature", type=float, default=1.0, help="scale of randomness; 0: greedy")
+    group.add_argument("--top-p", type=float, default=1.0, help="use the likeliest tokens with this probability")
+    group.add_argument("--top-k", type=int, default=0, help="use the k likeliest tokens; 0: all")
+    group.add_argument("--min-p", type=float, default=0.0, help="minimum probability, relative to the likeliest")
+    group.add_argument("--stop", action="append", default=[], help="string that ends the text; may be given repeatedly")
+    group.add_argument("--ignore-eos", action="store_true", help="continue after the model's EOS token")
 
 
 def sampling(given: argparse.Namespace, settings: Settings) -> SamplingParams:
-    """The sampling that the flags ask for. `--seed`, a setting as well, makes it repeatable."""
+    """Returns the sampling parameters that the flags give. The setting `--seed` makes sampling repeatable."""
     return SamplingParams(
         max_tokens=given.max_tokens,
         temperature=given.temperature,
@@ -42,7 +42,7 @@ def sampling(given: argparse.Namespace, settings: Settings) -> SamplingParams:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints the text as it comes."""
+    """Prints the text as it arrives."""
     settings = session.quiet(flags.read_settings(given))
     return session.run(_generate(given.text, sampling(given, settings), settings), settings)
 

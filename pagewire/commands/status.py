@@ -1,4 +1,4 @@
-"""Shows who is there, how loaded, how healthy; exit code 1 unless every service is ready."""
+"""Shows every service instance with its state and load; exit code 1 unless every service is ready."""
 
 import argparse
 from collections import Counter
@@ -13,12 +13,12 @@ from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import NoResponders, RequestTimeout
 
-ANSWER_WITHIN = 0.5
-"""Seconds without another answer after which everybody has answered."""
+STALL_TIMEOUT = 0.5
+"""Seconds without a further reply after which all services are assumed to have replied."""
 
 
 class Stats(msgspec.Struct):
-    """What a service answers to `$SRV.STATS`, as far as it is shown."""
+    """The part of a service's reply to `$SRV.STATS` that is shown."""
 
     name: str
     id: str
@@ -30,13 +30,13 @@ _stats = msgspec.json.Decoder(Stats)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One service, and every setting."""
-    parser.add_argument("--service", metavar="NAME", help="only this service: exit code 0 while one of them is ready")
+    """Adds the service and all settings."""
+    parser.add_argument("--service", metavar="NAME", help="show only this service; exit code 0 if an instance is ready")
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints a line per service instance."""
+    """Prints one line per service instance."""
     settings = session.quiet(flags.read_settings(given))
     return session.run(_status(settings, given.service), settings)
 
@@ -49,10 +49,10 @@ async def _status(settings: Settings, service: str | None) -> int:
         user=user,
         password=settings.nats_password or settings.api_key,
         inbox_prefix="_INBOX",
-        connect_timeout=session.CONNECT_WITHIN,
+        connect_timeout=session.CONNECT_TIMEOUT,
     )
     try:
-        found = await ask(bus, service)
+        found = await request_stats(bus, service)
     finally:
         await bus.close()
     print("\n".join(table(found)))
@@ -68,20 +68,20 @@ async def _status(settings: Settings, service: str | None) -> int:
     return 1 if missing else 0
 
 
-async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
-    """What every service instance says of itself, by name."""
+async def request_stats(bus: Bus, service: str | None = None) -> list[Stats]:
+    """Returns the replies of all service instances, ordered by name and instance."""
     subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
     found: list[Stats] = []
     try:
-        async for reply in bus.request_many(subject, b"", stall=ANSWER_WITHIN):
-            found.append(_stats.decode(reply.data))  # noqa: PERF401 - what came before a timeout is kept
+        async for reply in bus.request_many(subject, b"", stall=STALL_TIMEOUT):
+            found.append(_stats.decode(reply.data))  # noqa: PERF401 - keeps the replies before a timeout
     except (NoResponders, RequestTimeout):
-        pass  # nobody is there, or everybody has answered
+        pass  # no service is running, or all have replied
     return sorted(found, key=lambda stats: (stats.name, stats.id))
 
 
 def table(found: list[Stats]) -> list[str]:
-    """Lines for the terminal."""
+    """Returns the lines of a table for the terminal."""
     lines = [f"{'service':<14}{'instance':<14}{'state':<10}{'model':<16}load"]
     for stats in found:
         details: dict[str, Any] = stats.metadata

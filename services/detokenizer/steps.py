@@ -74,7 +74,7 @@ class Steps:
         reader = self._readers.get(beat.instance)
         if reader is None:
             return
-        reader.hear(beat.term, beat.step)
+        reader.note_run(beat.term, beat.step)
         if reader.missing is not None:
             self._heal(beat.instance, reader)
 

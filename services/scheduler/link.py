@@ -157,7 +157,7 @@ class Link:
         if beat.term > self.term:
             self.lose(f"it obeys term {beat.term}")
         elif beat.term == self.term:
-            self._reader.hear(beat.term, beat.step)
+            self._reader.note_run(beat.term, beat.step)
             if not beat.ready:
                 self.lose("it cannot go on")
         self._check.set()

@@ -151,7 +151,7 @@ class Policy:
                     self._short[i] = sequence
             if finish:
                 self._finish(sequence, Finish(finish))
-        if output.told:
+        if output.candidate_counts:
             self.searches.hear(output, self._sequences)
         for sequence in self.departures.answered(output.plan):
             self._left(sequence)

@@ -112,7 +112,7 @@ class Searches:
     def hear(self, output: StepOutput, sequences: dict[int, Sequence]) -> None:
         """Takes in the candidates of a step; `sequences` by id."""
         tokens, logprobs = unpack(output.candidates), np.frombuffer(output.logprobs, "<f4")
-        told = iter(unpack(output.told))
+        told = iter(unpack(output.candidate_counts))
         begin = 0
         for i, count in zip(told, told, strict=True):
             end = begin + count

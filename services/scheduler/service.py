@@ -48,7 +48,7 @@ class Scheduler:
         self._model = served_name(context.settings)
         self._token = subjects.model_token(self._model)
         self._executors = asyncio.Event()
-        self._peers = Peers(context.bus, heard=self._executors.set)
+        self._peers = Peers(context.bus, on_heartbeat=self._executors.set)
         self._intake = Intake(context, self._peers, self._token, self._pump)
         self._link: Link | None = None
         self._readers = Readers(context.bus, self._pump)

@@ -27,7 +27,7 @@ class Tokenizer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._in_flight = InFlight()
-        self._peers = Peers(context.bus, heard=self._on_peer)
+        self._peers = Peers(context.bus, on_heartbeat=self._on_peer)
         self._verbs: Verbs | None = None
         """Set while requests are taken."""
         self._announced = False

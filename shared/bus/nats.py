@@ -78,7 +78,7 @@ class NatsBus:
     """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it."""
 
     def __init__(self, inbox_prefix: str) -> None:
-        self._client = NatsClient(self._on_permission_error, self._on_disconnect, self._on_reconnect)
+        self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
         self._store = NatsStore(self, self._requests)
@@ -236,7 +236,7 @@ class NatsBus:
         if barrier.cancelled():
             raise ConnectionLost("there is no connection to the broker")
 
-    def _on_permission_error(self, text: str) -> None:
+    def _on_denied(self, text: str) -> None:
         """Fails what was denied. The server reports it in the order of the commands, so before the next barrier."""
         log.warning("permission_denied", server_message=text)
         denied = _PERMISSION_ERROR.search(text)

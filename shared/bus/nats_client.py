@@ -46,18 +46,15 @@ class NatsClient(Client):  # type: ignore[misc]
     """
 
     def __init__(
-        self, on_permission_error: Callable[[str], None], on_disconnect: Callable[[str], None], on_reconnect: Callable[[], None]
+        self, on_denied: Callable[[str], None], on_disconnect: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
-        """Creates a client that is not connected yet.
+        """`on_denied` gets the server's message in lower case, `on_disconnect` the reason of the loss.
 
-        Args:
-            on_permission_error: called with the server's message, in lower case, when a permission is missing.
-            on_disconnect: called with the reason when the connection breaks.
-            on_reconnect: called after a reconnection, once the server knows the subscriptions again.
+        `on_reconnect` is called when the server knows the subscriptions again.
         """
         super().__init__()
         self._ps = BulkParser(self, self._deliver)
-        self._on_permission_error = on_permission_error
+        self._on_denied = on_denied
         self._on_disconnect = on_disconnect
         self._on_reconnect = on_reconnect
         self._last_error = "it does not answer"
@@ -124,7 +121,7 @@ class NatsClient(Client):  # type: ignore[misc]
         return barrier
 
     def ping(self) -> asyncio.Future[bool]:
-        """Returns a barrier: done when the server has processed all earlier commands, cancelled without a connection."""
+        """Returns a barrier: done when the server has processed the commands before, cancelled without a connection."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self.is_connected:
             self._pongs.append(answer)
@@ -172,7 +169,7 @@ class NatsClient(Client):  # type: ignore[misc]
 
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS in err_msg:
-            self._on_permission_error(err_msg.strip("'"))
+            self._on_denied(err_msg.strip("'"))
         else:
             await self._process_op_err(errors.Error(f"nats: {err_msg}"))
 

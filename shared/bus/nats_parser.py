@@ -5,7 +5,7 @@ from collections.abc import Callable
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
 Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
-"""Called with subscription id, subject, reply subject, payload and header block of a message; absent parts are empty."""
+"""Called with subscription id, subject, reply subject, payload and headers of a message; absent parts are empty."""
 
 
 class BulkParser(Parser):  # type: ignore[misc]

@@ -12,7 +12,6 @@ from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Heade
 from pagewire.shared.bus.requests import Exchange, Requests
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, NoResponders, RequestTimeout
 
-
 API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"

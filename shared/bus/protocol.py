@@ -16,7 +16,7 @@ DONE_AGE = 120.0
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message as a subscriber receives it. A struct, because building a frozen dataclass would dominate a delivery."""
+    """A received message. It is a struct because building a frozen dataclass would take most of a delivery's time."""
 
     subject: str
     data: bytes

@@ -1,4 +1,4 @@
-"""Inboxes and requests. All of a connection share one subscription; the last token of a subject identifies the inbox."""
+"""Inboxes and requests. A connection has one subscription for all; the last token of a subject is the inbox's id."""
 
 import asyncio
 import itertools

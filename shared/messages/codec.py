@@ -1,4 +1,4 @@
-"""How structs become bytes inside the pipeline: one version byte, then MessagePack."""
+"""Encodes the messages between services: one version byte, then MessagePack."""
 
 import sys
 from array import array
@@ -10,38 +10,38 @@ import msgspec
 from pagewire.shared.errors import WireVersionError
 
 WIRE_VERSION = 2
-"""Raised whenever a peer built from the previous version could misread a message."""
+"""Incremented whenever a peer of the previous version could misread a message."""
 
 _PREFIX = bytes([WIRE_VERSION])
 _encoder = msgspec.msgpack.Encoder()
 T = TypeVar("T")
 
 if sys.byteorder != "little":
-    raise ImportError("packed columns are little-endian; this machine is not")
+    raise ImportError("Pagewire needs a little-endian machine")
 
 
 class Wire(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
-    """Base of every message between services: positional, tagged with the class name, immutable."""
+    """Base class of the messages between services: encoded by position, tagged with the class name, immutable."""
 
 
 def encode(message: Wire) -> bytes:
-    """The bytes of `message`, led by the wire version."""
+    """Encodes a message, preceded by the wire version."""
     return _PREFIX + _encoder.encode(message)
 
 
 class Decoder(Generic[T]):
-    """Decodes one message type, or a union of them.
-
-    Raises:
-        WireVersionError: the peer speaks another version.
-        msgspec.DecodeError: the bytes are not such a message.
-    """
+    """Decodes one message type, or a union of them."""
 
     def __init__(self, kind: type[T]) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def decode(self, data: bytes | memoryview) -> T:
-        """The message in `data`."""
+        """Decodes a message.
+
+        Raises:
+            WireVersionError: the sender uses another version.
+            msgspec.DecodeError: the bytes are not a message of this type.
+        """
         view = memoryview(data)
         if not len(view):
             raise msgspec.DecodeError("the message is empty")
@@ -51,10 +51,10 @@ class Decoder(Generic[T]):
 
 
 def pack(values: Iterable[int]) -> bytes:
-    """Integers in [0, 2**32) as packed little-endian u32."""
+    """Packs integers in [0, 2**32) as little-endian u32."""
     return array("I", values).tobytes()
 
 
 def unpack(data: bytes) -> list[int]:
-    """The integers that `pack` packed."""
+    """Returns the integers that `pack` has packed."""
     return memoryview(data).cast("I").tolist()

@@ -1,4 +1,4 @@
-"""Detokenizer to scheduler: a sequence ends before the device's own stop."""
+"""Detokenizer to scheduler: sequences end before the device has ended them."""
 
 from enum import IntEnum
 
@@ -9,22 +9,22 @@ class FinishReason(IntEnum):
     """Why the detokenizer ends a sequence."""
 
     STOP_STRING = 0
-    """Its text holds a stop string."""
+    """The text has a stop string."""
     CANCELLED = 1
-    """The client asked."""
+    """The client has cancelled the request."""
     DEADLINE = 2
     """`timeout_ms` has passed."""
     CLIENT_LOST = 3
-    """Nobody reads the frames."""
+    """No client reads the frames."""
     SUPERSEDED = 4
     """Another scheduler has attached the request since."""
 
 
 class FinishSequences(Wire, frozen=True):
-    """Ends sequences. Asked of the scheduler that attached them; repeating it is harmless."""
+    """Ends sequences; sent to the scheduler that attached them. It is idempotent."""
 
     term: int
-    """Of the attachment."""
+    """Term of the `Attach`."""
     sequences: bytes
     """Packed ids."""
     reason: int
@@ -32,7 +32,7 @@ class FinishSequences(Wire, frozen=True):
 
 
 class FinishedSequences(Wire, frozen=True):
-    """The scheduler has dropped them: no step after those that are running will carry them."""
+    """Reply to `FinishSequences`: only steps that are already running may still have the sequences."""
 
     known: int
-    """How many of them were still running or waiting."""
+    """Number of the sequences that were still running or waiting."""

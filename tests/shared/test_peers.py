@@ -19,7 +19,7 @@ def test_the_last_heartbeat_of_each_instance_of_what_is_listened_to() -> None:
     async def main() -> None:
         bus = MemoryBus(MemoryBroker())
         heard: list[int] = []
-        found = Peers(bus, heard=lambda: heard.append(len(found.alive("scheduler"))))
+        found = Peers(bus, on_heartbeat=lambda: heard.append(len(found.alive("scheduler"))))
         await found.listen("scheduler")
         await found.listen("executor")
         bus.publish(f"{subjects.HEARTBEAT}.scheduler.x", b"nonsense")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from pagewire.embedded.broker import Broker
-from pagewire.shared import pulse, subjects
+from pagewire.shared import heartbeater, subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings, to_environment
 from pagewire.shared.context import Context
@@ -135,7 +135,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_before_anything_starts() -> None
     with service(None, PAGEWIRE_MAX_NUM_SEQS="many") as process:
         _, err = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert err.startswith("probe: setting refused")
+    assert err.startswith("probe: invalid setting")
     assert len(err.splitlines()) == 1
 
 
@@ -187,7 +187,7 @@ class Counting:
 def test_heartbeats_come_by_themselves_and_when_announced(
     interval: float, announces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "INTERVAL", interval)
+    monkeypatch.setattr(heartbeater, "INTERVAL", interval)
     built: list[Counting] = []
 
     def build(context: Context) -> Counting:
@@ -225,8 +225,8 @@ def test_a_service_that_fails_ends_its_heartbeat_too() -> None:
 
 
 def test_a_connection_lost_for_good_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "INTERVAL", 0.01)
-    monkeypatch.setattr(pulse, "LOST_AFTER", 0.03)
+    monkeypatch.setattr(heartbeater, "INTERVAL", 0.01)
+    monkeypatch.setattr(heartbeater, "LOST_AFTER", 0.03)
 
     async def main() -> None:
         bus = MemoryBus(MemoryBroker())

@@ -207,7 +207,7 @@ class ModelExecutor:
                 tokens=pack(c[3] for c in columns),
                 finishes=bytes(c[4] for c in columns),
                 elapsed_us=0,
-                told=pack(number for sequence, ids, _ in told for number in (sequence, len(ids))),
+                candidate_counts=pack(number for sequence, ids, _ in told for number in (sequence, len(ids))),
                 candidates=pack(token for _, ids, _ in told for token in ids),
                 logprobs=np.array([value for _, _, values in told for value in values], "<f4").tobytes(),
             )

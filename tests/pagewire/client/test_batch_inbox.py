@@ -21,8 +21,8 @@ TEXT = "".join(WORDS)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE", 0.05)
-    monkeypatch.setattr(stream, "TICK", 0.01)
+    monkeypatch.setattr(stream, "FRAME_TIMEOUT", 0.05)
+    monkeypatch.setattr(stream, "CHECK_INTERVAL", 0.01)
 
 
 class Pipeline(Responder):

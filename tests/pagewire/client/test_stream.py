@@ -28,9 +28,9 @@ Scenario = Callable[[AsyncClient, Responder], Coroutine[Any, Any, None]]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE", 0.05)
-    monkeypatch.setattr(stream, "RESULT_SILENCE", 0.05)
-    monkeypatch.setattr(stream, "TICK", 0.01)
+    monkeypatch.setattr(stream, "FRAME_TIMEOUT", 0.05)
+    monkeypatch.setattr(stream, "RESULT_TIMEOUT", 0.05)
+    monkeypatch.setattr(stream, "CHECK_INTERVAL", 0.01)
 
 
 def play(scenario: Scenario) -> None:
@@ -191,7 +191,7 @@ def test_an_error_frame_is_raised_as_its_type() -> None:
 
 def test_nobody_serves_the_model_but_another() -> None:
     async def scenario(client: AsyncClient, responder: Responder) -> None:
-        with pytest.raises(ModelNotFound, match=f"there is {MODEL}"):
+        with pytest.raises(ModelNotFound, match=f"choose one of {MODEL}"):
             await client.generate("x", model="other")
 
     play(scenario)
@@ -227,7 +227,7 @@ def test_a_tokenizer_that_does_not_come_back_is_given_up(monkeypatch: pytest.Mon
         with pytest.raises(Unavailable, match="is the stack running"):
             await client.generate("x")
 
-    monkeypatch.setattr(stream, "PATIENCE", 0.1)
+    monkeypatch.setattr(stream, "RETRY_FOR", 0.1)
     play(scenario)
 
 
@@ -247,7 +247,7 @@ def test_a_frame_of_another_release_is_an_error() -> None:
             return []
 
         responder.script = script
-        with pytest.raises(Internal, match="different releases"):
+        with pytest.raises(Internal, match="the same release"):
             await read(client.stream("x"))
 
     play(scenario)

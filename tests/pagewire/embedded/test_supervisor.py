@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.embedded.supervisor import Patience, Program, Supervisor
+from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
 from tests.support.waiting import until
 
-HASTY = Patience(first_delay=0.02, longest_delay=0.08, healthy=60, end=0.5)
+QUICK = RestartPolicy(first_delay=0.02, longest_delay=0.08, healthy=60, end=0.5)
 
 
 def program(folder: Path, body: str, name: str = "worker") -> Program:
@@ -46,7 +46,7 @@ def alive(pid: int) -> bool:
 
 def test_what_ends_is_started_again(tmp_path: Path) -> None:
     async def main() -> None:
-        supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(1)")], HASTY).run())
+        supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(1)")], QUICK).run())
         await until(lambda: len(pids(tmp_path)) >= 4)
         supervisor.cancel()
         await asyncio.wait({supervisor})
@@ -59,10 +59,10 @@ def test_what_ends_is_started_again(tmp_path: Path) -> None:
 
 
 def test_a_healthy_while_forgives(tmp_path: Path) -> None:
-    patience = Patience(first_delay=0.01, longest_delay=60, healthy=0.0, end=0.5)
+    policy = RestartPolicy(first_delay=0.01, longest_delay=60, healthy=0.0, end=0.5)
 
     async def main() -> None:
-        supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(0)")], patience).run())
+        supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(0)")], policy).run())
         await until(lambda: len(pids(tmp_path)) >= 12)
         supervisor.cancel()
         await asyncio.wait({supervisor})
@@ -77,7 +77,7 @@ def test_refused_settings_end_everything(tmp_path: Path) -> None:
             program(tmp_path, "time.sleep(0.1); sys.exit(2)", name="refusing"),
         ]
         with pytest.raises(ConfigurationError, match="refusing"):
-            await Supervisor(programs, HASTY).run()
+            await Supervisor(programs, QUICK).run()
 
     asyncio.run(main())
     assert not any(alive(pid) for pid in pids(tmp_path))
@@ -86,7 +86,7 @@ def test_refused_settings_end_everything(tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist_is_named() -> None:
     async def main() -> None:
         with pytest.raises(ConfigurationError, match="/nowhere/to/be"):
-            await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], HASTY).run()
+            await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], QUICK).run()
 
     asyncio.run(main())
 
@@ -97,7 +97,7 @@ def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
 
     async def main() -> None:
         programs = [program(tmp_path, body, name) for name in ("one", "two")]
-        supervisor = asyncio.create_task(Supervisor(programs, HASTY).run())
+        supervisor = asyncio.create_task(Supervisor(programs, QUICK).run())
         await until(lambda: len(pids(tmp_path)) >= 2)
         supervisor.cancel()
         async with asyncio.timeout(3):
@@ -109,7 +109,7 @@ def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
 
 def test_kill_starts_a_program_again(tmp_path: Path) -> None:
     async def main() -> None:
-        supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], HASTY)
+        supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], QUICK)
         running = asyncio.create_task(supervisor.run())
         await until(lambda: len(pids(tmp_path)) == 1)
         supervisor.kill("worker")

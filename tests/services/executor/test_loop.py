@@ -384,7 +384,7 @@ def test_candidates_are_told_of_the_sequences_that_ask_for_them(run: Run) -> Non
     run.inbox.put(plan(1, add(1, 9, [4], [1], picks=asking), add(0, 8, [1, 2], [0]), lease_until=1))
     output = run.output()
     assert set(unpack(output.sequences)) == {8, 9}
-    assert unpack(output.told) == [9, 2]
+    assert unpack(output.candidate_counts) == [9, 2]
     first = token_at(key(7), 1)
     assert unpack(output.candidates) == [first, first + 1]
     assert np.frombuffer(output.logprobs, "<f4").tolist() == [0.0, -1.0]
@@ -393,7 +393,7 @@ def test_candidates_are_told_of_the_sequences_that_ask_for_them(run: Run) -> Non
 def test_nothing_is_told_where_nobody_asks(run: Run) -> None:
     run.inbox.put(plan(1, add(0, 7, [1], [0]), lease_until=1))
     output = run.output()
-    assert (output.told, output.candidates, output.logprobs) == (b"", b"", b"")
+    assert (output.candidate_counts, output.candidates, output.logprobs) == (b"", b"", b"")
 
 
 def test_forks_take_over_the_sampling_of_their_source_and_blocks_are_copied_first(run: Run) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pagewire.client import watchdog
-from pagewire.client.watchdog import Watchdog
+from pagewire.embedded import watchdog
+from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode
@@ -16,8 +16,8 @@ from tests.support.waiting import until
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "SILENCE", 0.05)
-    monkeypatch.setattr(watchdog, "PING_WITHIN", 0.05)
-    monkeypatch.setattr(watchdog, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(watchdog, "PING_TIMEOUT", 0.05)
+    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.01)
 
 
 class Fake:
