@@ -52,7 +52,7 @@ async def _status(settings: Settings, service: str | None) -> int:
         connect_timeout=session.CONNECT_TIMEOUT,
     )
     try:
-        found = await request_stats(bus, service)
+        found = await ask(bus, service)
     finally:
         await bus.close()
     print("\n".join(table(found)))
@@ -68,7 +68,7 @@ async def _status(settings: Settings, service: str | None) -> int:
     return 1 if missing else 0
 
 
-async def request_stats(bus: Bus, service: str | None = None) -> list[Stats]:
+async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
     """Returns the replies of all service instances, ordered by name and instance."""
     subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
     found: list[Stats] = []
