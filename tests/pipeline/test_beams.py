@@ -109,8 +109,8 @@ async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
 
     def hear(message: Message) -> None:
         nonlocal seen
-        told = unpack(Decoder(StepOutput).decode(message.data).candidate_counts)
-        seen += len(told) == 2 * 8
+        counts = unpack(Decoder(StepOutput).decode(message.data).candidate_counts)
+        seen += len(counts) == 2 * 8
         if seen >= rounds:
             deep.set()
 

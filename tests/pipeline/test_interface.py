@@ -263,17 +263,17 @@ async def test_a_finished_stream_can_be_read_again_from_any_token(client: Client
 
 async def test_a_reply_subject_that_is_no_inbox_is_never_answered(client: Client, pipeline: Pipeline) -> None:
     """A client may not read there, but a service that answered would publish with its own permissions."""
-    heard: list[str] = []
-    await pipeline.bus.subscribe("pagewire.svc.finish.>", lambda m: heard.append(m.subject))
-    await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: heard.append(m.subject))
+    received: list[str] = []
+    await pipeline.bus.subscribe("pagewire.svc.finish.>", lambda m: received.append(m.subject))
+    await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: received.append(m.subject))
     long = "_INBOX." + "x" * 4000
-    await pipeline.bus.subscribe(long, lambda m: heard.append(m.subject))
+    await pipeline.bus.subscribe(long, lambda m: received.append(m.subject))
     body = json.dumps({"prompt": "One", "sampling": {"max_tokens": 1}}).encode()
     for reply in ("pagewire.svc.finish.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
         await client.publish(SUBJECT, body, reply=reply)
     await client.publish(SUBJECT, body)
     assert (await ask(client, {"prompt": "One", "sampling": {"max_tokens": 1}}))["type"] == "result"
-    assert heard == []
+    assert received == []
 
 
 class TestOnASlowDevice:
@@ -317,16 +317,16 @@ class TestOnASlowDevice:
         """Its connection ends without a cancellation; the broker then reports that its frames have no subscriber."""
         monkeypatch.setattr(presence, "PATIENCE", 2)
         killed = await nats.connect(pipeline.url)
-        inbox, heard = killed.new_inbox(), asyncio.Event()
+        inbox, received = killed.new_inbox(), asyncio.Event()
 
         async def on_frame(message: Msg) -> None:
             if json.loads(message.data)["type"] == "delta":
-                heard.set()
+                received.set()
 
         await killed.subscribe(inbox, cb=on_frame)
         body = {"prompt": "One", "sampling": {"max_tokens": 90, "ignore_eos": True}, "stream": True}
         await killed.publish(SUBJECT, json.dumps(body).encode(), reply=inbox)
-        await asyncio.wait_for(heard.wait(), 30)
+        await asyncio.wait_for(received.wait(), 30)
         await killed.close()
         await pipeline.until_idle()
         assert pipeline.load("executor")["sampled"] < 60

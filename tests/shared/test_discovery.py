@@ -71,8 +71,8 @@ async def test_nothing_is_sent_to_what_is_no_inbox() -> None:
     broker = MemoryBroker()
     await Responder(MemoryBus(broker), "tokenizer", "i1", Settings(), Service()).listen()
     bus = MemoryBus(broker)
-    heard: list[Message] = []
-    await bus.subscribe("pagewire.svc.plan.e1", heard.append)
+    received: list[Message] = []
+    await bus.subscribe("pagewire.svc.plan.e1", received.append)
     bus.publish("$SRV.PING", b"", reply="pagewire.svc.plan.e1")
     await settle()
-    assert heard == []
+    assert received == []

@@ -17,8 +17,8 @@ def beat(bus: MemoryBus, service: str, instance: str, term: int = 0) -> None:
 
 async def test_the_last_heartbeat_of_each_instance_of_what_is_listened_to() -> None:
     bus = MemoryBus(MemoryBroker())
-    heard: list[int] = []
-    found = Peers(bus, on_heartbeat=lambda: heard.append(len(found.alive("scheduler"))))
+    received: list[int] = []
+    found = Peers(bus, on_heartbeat=lambda: received.append(len(found.alive("scheduler"))))
     await found.listen("scheduler")
     await found.listen("executor")
     bus.publish(f"{subjects.HEARTBEAT}.scheduler.x", b"nonsense")
@@ -26,8 +26,8 @@ async def test_the_last_heartbeat_of_each_instance_of_what_is_listened_to() -> N
         beat(bus, service, instance, term)
     beat(bus, "scheduler", "b", 4)
     beat(bus, "executor", "e")
-    await until(lambda: len(heard) == 4)
-    assert heard == [1, 2, 2, 2], "whoever is told of a heartbeat finds it"
+    await until(lambda: len(received) == 4)
+    assert received == [1, 2, 2, 2], "the callback finds the heartbeat"
     assert [(b.instance, b.term) for b in found.alive("scheduler")] == [("a", 2), ("b", 4)]
     assert found.alive("gateway") == []
     assert found.find("e") is not None

@@ -168,7 +168,7 @@ class ModelExecutor:
             done.append((slot, start, width))
         # All writes of a step come before its reads, as in a layer of a model.
         columns = []
-        told: list[tuple[int, list[int], list[float]]] = []
+        reports: list[tuple[int, list[int], list[float]]] = []
         for slot, start, width in done:
             for position in range(slot.computed):
                 place = slot.blocks[position // self.block_size], position % self.block_size
@@ -181,7 +181,7 @@ class ModelExecutor:
                 if slot.candidates:
                     row = next_logprobs(slot.tokens)
                     best = np.argsort(-row, kind="stable")[: slot.candidates]
-                    told.append((slot.sequence, best.tolist(), row[best].tolist()))
+                    reports.append((slot.sequence, best.tolist(), row[best].tolist()))
                 slot.tokens.append(token)
                 if token in slot.stop_ids:
                     finish = Finish.STOP
@@ -189,12 +189,12 @@ class ModelExecutor:
                     finish = Finish.LENGTH
                 slot.dead = finish != Finish.NONE
             columns.append((slot.sequence, start, width, token, finish))
-        self._emit(columns, told)
+        self._emit(columns, reports)
 
     def _emit(
         self,
         columns: list[tuple[int, int, int, int, Finish]],
-        told: Sequence[tuple[int, list[int], list[float]]] = (),
+        reports: Sequence[tuple[int, list[int], list[float]]] = (),
     ) -> None:
         self.outputs.append(
             StepOutput(
@@ -207,9 +207,9 @@ class ModelExecutor:
                 tokens=pack(c[3] for c in columns),
                 finishes=bytes(c[4] for c in columns),
                 elapsed_us=0,
-                candidate_counts=pack(number for sequence, ids, _ in told for number in (sequence, len(ids))),
-                candidates=pack(token for _, ids, _ in told for token in ids),
-                logprobs=np.array([value for _, _, values in told for value in values], "<f4").tobytes(),
+                candidate_counts=pack(number for sequence, ids, _ in reports for number in (sequence, len(ids))),
+                candidates=pack(token for _, ids, _ in reports for token in ids),
+                logprobs=np.array([value for _, _, values in reports for value in values], "<f4").tobytes(),
             )
         )
         self.step += 1

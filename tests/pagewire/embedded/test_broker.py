@@ -97,14 +97,14 @@ class TestClientRole:
     )
     async def test_it_publishes_requests_only(self, server: Broker, subject: str) -> None:
         service, client = await connect_service(server), await connect_client(server)
-        heard: list[Message] = []
+        received: list[Message] = []
         try:
             if not subject.startswith("$"):
-                await service.subscribe(subject, heard.append)
+                await service.subscribe(subject, received.append)
             with pytest.raises(NotPermitted):
                 await client.request(subject, b"x", timeout=30)
             await service.flush()
-            assert not heard
+            assert not received
         finally:
             await client.close()
             await service.close()

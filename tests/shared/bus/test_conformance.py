@@ -45,15 +45,15 @@ class TestSubjects:
     async def test_wildcards(self, world: World, pattern: str, hits: list[str], misses: list[str]) -> None:
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
-        heard: list[str] = []
-        await subscriber.subscribe(f"{root}.{pattern}", lambda message: heard.append(message.subject))
-        await subscriber.subscribe(f"{root}.end", lambda message: heard.append("end"))
+        received: list[str] = []
+        await subscriber.subscribe(f"{root}.{pattern}", lambda message: received.append(message.subject))
+        await subscriber.subscribe(f"{root}.end", lambda message: received.append("end"))
         for subject in [*hits, *misses]:
             publisher.publish(f"{root}.{subject}", b"")
         await publisher.flush()
         await subscriber.flush()
-        await until(lambda: len(heard) >= len(hits))
-        assert heard == [f"{root}.{subject}" for subject in hits]
+        await until(lambda: len(received) >= len(hits))
+        assert received == [f"{root}.{subject}" for subject in hits]
 
     @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x", "a.*", "a.>", "\u00e9"])
     async def test_no_message_goes_to_what_is_no_subject(self, world: World, subject: str) -> None:
@@ -82,12 +82,12 @@ class TestDelivery:
     async def test_subject_data_reply_and_headers_arrive(self, world: World) -> None:
         bus = await world.connect()
         subject = unique("t")
-        heard: list[Message] = []
-        await bus.subscribe(subject, heard.append)
+        received: list[Message] = []
+        await bus.subscribe(subject, received.append)
         bus.publish(subject, b"\x00\r\n\xff", reply="r.s", headers={"One": "1", "two": "\u00fc:x"})
         bus.publish(subject, b"")
-        await until(lambda: len(heard) == 2)
-        assert heard == [
+        await until(lambda: len(received) == 2)
+        assert received == [
             Message(subject, b"\x00\r\n\xff", "r.s", {"One": "1", "two": "\u00fc:x"}),
             Message(subject, b""),
         ]
@@ -95,26 +95,26 @@ class TestDelivery:
     async def test_a_line_break_in_a_header_ends_nothing(self, world: World) -> None:
         bus = await world.connect()
         subject = unique("t")
-        heard: list[Message] = []
-        await bus.subscribe(subject, heard.append)
+        received: list[Message] = []
+        await bus.subscribe(subject, received.append)
         bus.publish(subject, b"x", headers={"Error": "one\r\nPUB two"})
         with pytest.raises(ValueError, match="header name"):
             bus.publish(subject, b"x", headers={"a: b\r\n": "c"})
-        await until(lambda: heard)
-        assert set(heard[0].headers) == {"Error"}
+        await until(lambda: received)
+        assert set(received[0].headers) == {"Error"}
 
     async def test_messages_of_one_publisher_keep_their_order(self, world: World) -> None:
         """Also across the subjects of one subscription."""
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
-        heard: list[int] = []
-        await subscriber.subscribe(f"{root}.*", lambda message: heard.append(int(message.data)))
+        received: list[int] = []
+        await subscriber.subscribe(f"{root}.*", lambda message: received.append(int(message.data)))
         for number in range(20_000):
             publisher.publish(f"{root}.{number % 7}", b"%d" % number)
             if number % 1000 == 0:
                 await publisher.flush()
-        await until(lambda: len(heard) == 20_000)
-        assert heard == list(range(20_000))
+        await until(lambda: len(received) == 20_000)
+        assert received == list(range(20_000))
 
     async def test_a_handler_is_never_called_from_within_publish(self, world: World) -> None:
         bus = await world.connect()
@@ -143,8 +143,8 @@ class TestDelivery:
         shared_by: list[list[bytes]] = [[], [], []]
         everything: list[bytes] = []
         other_group: list[bytes] = []
-        for member, heard in zip(members, shared_by, strict=True):
-            await member.subscribe(subject, collect(heard), queue="q")
+        for member, received in zip(members, shared_by, strict=True):
+            await member.subscribe(subject, collect(received), queue="q")
         await members[0].subscribe(subject, lambda message: other_group.append(message.data), queue="other")
         await members[1].subscribe(subject, lambda message: everything.append(message.data))
         wanted = [b"%d" % number for number in range(300)]
@@ -159,31 +159,31 @@ class TestDelivery:
         """What anyone publishes after `subscribe` has returned is delivered."""
         publisher, subscriber = await world.connect(), await world.connect()
         root = unique("t")
-        heard: list[str] = []
+        received: list[str] = []
         for number in range(300):
             subject = f"{root}.{number}"
-            subscription = await subscriber.subscribe(subject, lambda message: heard.append(message.subject))
+            subscription = await subscriber.subscribe(subject, lambda message: received.append(message.subject))
             publisher.publish(subject, b"")
             await publisher.flush()
             await subscriber.flush()
             await subscription.unsubscribe()
-        assert heard == [f"{root}.{number}" for number in range(300)]
+        assert received == [f"{root}.{number}" for number in range(300)]
 
     @pytest.mark.parametrize("error", [ValueError("bad"), asyncio.CancelledError()])
     async def test_what_a_handler_raises_ends_nothing(self, world: World, error: BaseException) -> None:
         bus = await world.connect()
         subject = unique("t")
-        heard: list[bytes] = []
+        received: list[bytes] = []
 
         def handler(message: Message) -> None:
-            heard.append(message.data)
+            received.append(message.data)
             if message.data == b"bad":
                 raise error
 
         await bus.subscribe(subject, handler)
         for data in (b"bad", b"good", b"bad", b"good"):
             bus.publish(subject, data)
-        await until(lambda: len(heard) == 4)
+        await until(lambda: len(received) == 4)
         await bus.subscribe(f"{subject}.echo", lambda message: bus.publish(message.reply, message.data))
         assert (await bus.request(f"{subject}.echo", b"alive", timeout=30)).data == b"alive"
 
@@ -193,11 +193,11 @@ class TestEnd:
         """Members come and go under traffic; each message is still seen once."""
         publisher, first, second = await world.connect(), await world.connect(), await world.connect()
         subject = unique("t")
-        heard: list[int] = []
+        received: list[int] = []
         sent = 0
 
         def take(message: Message) -> None:
-            heard.append(int(message.data))
+            received.append(int(message.data))
 
         async def send() -> None:
             nonlocal sent
@@ -218,28 +218,28 @@ class TestEnd:
             await subscription.unsubscribe()
         sending.cancel()
         await asyncio.wait({sending})
-        await until(lambda: len(heard) >= sent)
-        assert sorted(heard) == list(range(sent))
+        await until(lambda: len(received) >= sent)
+        assert sorted(received) == list(range(sent))
 
     async def test_nothing_is_delivered_after_unsubscribe(self, world: World) -> None:
         bus = await world.connect()
         subject = unique("t")
-        heard: list[bytes] = []
-        subscription = await bus.subscribe(subject, lambda message: heard.append(message.data))
+        received: list[bytes] = []
+        subscription = await bus.subscribe(subject, lambda message: received.append(message.data))
         bus.publish(subject, b"before")
         await subscription.unsubscribe()
-        assert heard == [b"before"]
+        assert received == [b"before"]
         bus.publish(subject, b"after")
         await bus.flush()
-        assert heard == [b"before"]
+        assert received == [b"before"]
         await subscription.unsubscribe()
 
     async def test_close_delivers_what_has_arrived_and_writes_what_was_published(self, world: World) -> None:
         reader, closing = await world.connect(), await world.connect()
         subject = unique("t")
-        heard: list[bytes] = []
+        received: list[bytes] = []
         answers: list[bytes] = []
-        await closing.subscribe(subject, lambda message: heard.append(message.data))
+        await closing.subscribe(subject, lambda message: received.append(message.data))
         await closing.subscribe(subject, lambda message: closing.publish(f"{subject}.answer", message.data))
         await reader.subscribe(f"{subject}.answer", lambda message: answers.append(message.data))
         wanted = [b"%d" % number for number in range(1000)]
@@ -247,7 +247,7 @@ class TestEnd:
             reader.publish(subject, data)
         await reader.flush()
         await closing.close()
-        assert heard == wanted
+        assert received == wanted
         await until(lambda: len(answers) == 1000)
         assert answers == wanted
 
@@ -293,11 +293,11 @@ class TestInboxes:
 
     async def test_tells_that_nobody_is_there(self, world: World) -> None:
         bus = await world.connect()
-        heard: list[Message] = []
-        with bus.inbox(heard.append) as inbox:
+        received: list[Message] = []
+        with bus.inbox(received.append) as inbox:
             bus.publish(unique("t"), b"", reply=inbox)
-            await until(lambda: heard)
-        assert heard[0].headers["Status"] == "503"
+            await until(lambda: received)
+        assert received[0].headers["Status"] == "503"
 
     async def test_without_a_connection_there_is_none(self, world: World) -> None:
         bus = await world.connect()
@@ -333,15 +333,15 @@ class TestRequests:
         """So a publisher finds out that its reader is gone, without waiting."""
         bus, other = await world.connect(), await world.connect()
         inbox = bus.new_inbox()
-        heard: list[Message] = []
-        overheard: list[Message] = []
-        await bus.subscribe(inbox, heard.append)
-        await other.subscribe(inbox, overheard.append)
+        received: list[Message] = []
+        others: list[Message] = []
+        await bus.subscribe(inbox, received.append)
+        await other.subscribe(inbox, others.append)
         bus.publish(unique("t"), b"frame", reply=inbox)
-        await until(lambda: heard)
+        await until(lambda: received)
         await other.flush()
-        assert (heard[0].data, heard[0].headers["Status"]) == (b"", "503")
-        assert not overheard, "only the publisher is told"
+        assert (received[0].data, received[0].headers["Status"]) == (b"", "503")
+        assert not others, "only the publisher gets the status"
 
     async def test_silence_is_a_timeout(self, world: World) -> None:
         bus = await world.connect()

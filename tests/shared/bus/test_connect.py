@@ -78,7 +78,7 @@ async def test_a_flush_after_a_reconnection_is_a_barrier_again() -> None:
             await again.wait()
         bus.publish("a", b"x")
         await bus.flush()
-        heard = [command.split(" ")[0] for command in wire.commands]
-        assert heard[-2:] == ["PUB", "PING"]
-        assert heard.count("PING") == 3, "two of the parent's own while it connects, and the barrier"
+        received = [command.split(" ")[0] for command in wire.commands]
+        assert received[-2:] == ["PUB", "PING"]
+        assert received.count("PING") == 3, "two of nats-py's own while it connects, and the barrier"
         await bus.close()
