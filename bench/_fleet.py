@@ -15,7 +15,7 @@ from pagewire.services.scheduler.intake import LOOKAHEAD
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.sequence import Sequence as Running
 from pagewire.services.scheduler.sequence import State
-from pagewire.services.tokenizer.routing import Replica, route
+from pagewire.services.tokenizer.router import Replica, route
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.prefix_hashes import prefix_hashes
 from pagewire.shared.subjects import ANY

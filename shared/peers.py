@@ -3,11 +3,8 @@
 import time
 from collections.abc import Callable, Collection
 
-import msgspec
-
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
-from pagewire.shared.errors import WireVersionError
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.heartbeat import Heartbeat
 
@@ -55,10 +52,7 @@ class Peers:
         self._last = {instance: last for instance, last in self._last.items() if instance in instances}
 
     def _on_message(self, message: Message) -> None:
-        try:
-            beat = _heartbeat.decode(message.data)
-        except (WireVersionError, msgspec.DecodeError):
-            return  # an instance that speaks another version does not count as a peer
-        self._last[beat.instance] = (beat, time.monotonic())
-        if self._on_heartbeat is not None:
-            self._on_heartbeat()
+        if (beat := _heartbeat.try_decode(message.data)) is not None:
+            self._last[beat.instance] = (beat, time.monotonic())
+            if self._on_heartbeat is not None:
+                self._on_heartbeat()

@@ -12,13 +12,13 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, encode, pack
+from pagewire.shared.messages.abort import AbortedSequences
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
-from pagewire.shared.messages.finish import FinishedSequences
 from pagewire.shared.messages.open import Encoding, Opened, OpenState, OpenStream
 from pagewire.shared.messages.step import Finish, StepOutput
 
 _PROMPT = 16
-_DOOR = f"{subjects.DETOKENIZER}.detok"
+_VERBS = f"{subjects.DETOKENIZER}.detok"
 
 
 class _Streams:
@@ -62,16 +62,16 @@ async def detokenizer(wrap: Wrap) -> AsyncIterator[Rig]:
     broker = MemoryBroker()
     tap, peer = Tap(broker, out="_INBOX", wrap=wrap), MemoryBus(broker)
 
-    def on_finish(message: Message) -> None:
-        peer.publish(message.reply, encode(FinishedSequences(1)))
+    def on_abort(message: Message) -> None:
+        peer.publish(message.reply, encode(AbortedSequences(1)))
 
-    await peer.subscribe(f"{subjects.FINISH}.sched.finish", on_finish)
+    await peer.subscribe(f"{subjects.ABORT}.sched.abort", on_abort)
     service = Detokenizer(Context(Settings(), tap, "detok", tap.progress.notify))
     async with serving(service, tap.progress, lambda: service.heartbeat().ready):
         for row in range(ROWS):
-            opened = await peer.request(f"{_DOOR}.open", encode(_open(row)), timeout=10)
+            opened = await peer.request(f"{_VERBS}.open", encode(_open(row)), timeout=10)
             assert Decoder(Opened).decode(opened.data).state == OpenState.OPENED
-            attached = await peer.request(f"{_DOOR}.attach", encode(_attach(row)), timeout=10)
+            attached = await peer.request(f"{_VERBS}.attach", encode(_attach(row)), timeout=10)
             assert Decoder(Attached).decode(attached.data).state == AttachState.OPEN
         yield _Streams(tap)
 

@@ -1,13 +1,10 @@
-"""The streams in memory: those that go on, and those that ended lately."""
+"""The streams in memory: those that are open, and those that ended lately."""
 
 import asyncio
 from collections.abc import Iterable
 
-import msgspec
-
 from pagewire.services.detokenizer.stream import Stream, StreamState, restore
 from pagewire.shared.bus import Store
-from pagewire.shared.errors import WireVersionError
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.done import Done
 
@@ -15,8 +12,8 @@ MAX_OPEN = 8192
 """Streams that may be open at once."""
 MAX_ENDED = 4096
 """Ended streams that are kept in memory; their records remain."""
-KEEP = 35.0
-"""Seconds for which an ended stream answers from memory."""
+KEEP_ENDED = 35.0
+"""Seconds for which an ended stream is kept in memory."""
 
 _done = Decoder(Done)
 
@@ -44,11 +41,11 @@ class Registry:
         return len(self._open) >= MAX_OPEN
 
     def find(self, request_id: str) -> Stream | None:
-        """The stream in memory."""
+        """Returns the stream in memory."""
         return self._open.get(request_id) or self._ended.get(request_id)
 
     async def recall(self, request_id: str) -> Stream | None:
-        """The stream in memory, or as its record has it when it has ended.
+        """Returns the stream in memory, else the ended stream that the record of the request describes.
 
         Raises:
             BusError: the record cannot be read now.
@@ -58,19 +55,19 @@ class Registry:
         data = await self._store.get_done(request_id)
         if (stream := self.find(request_id)) is not None or data is None:
             return stream
-        try:
-            stream = restore(_done.decode(data))
-        except (WireVersionError, msgspec.DecodeError):
-            return None  # of another release: its id counts as new
+        done = _done.try_decode(data)
+        if done is None:
+            return None  # a record of another release: the request counts as new
+        stream = restore(done)
         self._keep(stream)
         return stream
 
     def add(self, stream: Stream) -> None:
-        """A stream begins."""
+        """Adds an open stream."""
         self._open[stream.request_id] = stream
 
-    def retire(self, stream: Stream) -> None:
-        """A stream has ended."""
+    def move_to_ended(self, stream: Stream) -> None:
+        """Keeps a stream that was open and has ended for `KEEP_ENDED` seconds."""
         assert stream.state is StreamState.ENDED
         del self._open[stream.request_id]
         self._keep(stream)
@@ -79,7 +76,7 @@ class Registry:
         if len(self._ended) >= MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self._ended[stream.request_id] = stream
-        asyncio.get_running_loop().call_later(KEEP, self._forget, stream)
+        asyncio.get_running_loop().call_later(KEEP_ENDED, self._forget, stream)
 
     def _forget(self, stream: Stream) -> None:
         if self._ended.get(stream.request_id) is stream:

@@ -1,55 +1,172 @@
-"""One request as its client sees it."""
+"""One request as its clients see it: its completions, its subscribers, and its record."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from pagewire.services.detokenizer.completion import Completion
-from pagewire.shared.errors import REQUEST_ERRORS, Internal, RequestError
+from pagewire.services.detokenizer.text import StopStrings, TextDecoder
+from pagewire.shared.errors import REQUEST_ERRORS, Internal, PagewireError, RequestError
+from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.client import Accepted, Delta
 from pagewire.shared.messages.done import Done, DoneChoice
+from pagewire.shared.messages.open import OpenStream
+from pagewire.shared.messages.step import Finish
+from pagewire.shared.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from pagewire.services.detokenizer.mailbox import Mailbox
+FinishName = Literal["stop", "length", "cancelled"]
 
 
 class StreamState(Enum):
-    """Where a request stands."""
+    """State of a stream.
+
+                 attach, apply
+                    ┌────┐
+                    │    ▼
+        open ─────▶ OPEN ── finish, cancel, abort ──▶ FINALIZING ── record stored ──▶ ENDED ◀── restore
+
+    `finish`: every completion has ended. `cancel`: a client asked for it, or the last client has disconnected; the
+    completions end where they are. `abort`: the request ends with an error, such as its deadline.
+    """
 
     OPEN = auto()
-    """It waits or runs."""
-    ENDING = auto()
-    """It is over, and its record is being stored: nobody is told yet."""
+    """The request waits or runs."""
+    FINALIZING = auto()
+    """The request is over and its record is being stored: no subscriber gets the last frame yet."""
     ENDED = auto()
-    """Its last frame may be sent."""
+    """The last frame may be sent."""
+
+
+class TokenGap(PagewireError):
+    """A token arrived before the token at the position ahead of it."""
+
+
+@dataclass(slots=True, eq=False)
+class Completion:
+    """What the clients are told of one completion.
+
+    Every frame is a function of these fields, so that a frame that is sent again has the same bytes.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    """Generated ids, up to and including the one that ended the completion."""
+    texts: list[str] = field(default_factory=list)
+    """Text of each token's frame. Joined, the text of the completion."""
+    finish: FinishName | None = None
+    """Why it ended; None while it goes on."""
+    stop_reason: str | int | None = None
+    """The stop string, or the id of a stop token that the client named."""
+
+
+class Choice(Completion):
+    """A completion that is being generated.
+
+    The text of a token depends only on the tokens up to it and on whether it is the last one. The text is empty while a
+    character or a stop string is incomplete; the last token's text includes what was held back.
+
+    Attributes:
+        prompt_length: position of the first generated token in its sequence.
+    """
+
+    __slots__ = ("_counts_cached", "_decoder", "_request", "_stops", "prompt_length")
+
+    def __init__(self, request: OpenStream, decoder: TextDecoder, prompt_length: int, *, first: bool) -> None:
+        """`first`: whether it is the first completion of its prompt."""
+        super().__init__()
+        self.prompt_length = prompt_length
+        self._counts_cached = first
+        self._request = request
+        self._decoder = decoder
+        self._stops = StopStrings(request.stop, include=request.include_stop) if request.stop else None
+
+    def accept(self, position: int, token: int, finish: int) -> bool:
+        """Appends the token at `position`, counted from the first generated one; returns False if it is known already.
+
+        `finish` is the device's `Finish`. Tokens after the end of the completion are dropped.
+
+        Raises:
+            TokenGap: tokens before it are missing.
+        """
+        known = len(self.tokens)
+        if position < known or self.finish is not None:
+            return False
+        if position > known:
+            raise TokenGap(f"token {position} came where token {known} is the next")
+        self.tokens.append(token)
+        text = self._decode_last(token, finish) if finish else self._decoder.push(token)
+        if self._stops is not None:
+            text = self._stop(self._stops, text, finish)
+        self.texts.append(text)
+        if finish and self.finish is None:
+            self.finish = "length" if finish == Finish.LENGTH else "stop"
+            if finish == Finish.STOP and token in self._request.stop_token_ids:
+                self.stop_reason = token
+        return True
+
+    def count_cached(self, start: int) -> int:
+        """Returns how many prompt tokens were cached when the executor computes the sequence from `start` on.
+
+        Each prompt counts once: later calls, and those of the other completions of the prompt, return 0.
+        """
+        cached = min(start, self.prompt_length) if self._counts_cached else 0
+        self._counts_cached = False
+        return cached
+
+    def cancel(self) -> None:
+        """Ends the completion where it is, unless it has ended: its text is what was sent."""
+        self.finish = self.finish or "cancelled"
+
+    def _decode_last(self, token: int, finish: int) -> str:
+        if finish == Finish.STOP and not self._request.include_stop:
+            return self._decoder.flush()
+        return self._decoder.push(token) + self._decoder.flush()
+
+    def _stop(self, stops: StopStrings, text: str, finish: int) -> str:
+        """Returns what may be sent now of `text` and of the text held back before it."""
+        text, stop = stops.push(text, armed=len(self.tokens) > self._request.min_tokens)
+        if stop is not None:
+            self.finish, self.stop_reason = "stop", stop
+        elif finish:
+            text += stops.flush()
+        return text
+
+
+def open_choices(vocabulary: Vocabulary, request: OpenStream) -> list[Choice]:
+    """Returns the completions of a request: choice p * n + c is completion c of prompt p."""
+    prompts = zip(request.prompts, unpack(request.prompt_lengths), strict=True)
+    return [
+        Choice(request, TextDecoder(vocabulary, unpack(tail), skip_special=request.skip_special), length, first=c == 0)
+        for tail, length in prompts
+        for c in range(request.n)
+    ]
 
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """The completions of a request, its readers, and how it ended."""
+    """The completions of a request, its subscribers, and how it ended."""
 
     request_id: str
     digest: bytes
     """Fingerprint of the request's body."""
     completions: Sequence[Completion]
-    """`Choice`s, unless it was restored from its record."""
+    """`Choice`s, unless the stream was restored from its record."""
     prompt_tokens: int
     cached_tokens: int = 0
     state: StreamState = StreamState.OPEN
     error: RequestError | None = None
-    """What ended it instead of its completions."""
-    mailboxes: "list[Mailbox]" = field(default_factory=list)
-    """Its readers that have not got everything yet."""
+    """The error that ended the request."""
+    subscribers: "list[Subscriber]" = field(default_factory=list)
+    """Those that have not got every frame yet."""
     attachment: Attach | None = None
-    """Which sequences it is, once a scheduler has admitted it."""
+    """Which sequences the request is, once a scheduler has admitted it."""
     deadline: asyncio.TimerHandle | None = None
     delivered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the last reader has got everything."""
+    """Set once the last subscriber has got every frame."""
     span: Span = INVALID_SPAN
 
     @property
@@ -62,21 +179,29 @@ class Stream:
         """Whether every completion has ended."""
         return all(completion.finish is not None for completion in self.completions)
 
-    def reader(self, reply: str) -> "Mailbox | None":
-        """The reader with that inbox."""
-        return next((mailbox for mailbox in self.mailboxes if mailbox.reply == reply), None)
+    @property
+    def choices(self) -> list[Choice]:
+        """The completions of an open stream."""
+        return [completion for completion in self.completions if isinstance(completion, Choice)]
 
-    def drop(self, mailbox: "Mailbox") -> None:
-        """The reader has got everything, or gets no more."""
-        mailbox.closed = True
-        if mailbox in self.mailboxes:
-            self.mailboxes.remove(mailbox)
-        if not self.mailboxes:
+    def find_subscriber(self, reply: str) -> "Subscriber | None":
+        """Returns the subscriber with that inbox."""
+        return next((subscriber for subscriber in self.subscribers if subscriber.reply == reply), None)
+
+    def unsubscribe(self, subscriber: "Subscriber") -> None:
+        """Removes a subscriber that has got every frame, or gets no more of them."""
+        subscriber.closed = True
+        if subscriber in self.subscribers:
+            self.subscribers.remove(subscriber)
+        if not self.subscribers:
             self.delivered.set()
 
     def record(self) -> Done:
-        """What is kept of it when it is over."""
-        choices = () if self.error is not None else tuple(map(_record, self.completions))
+        """Returns what is stored of the request when it is over."""
+        choices = tuple(
+            DoneChoice(pack(done.tokens), tuple(done.texts), done.finish or "cancelled", done.stop_reason)
+            for done in (self.completions if self.error is None else ())
+        )
         return Done(
             request_id=self.request_id,
             digest=self.digest,
@@ -88,8 +213,76 @@ class Stream:
         )
 
 
+class Subscriber:
+    """One client inbox and its position in the stream. Frames are made when they are sent, so none are stored here.
+
+    Attributes:
+        encoding: the `Encoding` of its frames.
+        encode: makes the bytes of a frame.
+        batch_inbox: where its deltas may be sent together with those of other streams; empty: nowhere.
+        accepted: the first frame, until it is sent.
+        positions: per completion, the position of the next token to send.
+        queued: whether it waits for its turn in the `FrameSender`.
+        closed: whether it gets no more frames.
+        probe: reply subject of the next frame, which asks whether the inbox has a listener; empty: the frame asks not.
+        probes: frames with a reply subject that were sent since the inbox last had a listener.
+        undelivered: how many of those the broker reported as having no listener.
+    """
+
+    __slots__ = (
+        "accepted",
+        "batch_inbox",
+        "closed",
+        "encode",
+        "encoding",
+        "positions",
+        "probe",
+        "probes",
+        "queued",
+        "reply",
+        "stream",
+        "streaming",
+        "undelivered",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        reply: str,
+        encoding: int,
+        *,
+        streaming: bool,
+        start: int = 0,
+        accepted: Accepted | None = None,
+        batch_inbox: str = "",
+    ) -> None:
+        """`start`: position in each completion of the first token wanted."""
+        self.stream = stream
+        self.reply = reply
+        self.streaming = streaming
+        self.encoding = encoding
+        self.encode = encoder(encoding)
+        self.batch_inbox = batch_inbox
+        self.accepted = accepted
+        self.positions = [start] * len(stream.completions)
+        self.queued = False
+        self.closed = False
+        self.probe = ""
+        self.probes = 0
+        self.undelivered = 0
+
+    def rewind(self, start: int, accepted: Accepted | None = None) -> None:
+        """Makes the frames from position `start` on due again; frames that were not sent yet stay due."""
+        self.accepted = accepted or self.accepted
+        self.positions = [min(position, start) for position in self.positions]
+
+    def put_back(self, delta: Delta) -> None:
+        """Makes a delta that could not be sent due again."""
+        self.positions[delta.index] = min(self.positions[delta.index], delta.start)
+
+
 def restore(done: Done) -> Stream:
-    """The ended stream that a record tells of."""
+    """Returns the ended stream of a record."""
     return Stream(
         request_id=done.request_id,
         digest=done.digest,
@@ -101,13 +294,4 @@ def restore(done: Done) -> Stream:
         cached_tokens=done.cached_tokens,
         state=StreamState.ENDED,
         error=REQUEST_ERRORS.get(done.error, Internal)(done.message) if done.error else None,
-    )
-
-
-def _record(completion: Completion) -> DoneChoice:
-    return DoneChoice(
-        tokens=pack(completion.tokens),
-        texts=tuple(completion.texts),
-        finish_reason=completion.finish or "cancelled",
-        stop_reason=completion.stop_reason,
     )

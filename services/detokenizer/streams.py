@@ -1,64 +1,61 @@
-"""What happens to streams: they open, are attached to sequences, grow, and end."""
+"""The life of streams: `open`, `attach`, `apply`, then `finish`, `cancel` or `abort`; see `StreamState`."""
 
 import asyncio
 
 import structlog
 
-from pagewire.services.detokenizer.choice import Choice, open_choices
-from pagewire.services.detokenizer.ending import Ending
-from pagewire.services.detokenizer.finisher import Finisher
-from pagewire.services.detokenizer.mailbox import Mailbox, Outbox
-from pagewire.services.detokenizer.presence import Presence
+from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
+from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
 from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.routes import Routes
-from pagewire.services.detokenizer.stream import Stream, StreamState
-from pagewire.services.detokenizer.vocabulary import Vocabulary
+from pagewire.services.detokenizer.step_feed import SequenceMap
+from pagewire.services.detokenizer.stream import Choice, Stream, StreamState, Subscriber, open_choices
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Headers
 from pagewire.shared.errors import DeadlineExceeded, RequestError, Unavailable
 from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.client import Accepted
-from pagewire.shared.messages.finish import FinishReason
 from pagewire.shared.messages.open import OpenState, OpenStream
 from pagewire.shared.messages.step import Finish, StepOutput
+from pagewire.shared.vocabulary import Vocabulary
 
-MAX_READERS = 64
-"""Readers of one stream at a time; the oldest goes for one more."""
+MAX_SUBSCRIBERS = 64
+"""Subscribers of one stream at once; one more replaces the oldest."""
 
 _log = structlog.get_logger()
 
 
 class Streams:
-    """Every request whose client this instance speaks to.
+    """Every request whose client this instance sends frames to.
 
     Attributes:
-        tokens: tokens taken in so far.
+        tokens: tokens received so far.
     """
 
     def __init__(
         self,
         instance: str,
         registry: Registry,
-        outbox: Outbox,
-        presence: Presence,
-        finisher: Finisher,
-        ending: Ending,
+        sender: FrameSender,
+        monitor: DisconnectMonitor,
+        notifier: AbortNotifier,
+        finalizer: Finalizer,
     ) -> None:
         self.tokens = 0
         self._instance = instance
         self._registry = registry
-        self._outbox = outbox
-        self._presence = presence
-        self._finisher = finisher
-        self._ending = ending
-        self._routes = Routes()
+        self._sender = sender
+        self._monitor = monitor
+        self._notifier = notifier
+        self._finalizer = finalizer
+        self._sequences = SequenceMap()
 
     async def open(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers) -> OpenState:
-        """Opens a stream, or adds a reader to the one of that id.
+        """Opens a stream, or adds a subscriber to the stream of the same request id.
 
         Raises:
-            BusError: it cannot be told whether the id is new.
+            BusError: it cannot be determined whether the id is new.
         """
         if request.fresh:
             stream = self._registry.find(request.request_id)
@@ -76,16 +73,17 @@ class Streams:
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
         )
         loop = asyncio.get_running_loop()
-        stream.deadline = loop.call_later(request.timeout_ms / 1000, self._expire, stream)
+        late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
+        stream.deadline = loop.call_later(request.timeout_ms / 1000, self.abort, stream, late, AbortReason.DEADLINE)
         self._registry.add(stream)
-        self._read(stream, request)
+        self._subscribe(stream, request)
         return OpenState.OPENED
 
     def attach(self, stream: Stream, attach: Attach) -> Attached:
-        """Binds a stream to sequences. Of the tokens known here and there, the longer list wins."""
+        """Binds a stream to the sequences of a scheduler. Of the tokens known here and there, the longer list wins."""
         if stream.state is not StreamState.OPEN:
             if stream.state is StreamState.ENDED:
-                self._ending.end_item(attach.ack)
+                self._finalizer.end_work(attach.ack)
             stream.attachment = attach
             return _attached(stream, AttachState.ENDED)
         before = stream.attachment
@@ -93,153 +91,144 @@ class Streams:
             if (attach.generation, attach.term) < (before.generation, before.term):
                 return Attached(AttachState.UNKNOWN, (), b"")
             if before.scheduler != attach.scheduler:
-                self._finish_rest(stream, FinishReason.SUPERSEDED)  # if it was only frozen, it works for nobody now
-            self._routes.unbind(stream, before)
+                # If the scheduler was only frozen, it would go on with sequences that nobody needs.
+                self._abort_sequences(stream, AbortReason.SUPERSEDED)
+            self._sequences.unbind(stream, before)
         stream.attachment = attach
-        choices = _choices(stream)
+        choices = stream.choices
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
-            self._take_over(choice, unpack(tokens), attach.finishes[index] if attach.finishes else Finish.NONE)
-        self._routes.bind(stream, choices, attach)
+            finish = attach.finishes[index] if attach.finishes else Finish.NONE
+            self._accept_known(choice, unpack(tokens), finish)
+        self._sequences.bind(stream, choices, attach)
         answer = _attached(stream, AttachState.ENDED if stream.finished else AttachState.OPEN)
         self._send(stream)
         if stream.finished:
-            self._end(stream)
+            self._finish(stream)
         return answer
 
     def apply(self, output: StepOutput) -> None:
-        """Takes in a step."""
-        progress = self._routes.apply(output)
-        self.tokens += progress.tokens
-        for stream, sequences in progress.stopped.items():
+        """Appends the tokens of a step, sends their frames, and finishes what the step has ended."""
+        effects = self._sequences.apply(output)
+        self.tokens += effects.tokens
+        for stream, sequences in effects.stopped.items():
             assert stream.attachment is not None
-            self._finisher.finish(stream.attachment, sequences, FinishReason.STOP_STRING)
-        for stream in progress.touched:
-            self._outbox.post(stream)
-        for stream in progress.ended:
+            self._notifier.abort(stream.attachment, sequences, AbortReason.STOP_STRING)
+        for stream in effects.touched:
+            self._sender.enqueue(stream)
+        for stream in effects.ended:
             if stream.finished and stream.state is StreamState.OPEN:
-                self._end(stream)
-        for stream in progress.gapped:
-            self._fail(stream, Unavailable("tokens of the request were lost: send it again"), FinishReason.CANCELLED)
-        self._outbox.drain()
+                self._finish(stream)
+        for stream in effects.gapped:
+            self.abort(stream, Unavailable("tokens of the request were lost: send it again"))
+        self._sender.drain()
 
     def cancel(self, stream: Stream) -> bool:
-        """Ends a stream where it stands; False if it has ended before."""
+        """Ends a stream where it is; returns False if it was over before."""
         if stream.state is not StreamState.OPEN:
             return False
-        self._finish_rest(stream, FinishReason.CANCELLED)
-        for choice in _choices(stream):
+        self._abort_sequences(stream, AbortReason.CANCELLED)
+        for choice in stream.choices:
             choice.cancel()
-        self._end(stream)
+        self._finish(stream)
         return True
 
-    def abandon(self, stream: Stream, error: RequestError) -> None:
-        """Ends a stream whose work was never stored."""
-        self._fail(stream, error, FinishReason.CANCELLED)
+    def abort(self, stream: Stream, error: RequestError, reason: AbortReason = AbortReason.CANCELLED) -> None:
+        """Ends a stream with an error, unless it was over before. The scheduler is told `reason`."""
+        if stream.state is StreamState.OPEN:
+            stream.error = error
+            self._abort_sequences(stream, reason)
+            self._finish(stream)
+
+    def abort_all(self) -> None:
+        """Ends every open stream with an error, as the service stops."""
+        for stream in list(self._registry.open):
+            self.abort(stream, Unavailable("the service stops: send the request again"))
 
     def resume(self, stream: Stream, reply: str, encoding: int, start: int) -> None:
-        """Sends the frames from position `start` on, to a reader that is known or to another one."""
-        known = stream.reader(reply)
+        """Sends the frames from position `start` on, to a known or a new subscriber."""
+        known = stream.find_subscriber(reply)
         if known is not None and known.streaming:
             known.rewind(start)
             self._send(stream)
         else:
-            self._add(Mailbox(stream, reply, encoding, streaming=True, start=start))
+            self._add(Subscriber(stream, reply, encoding, streaming=True, start=start))
 
-    def close(self) -> None:
-        """Ends every open stream: the service stops."""
-        for stream in list(self._registry.open):
-            self._fail(stream, Unavailable("the service stops: send the request again"), FinishReason.CANCELLED)
-
-    def look_for_readers(self) -> None:
-        """Lets go of readers that are gone, and cancels a stream with its last one."""
-        readers = (reader for stream in self._registry.open for reader in stream.mailboxes)
-        for reader in self._presence.look(readers):
-            stream = reader.stream
-            stream.drop(reader)
-            if not stream.mailboxes and self.cancel(stream):
+    def check_disconnects(self) -> None:
+        """Removes subscribers that have disconnected, and cancels the streams that have none left."""
+        subscribers = (subscriber for stream in self._registry.open for subscriber in stream.subscribers)
+        for subscriber in self._monitor.check(subscribers):
+            stream = subscriber.stream
+            stream.unsubscribe(subscriber)
+            if not stream.subscribers and self.cancel(stream):
                 _log.info("client_gone", request_id=stream.request_id)
 
     def keep_alive(self) -> None:
-        """Tells the clients of streams without a token that they are waiting still."""
+        """Tells the subscribers of streams without a token that their requests still wait."""
         for stream in self._registry.open:
             if stream.state is StreamState.OPEN and not stream.tokens:
-                self._outbox.keep_alive(stream)
+                self._sender.keep_alive(stream)
 
     def _join(self, stream: Stream, request: OpenStream) -> OpenState:
-        """Another reader for a stream, or the same one once more: then the tokenizer may have missed the answer."""
+        """Adds a subscriber to a stream that exists, or starts the stream again for a known one."""
         if stream.digest != request.digest:
             return OpenState.CONFLICT
-        known = stream.reader(request.reply)
+        known = stream.find_subscriber(request.reply)
         if known is not None:
             known.rewind(0, self._accepted(stream))
             self._send(stream)
         else:
-            self._read(stream, request)
+            self._subscribe(stream, request)
+        # A known subscriber without an attachment: the tokenizer may have missed the answer and not stored the work.
         stored = known is None or stream.attachment is not None or stream.state is not StreamState.OPEN
         return OpenState.ATTACHED if stored else OpenState.OPENED
 
-    def _read(self, stream: Stream, request: OpenStream) -> None:
-        greeting = self._accepted(stream) if request.stream else None
+    def _subscribe(self, stream: Stream, request: OpenStream) -> None:
         self._add(
-            Mailbox(
+            Subscriber(
                 stream,
                 request.reply,
                 request.encoding,
                 streaming=request.stream,
-                greeting=greeting,
+                accepted=self._accepted(stream) if request.stream else None,
                 batch_inbox=request.batch_inbox,
             )
         )
 
-    def _add(self, mailbox: Mailbox) -> None:
-        stream = mailbox.stream
-        if len(stream.mailboxes) >= MAX_READERS:
-            stream.drop(stream.mailboxes[0])
-        stream.mailboxes.append(mailbox)
+    def _add(self, subscriber: Subscriber) -> None:
+        stream = subscriber.stream
+        if len(stream.subscribers) >= MAX_SUBSCRIBERS:
+            stream.unsubscribe(stream.subscribers[0])
+        stream.subscribers.append(subscriber)
         self._send(stream)
 
     def _send(self, stream: Stream) -> None:
-        self._outbox.post(stream)
-        self._outbox.drain()
+        self._sender.enqueue(stream)
+        self._sender.drain()
 
     def _accepted(self, stream: Stream) -> Accepted:
         cancel, resume = (f"{verb}.{self._instance}.{stream.request_id}" for verb in (subjects.CANCEL, subjects.RESUME))
         return Accepted(stream.request_id, cancel, resume, stream.prompt_tokens)
 
-    def _take_over(self, choice: Choice, tokens: list[int], finish: int) -> None:
-        """Takes in what the scheduler knows, as if it had just been generated."""
+    def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
+        """Appends the tokens that only the scheduler knows, as if they had just been generated."""
         last = len(tokens) - 1
         for position in range(len(choice.tokens), len(tokens)):
             self.tokens += choice.accept(position, tokens[position], finish if position == last else Finish.NONE)
 
-    def _expire(self, stream: Stream) -> None:
-        error = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
-        self._fail(stream, error, FinishReason.DEADLINE)
-
-    def _fail(self, stream: Stream, error: RequestError, reason: FinishReason) -> None:
-        if stream.state is StreamState.OPEN:
-            stream.error = error
-            self._finish_rest(stream, reason)
-            self._end(stream)
-
-    def _finish_rest(self, stream: Stream, reason: FinishReason) -> None:
-        """Has the sequences dropped that the device still runs."""
+    def _abort_sequences(self, stream: Stream, reason: AbortReason) -> None:
+        """Has the scheduler abort the sequences of a stream that have not ended."""
         attach = stream.attachment
         if attach is not None:
             completions = enumerate(stream.completions, attach.first_sequence)
             live = [sequence for sequence, completion in completions if completion.finish is None]
             if live:
-                self._finisher.finish(attach, live, reason)
+                self._notifier.abort(attach, live, reason)
 
-    def _end(self, stream: Stream) -> None:
+    def _finish(self, stream: Stream) -> None:
+        """Ends an open stream: no row belongs to it any more, and it is finalized."""
         if stream.attachment is not None:
-            self._routes.unbind(stream, stream.attachment)
-        self._ending.begin(stream)
-
-
-def _choices(stream: Stream) -> list[Choice]:
-    """The completions of a stream that is open."""
-    return [completion for completion in stream.completions if isinstance(completion, Choice)]
+            self._sequences.unbind(stream, stream.attachment)
+        self._finalizer.start(stream)
 
 
 def _attached(stream: Stream, state: AttachState) -> Attached:

@@ -21,7 +21,7 @@ from pagewire.shared.context import Context
 from pagewire.shared.errors import BusError, InvalidRequest, WireVersionError
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
-from pagewire.shared.messages.open import Abandon
+from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.peers import Peers
@@ -240,11 +240,11 @@ class Intake:
 
     async def _refuse(self, request: Request, error: InvalidRequest) -> None:
         """Ends a request that cannot run here. If its detokenizer does not hear of it, the item is delivered again."""
-        abandon = Abandon(request.work.request_id, error.kind, error.message)
-        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.abandon"
+        abort = AbortStream(request.work.request_id, error.kind, error.message)
+        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.abort"
         self._forget(request)
         try:
-            await self._bus.request(subject, encode(abandon), timeout=ATTACH_TIMEOUT)
+            await self._bus.request(subject, encode(abort), timeout=ATTACH_TIMEOUT)
         except BusError as unheard:
             _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(unheard))
         else:

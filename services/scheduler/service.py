@@ -21,7 +21,7 @@ from pagewire.shared.config import STEP_TOKENS
 from pagewire.shared.context import Context
 from pagewire.shared.errors import BusUnavailable, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
-from pagewire.shared.messages.finish import FinishedSequences, FinishSequences
+from pagewire.shared.messages.abort import AbortedSequences, AbortSequences
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claimed, Plan
 from pagewire.shared.messages.step import StepOutput
@@ -36,7 +36,7 @@ CHECK_EVERY = 5.0
 """Seconds between two integrity checks of an idle scheduler."""
 
 _log = structlog.get_logger()
-_finish = Decoder(FinishSequences)
+_abort = Decoder(AbortSequences)
 
 
 class Scheduler:
@@ -56,7 +56,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Serves until cancelled; then hands its items back."""
-        await self._bus.subscribe(f"{subjects.FINISH}.{self._context.instance}.finish", self._on_finish)
+        await self._bus.subscribe(f"{subjects.ABORT}.{self._context.instance}.abort", self._on_abort)
         await self._peers.listen("scheduler")
         await self._peers.listen("executor")
         await self._readers.listen()
@@ -198,11 +198,11 @@ class Scheduler:
             self._intake.ended(sequence for sequence, finish in rows if finish)
         self._pump()
 
-    def _on_finish(self, message: Message) -> None:
+    def _on_abort(self, message: Message) -> None:
         try:
-            wanted = _finish.decode(message.data)
+            wanted = _abort.decode(message.data)
         except (WireVersionError, msgspec.DecodeError) as error:
-            _log.error("finish_unreadable", reason=str(error))
+            _log.error("abort_unreadable", reason=str(error))
             return
         policy = self._intake.policy
         sequences = unpack(wanted.sequences)
@@ -211,5 +211,5 @@ class Scheduler:
             known = sum([policy.drop(sequence) for sequence in sequences])
             self._intake.ended(sequences)
         if message.reply:
-            self._bus.publish(message.reply, encode(FinishedSequences(known)))
+            self._bus.publish(message.reply, encode(AbortedSequences(known)))
         self._pump()

@@ -1,13 +1,13 @@
-"""The model that this tokenizer serves, as far as a tokenizer knows it."""
+"""The served model, as far as a tokenizer knows it."""
 
 from dataclasses import dataclass
 from typing import Self
 
 from pagewire.services.tokenizer.encoder import Encoder
-from pagewire.services.tokenizer.load import load_tokenizer
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import ModelInfo
+from pagewire.shared.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Model:
     """One served model."""
 
     name: str
-    """As requests and people call it."""
+    """Name in requests."""
     encoder: Encoder
     eos: frozenset[int]
     """Tokens that end a text."""
@@ -27,7 +27,7 @@ class Model:
 
     @classmethod
     def load(cls, settings: Settings) -> Self:
-        """Reads the model folder; this blocks for as long as files or a download take.
+        """Reads the model folder. Blocks, for as long as the files or a download take.
 
         Raises:
             ConfigurationError: the folder or a setting cannot be used.
@@ -51,5 +51,5 @@ class Model:
 
     @property
     def info(self) -> ModelInfo:
-        """What clients are told."""
+        """What clients are told about the model."""
         return ModelInfo(self.name, f"{subjects.GENERATE}.{self.token}", self.max_model_len, self.revision)

@@ -1,4 +1,4 @@
-"""Sampling parameters: what is refused, and what the device is told. Ranges and special values are vLLM's."""
+"""Checks sampling parameters, and resolves them for the device. Ranges and special values are vLLM's."""
 
 import hashlib
 import math
@@ -50,10 +50,10 @@ _DEFAULTS = SamplingParams()
 
 
 def check(params: SamplingParams, vocab_size: int) -> None:
-    """Refuses what has no meaning or is not built.
+    """Checks the range of every parameter, and that it is supported.
 
     Raises:
-        InvalidRequest: names the field.
+        InvalidRequest: names the parameter.
     """
     for name in NOT_BUILT:
         if getattr(params, name) != getattr(_DEFAULTS, name):
@@ -78,18 +78,18 @@ def check(params: SamplingParams, vocab_size: int) -> None:
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
-    """The stop strings, each once, in the order given."""
+    """Returns the stop strings, each once, in the order given."""
     stops = [params.stop] if isinstance(params.stop, str) else params.stop
     return tuple(dict.fromkeys(stops))
 
 
 def stop_tokens(params: SamplingParams) -> tuple[int, ...]:
-    """The stop tokens that the client named, each once, in the order given."""
+    """Returns the stop tokens that the client named, each once, in the order given."""
     return tuple(dict.fromkeys(params.stop_token_ids))
 
 
 def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> int:
-    """64 bits: the request's own seed, else one that follows from the deployment's and the body, else a drawn one."""
+    """Returns 64 bits: the request's seed, else one derived from the deployment's and the body, else a random one."""
     if params.seed is not None and params.seed != -1:
         return params.seed % 2**64
     if deployment_seed:
@@ -98,7 +98,7 @@ def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> in
 
 
 def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozenset[int], vocab_size: int) -> Sampling:
-    """What the device is told: checked parameters with nothing left to default.
+    """Returns what the device gets: checked parameters without defaults.
 
     Raises:
         InvalidRequest: a beam search with too many tokens that end it.
@@ -133,7 +133,7 @@ def _check_beams(params: SamplingParams, width: int) -> None:
 
 
 def _check_candidates(width: int, stops: int, vocab_size: int) -> None:
-    """So that there are always enough tokens that end no text."""
+    """Checks that every step has enough candidates that do not end the text."""
     _require(
         stops <= MAX_BEAM_STOPS, f"there are {stops} stop tokens, at most {MAX_BEAM_STOPS} are allowed with beam_width"
     )

@@ -1,5 +1,5 @@
 """The messages between services and clients, one file per sender and receiver. Token ids are packed as u32."""
 
-from pagewire.shared.messages.codec import WIRE_VERSION, Decoder, Wire, encode, pack, unpack
+from pagewire.shared.messages.codec import UNREADABLE, WIRE_VERSION, Decoder, Wire, encode, pack, unpack
 
-__all__ = ["WIRE_VERSION", "Decoder", "Wire", "encode", "pack", "unpack"]
+__all__ = ["UNREADABLE", "WIRE_VERSION", "Decoder", "Wire", "encode", "pack", "unpack"]

@@ -15,7 +15,7 @@ class Attach(Wire, frozen=True):
     generation: int
     """Delivery count of the work item."""
     scheduler: str
-    """Instance that `FinishSequences` goes to."""
+    """Instance that `AbortSequences` goes to."""
     executor: str
     """Instance that runs the sequences."""
     ack: str

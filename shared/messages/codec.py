@@ -6,14 +6,19 @@ from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import msgspec
+import structlog
 
+from pagewire.shared.bus import Message
 from pagewire.shared.errors import WireVersionError
 
 WIRE_VERSION = 2
 """Incremented whenever a peer of the previous version could misread a message."""
+UNREADABLE = (WireVersionError, msgspec.DecodeError)
+"""The errors that `Decoder.decode` raises."""
 
 _PREFIX = bytes([WIRE_VERSION])
 _encoder = msgspec.msgpack.Encoder()
+_log = structlog.get_logger()
 T = TypeVar("T")
 
 if sys.byteorder != "little":
@@ -48,6 +53,21 @@ class Decoder(Generic[T]):
         if view[0] != WIRE_VERSION:
             raise WireVersionError(int(view[0]), WIRE_VERSION)
         return self._decoder.decode(view[1:])
+
+    def try_decode(self, data: bytes | memoryview) -> T | None:
+        """Decodes a message; returns None if it is unreadable, for senders that then count as absent."""
+        try:
+            return self.decode(data)
+        except UNREADABLE:
+            return None
+
+    def read(self, message: Message) -> T | None:
+        """Decodes a bus message; logs `message_unreadable` and returns None if it is unreadable."""
+        try:
+            return self.decode(message.data)
+        except UNREADABLE as error:
+            _log.error("message_unreadable", subject=message.subject, reason=str(error))
+            return None
 
 
 def pack(values: Iterable[int]) -> bytes:

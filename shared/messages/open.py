@@ -71,8 +71,8 @@ class Opened(Wire, frozen=True):
     """An `OpenState`."""
 
 
-class Abandon(Wire, frozen=True):
-    """The request could not be queued: its stream ends with this error."""
+class AbortStream(Wire, frozen=True):
+    """The request cannot be run, for instance because it could not be queued: its stream ends with this error."""
 
     request_id: str
     error: str

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +42,10 @@ class Served:
 
 
 @contextmanager
-def serving(*flags: str, **environ: str) -> Iterator[Served]:
+def serving(*flags: str, command: Sequence[str] = COMMAND, cwd: Path | None = None, **environ: str) -> Iterator[Served]:
     """Runs a stack on free ports; whatever is left of it at the end is killed."""
-    command = [*COMMAND, "serve", "--port", "0", "--nats-port", "0", "--log-level", "warning", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ})
+    serve = [*command, "serve", "--port", "0", "--nats-port", "0", "--log-level", "warning", *flags]
+    process = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=cwd, env={**os.environ, **environ})
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

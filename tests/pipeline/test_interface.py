@@ -13,8 +13,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from pagewire.bench.shapes import write_folder
-from pagewire.services.detokenizer import presence
-from pagewire.services.tokenizer.inflight import MAX_BYTES, InFlight
+from pagewire.services.detokenizer import frame_sender
+from pagewire.services.tokenizer.request_tasks import MAX_BYTES, RequestTasks
 from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
@@ -227,7 +227,7 @@ async def test_a_deadline_ends_a_request_with_408(client: Client) -> None:
 
 @pytest.fixture
 def four_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InFlight.__init__, "__defaults__", (4, MAX_BYTES))
+    monkeypatch.setattr(RequestTasks.__init__, "__defaults__", (4, MAX_BYTES))
 
 
 @pytest.mark.usefixtures("four_in_flight")
@@ -264,12 +264,12 @@ async def test_a_finished_stream_can_be_read_again_from_any_token(client: Client
 async def test_a_reply_subject_that_is_no_inbox_is_never_answered(client: Client, pipeline: Pipeline) -> None:
     """A client may not read there, but a service that answered would publish with its own permissions."""
     received: list[str] = []
-    await pipeline.bus.subscribe("pagewire.svc.finish.>", lambda m: received.append(m.subject))
+    await pipeline.bus.subscribe("pagewire.svc.abort.>", lambda m: received.append(m.subject))
     await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: received.append(m.subject))
     long = "_INBOX." + "x" * 4000
     await pipeline.bus.subscribe(long, lambda m: received.append(m.subject))
     body = json.dumps({"prompt": "One", "sampling": {"max_tokens": 1}}).encode()
-    for reply in ("pagewire.svc.finish.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
+    for reply in ("pagewire.svc.abort.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
         await client.publish(SUBJECT, body, reply=reply)
     await client.publish(SUBJECT, body)
     assert (await ask(client, {"prompt": "One", "sampling": {"max_tokens": 1}}))["type"] == "result"
@@ -315,7 +315,7 @@ class TestOnASlowDevice:
         self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its connection ends without a cancellation; the broker then reports that its frames have no subscriber."""
-        monkeypatch.setattr(presence, "PATIENCE", 2)
+        monkeypatch.setattr(frame_sender, "MAX_UNDELIVERED", 2)
         killed = await nats.connect(pipeline.url)
         inbox, received = killed.new_inbox(), asyncio.Event()
 

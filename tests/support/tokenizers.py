@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pagewire.services.detokenizer.vocabulary import Vocabulary
+from pagewire.shared.vocabulary import Vocabulary
 
 DATA = Path(__file__).parents[1] / "data"
 NAMES = ("gpt2", "phi-3-mini")

@@ -2,11 +2,11 @@
 
 import asyncio
 import lzma
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -18,17 +18,16 @@ from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, Wire, encode, pack, unpack
+from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach, Attached
 from pagewire.shared.messages.client import Accepted, CancelReply, Delta, ErrorFrame, Final, Frame, Queued, Result
-from pagewire.shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.messages.open import Abandon, Encoding, Opened, OpenState, OpenStream
+from pagewire.shared.messages.open import AbortStream, Encoding, Opened, OpenState, OpenStream
 from pagewire.shared.messages.plan import Replay
 from pagewire.shared.messages.step import Finish, StepOutput
 from tests.support.tokenizers import DATA, token_id, tokenizer
 from tests.support.waiting import until
 
-T = TypeVar("T")
 PROMPT = 5
 """Length of every prompt."""
 END = token_id("gpt2", "<|endoftext|>")
@@ -54,12 +53,7 @@ def ids(text: str) -> list[int]:
     return tokenizer("gpt2").encode(text).ids
 
 
-def run(main: Coroutine[None, None, T]) -> T:
-    async def limited() -> T:
-        async with asyncio.timeout(20):
-            return await main
-
-    return asyncio.run(limited())
+HELLO = ids("Hello world, and 🦙 again!")
 
 
 class Reader:
@@ -132,8 +126,8 @@ class Rig:
     client: MemoryBus
     service: Detokenizer
     detokenizer: str = "d1"
-    finished: list[tuple[list[int], FinishReason]] = field(default_factory=list)
-    """What the scheduler was asked to drop."""
+    aborted: list[tuple[list[int], AbortReason]] = field(default_factory=list)
+    """What the scheduler was asked to abort."""
     ring: dict[int, bytes] = field(default_factory=dict)
     """Steps that the executor can send again."""
     ended_items: list[str] = field(default_factory=list)
@@ -172,8 +166,8 @@ class Rig:
         )
         return Decoder(Attached).decode((await self.ask("attach", msgspec.structs.replace(attach, **values))).data)
 
-    async def abandon(self, request_id: str, error: str, message: str) -> None:
-        await self.ask("abandon", Abandon(request_id, error, message))
+    async def abort(self, request_id: str, error: str, message: str) -> None:
+        await self.ask("abort", AbortStream(request_id, error, message))
 
     def step(
         self,
@@ -238,17 +232,17 @@ class Rig:
     async def serve(self) -> None:
         """The scheduler and the executor listen, and the queue keeps a list."""
         self.broker.store.end_work = self._end_work  # type: ignore[method-assign]
-        await self.bus.subscribe(f"{subjects.FINISH}.s1.finish", self._on_finish)
+        await self.bus.subscribe(f"{subjects.ABORT}.s1.abort", self._on_abort)
         await self.bus.subscribe(f"{subjects.REPLAY}.e1", self._on_replay)
 
     async def _end_work(self, ack: str) -> None:
         await MemoryStore.end_work(self.broker.store, ack)
         self.ended_items.append(ack)
 
-    def _on_finish(self, message: Message) -> None:
-        wanted = Decoder(FinishSequences).decode(message.data)
-        self.finished.append((unpack(wanted.sequences), FinishReason(wanted.reason)))
-        self.bus.publish(message.reply, encode(FinishedSequences(1)))
+    def _on_abort(self, message: Message) -> None:
+        wanted = Decoder(AbortSequences).decode(message.data)
+        self.aborted.append((unpack(wanted.sequences), AbortReason(wanted.reason)))
+        self.bus.publish(message.reply, encode(AbortedSequences(1)))
 
     def _on_replay(self, message: Message) -> None:
         wanted = Decoder(Replay).decode(message.data)
@@ -263,7 +257,7 @@ class Rig:
 async def rig(
     folder: Path, *, broker: MemoryBroker | None = None, wrap: Callable[[MemoryBus], MemoryBus] = lambda bus: bus
 ) -> AsyncIterator[Rig]:
-    """A running detokenizer of the model in `folder`. `wrap` may put something around its bus."""
+    """A running detokenizer of the model in `folder`, for at most 20 s. `wrap` may put something around its bus."""
     broker = broker or MemoryBroker()
     bus = MemoryBus(broker)
     service = Detokenizer(Context(Settings(model=str(folder)), wrap(bus), "d1", lambda: None))
@@ -271,8 +265,9 @@ async def rig(
     await world.serve()
     serving = asyncio.create_task(service.run())
     try:
-        await until(lambda: service.heartbeat().ready or serving.done())
-        yield world
+        async with asyncio.timeout(20):
+            await until(lambda: service.heartbeat().ready or serving.done())
+            yield world
     finally:
         serving.cancel()
         await asyncio.wait({serving})
@@ -287,3 +282,10 @@ def write_model(folder: Path) -> Path:
     (folder / "tokenizer.json").write_bytes(lzma.decompress((DATA / "tokenizers" / "gpt2.json.xz").read_bytes()))
     (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
     return folder
+
+
+async def finish_hello(world: Rig) -> None:
+    """Runs the open request to its end."""
+    await world.attach()
+    world.generate(HELLO, Finish.LENGTH)
+    await until(lambda: world.load["streams"] == 0)

@@ -1,15 +1,14 @@
-import asyncio
-
 import pytest
 
 from pagewire.services.detokenizer import registry
-from pagewire.services.detokenizer.completion import Completion
 from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.stream import Stream, StreamState, restore
+from pagewire.services.detokenizer.stream import Completion, Stream, StreamState, restore
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.errors import DeadlineExceeded
 from pagewire.shared.messages import encode
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
 
 
 def store() -> MemoryStore:
@@ -21,64 +20,52 @@ def ended(name: str) -> Stream:
     return Stream(name, b"digest", [completion], prompt_tokens=3, cached_tokens=2, state=StreamState.ENDED)
 
 
-def test_a_stream_is_found_while_it_runs_and_for_a_while_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "KEEP", 0.05)
+async def test_a_stream_is_found_while_it_runs_and_for_a_while_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "KEEP_ENDED", 0.05)
 
-    async def main() -> None:
-        streams, stream = Registry(store()), ended("r1")
-        streams.add(stream)
-        assert (len(streams), list(streams.open), streams.find("r1")) == (1, [stream], stream)
-        streams.retire(stream)
-        assert (len(streams), streams.find("r1")) == (0, stream)
-        await until(lambda: streams.find("r1") is None)
-        assert await streams.recall("r1") is None
-
-    asyncio.run(main())
+    streams, stream = Registry(store()), ended("r1")
+    streams.add(stream)
+    assert (len(streams), list(streams.open), streams.find("r1")) == (1, [stream], stream)
+    streams.move_to_ended(stream)
+    assert (len(streams), streams.find("r1")) == (0, stream)
+    await until(lambda: streams.find("r1") is None)
+    assert await streams.recall("r1") is None
 
 
-def test_ended_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ended_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MAX_ENDED", 3)
 
-    async def main() -> None:
-        streams = Registry(store())
-        for number in range(5):
-            stream = ended(f"r{number}")
-            streams.add(stream)
-            streams.retire(stream)
-        assert [number for number in range(5) if streams.find(f"r{number}")] == [2, 3, 4]
-
-    asyncio.run(main())
+    streams = Registry(store())
+    for number in range(5):
+        stream = ended(f"r{number}")
+        streams.add(stream)
+        streams.move_to_ended(stream)
+    assert [number for number in range(5) if streams.find(f"r{number}")] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("error", [None, DeadlineExceeded("too late")])
-def test_a_record_restores_everything_that_a_client_may_ask_for(error: DeadlineExceeded | None) -> None:
-    async def main() -> None:
-        records = store()
-        before = ended("r1")
-        before.error = error
-        await records.put_done("r1", encode(before.record()))
-        after = await Registry(records).recall("r1")
-        assert after is not None
-        assert after.state is StreamState.ENDED
-        assert (after.digest, after.prompt_tokens, after.cached_tokens) == (b"digest", 3, 2)
-        if error is None:
-            (told,) = after.completions
-            assert (told.tokens, told.texts, told.finish, told.stop_reason) == ([1, 2], ["a", "b"], "stop", "x")
-            assert after.record() == before.record() == restore(after.record()).record()
-        else:
-            assert isinstance(after.error, DeadlineExceeded)
-            assert after.error.message == "too late"
-
-    asyncio.run(main())
+async def test_a_record_restores_everything_that_a_client_may_ask_for(error: DeadlineExceeded | None) -> None:
+    records = store()
+    before = ended("r1")
+    before.error = error
+    await records.put_done("r1", encode(before.record()))
+    after = await Registry(records).recall("r1")
+    assert after is not None
+    assert after.state is StreamState.ENDED
+    assert (after.digest, after.prompt_tokens, after.cached_tokens) == (b"digest", 3, 2)
+    if error is None:
+        (told,) = after.completions
+        assert (told.tokens, told.texts, told.finish, told.stop_reason) == ([1, 2], ["a", "b"], "stop", "x")
+        assert after.record() == before.record() == restore(after.record()).record()
+    else:
+        assert isinstance(after.error, DeadlineExceeded)
+        assert after.error.message == "too late"
 
 
-def test_a_record_of_another_release_does_not_count() -> None:
-    async def main() -> None:
-        records = store()
-        await records.put_done("r1", b"\x63 something else")
-        await records.put_done("r2", b"\x01 something else")
-        streams = Registry(records)
-        assert await streams.recall("r1") is None
-        assert await streams.recall("r2") is None
-
-    asyncio.run(main())
+async def test_a_record_of_another_release_does_not_count() -> None:
+    records = store()
+    await records.put_done("r1", b"\x63 something else")
+    await records.put_done("r2", b"\x01 something else")
+    streams = Registry(records)
+    assert await streams.recall("r1") is None
+    assert await streams.recall("r2") is None

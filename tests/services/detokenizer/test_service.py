@@ -1,3 +1,4 @@
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -6,238 +7,199 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker
 from pagewire.shared.messages import pack
-from pagewire.shared.messages.client import Accepted, DetokenizeReply, ErrorFrame, FinalChoice
-from pagewire.shared.messages.finish import FinishReason
+from pagewire.shared.messages.abort import AbortReason
+from pagewire.shared.messages.client import Accepted, ErrorFrame, FinalChoice
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from tests.services.detokenizer.rig import END, PROMPT, Reader, ids, rig, run
-from tests.support.tokenizers import tokenizer
+from tests.services.detokenizer.rig import END, PROMPT, Reader, ids, rig
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
 
 encodings = pytest.mark.parametrize("encoding", Encoding)
 
 
 @encodings
-def test_a_stream_from_its_first_frame_to_the_empty_one(folder: Path, encoding: Encoding) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            ack = await world.store_item()
-            reader = await world.open(encoding)
-            assert reader.frames == [Accepted("r1", "pagewire.v1.cancel.d1.r1", "pagewire.v1.resume.d1.r1", PROMPT)]
-            await world.attach(ack=ack)
-            world.generate(ids("Hello world!"), Finish.LENGTH)
-            final = await reader.end()
-            assert final.choices == [FinalChoice(0, "length", None)]
-            assert msgspec.to_builtins(final.usage) == {
-                "prompt_tokens": PROMPT,
-                "completion_tokens": 3,
-                "cached_tokens": 0,
-            }
-            assert [(d.start, d.text, d.token_ids) for d in reader.deltas] == [
-                (0, "Hello", ids("Hello")),
-                (1, " world", ids(" world")),
-                (2, "!", ids("!")),
-            ]
-            assert all(not message.headers for message in reader.messages)
-            assert await world.broker.store.get_done("r1")
-            await until(lambda: world.ended_items == [ack])
-
-    run(main())
+async def test_a_stream_from_its_first_frame_to_the_empty_one(folder: Path, encoding: Encoding) -> None:
+    async with rig(folder) as world:
+        ack = await world.store_item()
+        reader = await world.open(encoding)
+        assert reader.frames == [Accepted("r1", "pagewire.v1.cancel.d1.r1", "pagewire.v1.resume.d1.r1", PROMPT)]
+        await world.attach(ack=ack)
+        world.generate(ids("Hello world!"), Finish.LENGTH)
+        final = await reader.end()
+        assert final.choices == [FinalChoice(0, "length", None)]
+        assert msgspec.to_builtins(final.usage) == {
+            "prompt_tokens": PROMPT,
+            "completion_tokens": 3,
+            "cached_tokens": 0,
+        }
+        assert [(d.start, d.text, d.token_ids) for d in reader.deltas] == [
+            (0, "Hello", ids("Hello")),
+            (1, " world", ids(" world")),
+            (2, "!", ids("!")),
+        ]
+        assert all(not message.headers for message in reader.messages)
+        assert await world.broker.store.get_done("r1")
+        await until(lambda: world.ended_items == [ack])
 
 
 @encodings
-def test_a_request_without_a_stream_gets_one_reply(folder: Path, encoding: Encoding) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open(encoding, stream=False)
-            await world.attach()
-            world.generate([*ids("Hello world!"), END], Finish.STOP)
-            result = await reader.result()
-            (choice,) = result.choices
-            assert (choice.text, choice.token_ids) == ("Hello world!", [*ids("Hello world!"), END])
-            assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
-            assert (result.request_id, result.usage.completion_tokens) == ("r1", 4)
-
-    run(main())
+async def test_a_request_without_a_stream_gets_one_reply(folder: Path, encoding: Encoding) -> None:
+    async with rig(folder) as world:
+        reader = await world.open(encoding, stream=False)
+        await world.attach()
+        world.generate([*ids("Hello world!"), END], Finish.STOP)
+        result = await reader.result()
+        (choice,) = result.choices
+        assert (choice.text, choice.token_ids) == ("Hello world!", [*ids("Hello world!"), END])
+        assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
+        assert (result.request_id, result.usage.completion_tokens) == ("r1", 4)
 
 
-def test_json_frames_have_every_field_of_the_interface(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open(stop=("!",))
-            await world.attach()
-            world.generate(ids("Hi!"))
-            await reader.end()
-            assert [msgspec.json.decode(body) for body in reader.bodies[1:-1]] == [
-                {"type": "delta", "index": 0, "start": 0, "text": "Hi", "token_ids": ids("Hi"), "logprobs": None},
-                {"type": "delta", "index": 0, "start": 1, "text": "", "token_ids": ids("!"), "logprobs": None},
-                {
-                    "type": "final",
-                    "request_id": "r1",
-                    "choices": [{"index": 0, "finish_reason": "stop", "stop_reason": "!"}],
-                    "usage": {"prompt_tokens": PROMPT, "completion_tokens": 2, "cached_tokens": 0},
-                },
-            ]
-
-    run(main())
+async def test_json_frames_have_every_field_of_the_interface(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open(stop=("!",))
+        await world.attach()
+        world.generate(ids("Hi!"))
+        await reader.end()
+        assert [msgspec.json.decode(body) for body in reader.bodies[1:-1]] == [
+            {"type": "delta", "index": 0, "start": 0, "text": "Hi", "token_ids": ids("Hi"), "logprobs": None},
+            {"type": "delta", "index": 0, "start": 1, "text": "", "token_ids": ids("!"), "logprobs": None},
+            {
+                "type": "final",
+                "request_id": "r1",
+                "choices": [{"index": 0, "finish_reason": "stop", "stop_reason": "!"}],
+                "usage": {"prompt_tokens": PROMPT, "completion_tokens": 2, "cached_tokens": 0},
+            },
+        ]
 
 
-def test_a_stop_string_ends_the_sequence_at_the_scheduler(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open(stop=(" wor",))
-            await world.attach()
-            world.generate(ids("Hello world and what the device did not know to be too much"))
-            await reader.end()
-            assert reader.text() == "Hello"
-            assert [d.token_ids for d in reader.deltas] == [ids("Hello"), ids(" world")]
-            await until(lambda: world.finished)
-            assert world.finished == [([100], FinishReason.STOP_STRING)]
-
-    run(main())
+async def test_a_stop_string_ends_the_sequence_at_the_scheduler(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open(stop=(" wor",))
+        await world.attach()
+        world.generate(ids("Hello world and what the device did not know to be too much"))
+        await reader.end()
+        assert reader.text() == "Hello"
+        assert [d.token_ids for d in reader.deltas] == [ids("Hello"), ids(" world")]
+        await until(lambda: world.aborted)
+        assert world.aborted == [([100], AbortReason.STOP_STRING)]
 
 
-def test_completions_of_two_prompts_end_one_by_one(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open(n=2, prompts=(b"", b""), prompt_lengths=pack([PROMPT, PROMPT]), stop=("!",))
-            await world.attach(([], [], [], []))
-            for position, rest in enumerate(ids("one two three!")):
-                finishes = [Finish.LENGTH if position == i < 3 else Finish.NONE for i in range(4)]
-                world.step(*((100 + i, position, rest, finish) for i, finish in enumerate(finishes)))
-            final = await reader.end()
-            assert [c.finish_reason for c in final.choices] == ["length", "length", "length", "stop"]
-            assert final.choices[3].stop_reason == "!"
-            assert [reader.text(i) for i in range(4)] == ["one", "one two", "one two three", "one two three"]
-            for index in range(4):
-                assert [d.start for d in reader.deltas if d.index == index] == list(range(index + 1))
-            assert final.usage.prompt_tokens == 2 * PROMPT
-            await until(lambda: world.finished)
-            assert world.finished == [([103], FinishReason.STOP_STRING)]
-
-    run(main())
+async def test_completions_of_two_prompts_end_one_by_one(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open(n=2, prompts=(b"", b""), prompt_lengths=pack([PROMPT, PROMPT]), stop=("!",))
+        await world.attach(([], [], [], []))
+        for position, rest in enumerate(ids("one two three!")):
+            finishes = [Finish.LENGTH if position == i < 3 else Finish.NONE for i in range(4)]
+            world.step(*((100 + i, position, rest, finish) for i, finish in enumerate(finishes)))
+        final = await reader.end()
+        assert [c.finish_reason for c in final.choices] == ["length", "length", "length", "stop"]
+        assert final.choices[3].stop_reason == "!"
+        assert [reader.text(i) for i in range(4)] == ["one", "one two", "one two three", "one two three"]
+        for index in range(4):
+            assert [d.start for d in reader.deltas if d.index == index] == list(range(index + 1))
+        assert final.usage.prompt_tokens == 2 * PROMPT
+        await until(lambda: world.aborted)
+        assert world.aborted == [([103], AbortReason.STOP_STRING)]
 
 
-def test_cached_tokens_are_those_that_the_first_row_skipped(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open()
-            await world.attach()
-            for step, (start, count, token, finish) in enumerate([(2, 2, NO_TOKEN, 0), (4, 1, 5, Finish.LENGTH)]):
-                sequence, first, width, sampled = map(pack, ([100], [start], [count], [token]))
-                world.publish(StepOutput(1, step, 1, sequence, first, width, sampled, bytes([finish]), 1))
-            assert (await reader.end()).usage.cached_tokens == 2
-
-    run(main())
+async def test_cached_tokens_are_those_that_the_first_row_skipped(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open()
+        await world.attach()
+        for step, (start, count, token, finish) in enumerate([(2, 2, NO_TOKEN, 0), (4, 1, 5, Finish.LENGTH)]):
+            sequence, first, width, sampled = map(pack, ([100], [start], [count], [token]))
+            world.publish(StepOutput(1, step, 1, sequence, first, width, sampled, bytes([finish]), 1))
+        assert (await reader.end()).usage.cached_tokens == 2
 
 
-def test_a_waiting_client_hears_from_us_every_second(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open()
-            silent = await world.open(request_id="r2", stream=False)
-            await until(lambda: reader.queued == 2)
-            await world.attach()
-            world.generate(ids("Hi"))
-            await until(lambda: reader.deltas)
-            heard = reader.queued
-            world.generate(ids("!"), Finish.LENGTH, start=1)
-            await reader.end()
-            assert reader.queued == heard
-            assert not silent.messages
-
-    run(main())
+async def test_a_waiting_client_hears_from_us_every_second(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open()
+        silent = await world.open(request_id="r2", stream=False)
+        await until(lambda: reader.queued == 2)
+        await world.attach()
+        world.generate(ids("Hi"))
+        await until(lambda: reader.deltas)
+        heard = reader.queued
+        world.generate(ids("!"), Finish.LENGTH, start=1)
+        await reader.end()
+        assert reader.queued == heard
+        assert not silent.messages
 
 
 @encodings
-def test_the_deadline_ends_a_running_request(folder: Path, encoding: Encoding) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            ack = await world.store_item()
-            reader = await world.open(encoding, timeout_ms=150)
-            await world.attach(ack=ack)
-            world.generate(ids("Hello world"))
-            error = await reader.error()
-            assert (error.code, error.error, error.retryable, error.tokens_emitted) == (
-                408,
-                "deadline_exceeded",
-                True,
-                2,
-            )
-            await until(lambda: reader.over)
-            assert reader.messages[-2].headers["Nats-Service-Error-Code"] == "408"
-            assert "timeout_ms" in reader.messages[-2].headers["Nats-Service-Error"]
-            await until(lambda: world.finished)
-            assert world.finished == [([100], FinishReason.DEADLINE)]
-            await until(lambda: world.ended_items == [ack])
-
-    run(main())
+async def test_the_deadline_ends_a_running_request(folder: Path, encoding: Encoding) -> None:
+    async with rig(folder) as world:
+        ack = await world.store_item()
+        reader = await world.open(encoding, timeout_ms=150)
+        await world.attach(ack=ack)
+        world.generate(ids("Hello world"))
+        error = await reader.error()
+        assert (error.code, error.error, error.retryable, error.tokens_emitted) == (
+            408,
+            "deadline_exceeded",
+            True,
+            2,
+        )
+        await until(lambda: reader.over)
+        assert reader.messages[-2].headers["Nats-Service-Error-Code"] == "408"
+        assert "timeout_ms" in reader.messages[-2].headers["Nats-Service-Error"]
+        await until(lambda: world.aborted)
+        assert world.aborted == [([100], AbortReason.DEADLINE)]
+        await until(lambda: world.ended_items == [ack])
 
 
-def test_the_deadline_ends_a_request_that_was_never_admitted(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open(timeout_ms=50, stream=False)
-            error = await reader.error()
-            assert (error.code, error.tokens_emitted, error.request_id) == (408, 0, "r1")
-            assert len(reader.messages) == 1
-
-    run(main())
+async def test_the_deadline_ends_a_request_that_was_never_admitted(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open(timeout_ms=50, stream=False)
+        error = await reader.error()
+        assert (error.code, error.tokens_emitted, error.request_id) == (408, 0, "r1")
+        assert len(reader.messages) == 1
 
 
-def test_abandoned_work_ends_the_stream_with_its_error(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open()
-            await world.abandon("r1", "unavailable", "the queue is away")
-            error = await reader.error()
-            assert (error.code, error.message, error.retryable) == (503, "the queue is away", True)
-            await until(lambda: reader.over)
-            await world.abandon("never-heard-of", "unavailable", "x")
-
-    run(main())
+async def test_an_abort_ends_the_stream_with_its_error(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open()
+        await world.abort("r1", "unavailable", "the queue is away")
+        error = await reader.error()
+        assert (error.code, error.message, error.retryable) == (503, "the queue is away", True)
+        await until(lambda: reader.over)
+        await world.abort("never-heard-of", "unavailable", "x")
 
 
-def test_a_stopping_service_leaves_no_stream_open(folder: Path) -> None:
+async def test_a_stopping_service_leaves_no_stream_open(folder: Path) -> None:
     readers: list[Reader] = []
 
-    async def main() -> None:
-        async with rig(folder) as world:
-            readers.extend([await world.open(request_id=f"r{i}", stream=bool(i % 2)) for i in range(4)])
-
-    run(main())
+    async with rig(folder) as world:
+        readers.extend([await world.open(request_id=f"r{i}", stream=bool(i % 2)) for i in range(4)])
     for reader in readers:
         assert isinstance(reader.last, ErrorFrame)
         assert reader.last.code == 503
 
 
-def test_more_streams_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_streams_than_there_is_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagewire.services.detokenizer.registry.MAX_OPEN", 2)
 
-    async def main() -> None:
-        async with rig(folder) as world:
-            for name in ("r1", "r2"):
-                await world.open(request_id=name)
-            reader = await world.reader()
-            assert await world.open_for(reader, request_id="r3") == OpenState.FULL
-            assert await world.open_for(reader, request_id="r2") == OpenState.ATTACHED
-
-    run(main())
+    async with rig(folder) as world:
+        for name in ("r1", "r2"):
+            await world.open(request_id=name)
+        reader = await world.reader()
+        assert await world.open_for(reader, request_id="r3") == OpenState.FULL
+        assert await world.open_for(reader, request_id="r2") == OpenState.ATTACHED
 
 
-def test_a_result_that_no_message_can_carry(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder, broker=MemoryBroker(max_payload=4096)) as world:
-            reader = await world.open(stream=False)
-            await world.attach()
-            world.generate(ids(" word" * 800), Finish.LENGTH)
-            error = await reader.error()
-            assert (error.code, error.error, error.tokens_emitted) == (413, "payload_too_large", 800)
-
-    run(main())
+async def test_a_result_that_no_message_can_carry(folder: Path) -> None:
+    async with rig(folder, broker=MemoryBroker(max_payload=4096)) as world:
+        reader = await world.open(stream=False)
+        await world.attach()
+        world.generate(ids(" word" * 800), Finish.LENGTH)
+        error = await reader.error()
+        assert (error.code, error.error, error.tokens_emitted) == (413, "payload_too_large", 800)
 
 
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=3), max_size=2), st.booleans(), st.integers(0, 3))
@@ -264,41 +226,17 @@ def test_the_deltas_of_a_stream_join_to_the_result(
             assert final.choices == [FinalChoice(0, choice.finish_reason, choice.stop_reason)]
             assert final.usage == result.usage
 
-    run(main())
+    asyncio.run(main())
 
 
-@encodings
-def test_detokenize(folder: Path, encoding: Encoding) -> None:
-    codec = msgspec.msgpack if encoding == Encoding.MSGPACK else msgspec.json
-    headers = {"content-type": "application/msgpack"} if encoding == Encoding.MSGPACK else {}
-    subject = f"{subjects.DETOKENIZE}.{subjects.model_token(folder.name)}"
-
-    async def main() -> None:
-        async with rig(folder) as world:
-            for tokens in (ids("Hello 🦙"), [*ids("Hi"), END], [], [10**7]):
-                request = codec.encode({"token_ids": tokens})
-                reply = await world.client.request(subject, request, timeout=2, headers=headers)
-                wanted = tokenizer("gpt2").decode(tokens, skip_special_tokens=False)
-                assert codec.decode(reply.data, type=DetokenizeReply).text == wanted
-            for bad in (b"no", codec.encode({"token_ids": [-1]}), codec.encode({"token_ids": [2**33]})):
-                reply = await world.client.request(subject, bad, timeout=2, headers=headers)
-                assert reply.headers["Nats-Service-Error-Code"] == "400"
-                assert codec.decode(reply.data, type=ErrorFrame).error == "invalid_request"
-
-    run(main())
-
-
-def test_the_heartbeat_tells_what_is_going_on(folder: Path) -> None:
-    async def main() -> None:
-        async with rig(folder) as world:
-            reader = await world.open()
-            await world.attach(term=7)
-            world.step((100, 0, ids("Hi")[0], Finish.LENGTH), step=3, term=7)
-            await reader.end()
-            beat = world.service.heartbeat()
-            assert (beat.service, beat.ready, beat.term, beat.step) == ("detokenizer", True, 7, 3)
-            assert beat.reads == {7: 3}
-            assert beat.load["tokens"] == 1
-            assert beat.load["frames"] == 3
-
-    run(main())
+async def test_the_heartbeat_tells_what_is_going_on(folder: Path) -> None:
+    async with rig(folder) as world:
+        reader = await world.open()
+        await world.attach(term=7)
+        world.step((100, 0, ids("Hi")[0], Finish.LENGTH), step=3, term=7)
+        await reader.end()
+        beat = world.service.heartbeat()
+        assert (beat.service, beat.ready, beat.term, beat.step) == ("detokenizer", True, 7, 3)
+        assert beat.reads == {7: 3}
+        assert beat.load["tokens"] == 1
+        assert beat.load["frames"] == 3

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from pagewire.services.detokenizer.text import TextDecoder
-from pagewire.services.detokenizer.vocabulary import Vocabulary
+from pagewire.shared.vocabulary import Vocabulary
 from tests.support.tokenizers import NAMES, PHI_BYTE, texts, token_id, tokenizer, vocabulary, whole_text
 
 GPT2_FIRST_BYTES = 256
@@ -157,6 +157,7 @@ def test_tokenizers_of_other_kinds(decoder: decoders.Decoder | None) -> None:
         assert "".join(map(stream.push, ids)) + stream.flush() == other.decode(ids)
 
 
+@pytest.mark.alone
 def test_the_work_per_token_does_not_grow_with_the_text() -> None:
     """Bytes that never become a character are the worst case of decoders that decode again from the last good point."""
 

@@ -19,11 +19,11 @@ from pagewire.shared.config import STEP_TOKENS, Settings
 from pagewire.shared.context import Context
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import Decoder, encode, pack, unpack
+from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.done import Done
-from pagewire.shared.messages.finish import FinishedSequences, FinishReason, FinishSequences
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.messages.open import Abandon
+from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import Finish, StepOutput
@@ -188,9 +188,9 @@ class Scene:
         await self.bus.store.put_work(subjects.work_queue(MODEL, item.priority, target), encode(item))
 
     async def finish(self, sequences: list[int], term: int) -> int:
-        request = encode(FinishSequences(term, pack(sequences), FinishReason.CANCELLED))
-        reply = await self.bus.request(f"{subjects.FINISH}.sched.finish", request, timeout=2)
-        return Decoder(FinishedSequences).decode(reply.data).known
+        request = encode(AbortSequences(term, pack(sequences), AbortReason.CANCELLED))
+        reply = await self.bus.request(f"{subjects.ABORT}.sched.abort", request, timeout=2)
+        return Decoder(AbortedSequences).decode(reply.data).known
 
     def load(self, name: str) -> float:
         return self.scheduler.heartbeat().load.get(name, 0)
@@ -401,7 +401,7 @@ def test_unreadable_items_and_requests_are_dropped_and_harm_nobody() -> None:
         async with scene() as s:
             await s.bus.store.put_work(QUEUE, b"\x01nonsense")
             await s.bus.store.put_work(QUEUE, b"\x63")
-            s.bus.publish(f"{subjects.FINISH}.sched.finish", b"nonsense")
+            s.bus.publish(f"{subjects.ABORT}.sched.abort", b"nonsense")
             s.bus.publish(f"{subjects.STEPS}.exec", b"nonsense")
             await s.work("r", [5, 6])
             await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
@@ -617,14 +617,14 @@ def test_a_result_that_no_detokenizer_takes_is_searched_again() -> None:
 def test_a_search_that_cannot_run_here_is_refused(beams: int, max_tokens: int, candidates: int, reason: str) -> None:
     async def main() -> None:
         async with scene(executor={"max_candidates": candidates}) as s:
-            refused: list[Abandon] = []
+            refused: list[AbortStream] = []
 
-            def on_abandon(message: Message) -> None:
-                refused.append(Decoder(Abandon).decode(message.data))
+            def on_abort(message: Message) -> None:
+                refused.append(Decoder(AbortStream).decode(message.data))
                 s.bus.publish(message.reply, b"")
                 s.detokenizer.changed.set()
 
-            await s.bus.subscribe(f"{subjects.DETOKENIZER}.detok.abandon", on_abandon)
+            await s.bus.subscribe(f"{subjects.DETOKENIZER}.detok.abort", on_abort)
             await s.work("r", [5, 6], max_tokens=max_tokens, beams=beams)
             await s.detokenizer.until(lambda: bool(refused))
             assert (refused[0].request_id, refused[0].error) == ("r", InvalidRequest.kind)

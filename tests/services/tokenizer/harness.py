@@ -16,7 +16,7 @@ from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.client import ErrorFrame
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.messages.open import Abandon, Opened, OpenState, OpenStream
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
 from pagewire.shared.messages.work import WorkItem
 
 MODEL = "bundled"
@@ -24,7 +24,7 @@ QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)
 GENERATE = f"{subjects.GENERATE}.{MODEL}"
 
 _open = Decoder(OpenStream)
-_abandon = Decoder(Abandon)
+_abort = Decoder(AbortStream)
 _work = Decoder(WorkItem)
 
 
@@ -36,9 +36,9 @@ class FakeDetokenizer:
     instance: str = "detok1"
     state: OpenState = OpenState.OPENED
     deaf: bool = False
-    """Neither `open` nor `abandon` is answered."""
+    """Neither `open` nor `abort` is answered."""
     opened: list[OpenStream] = field(default_factory=list)
-    abandoned: list[Abandon] = field(default_factory=list)
+    aborted: list[AbortStream] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     stored_at_open: list[bool] = field(default_factory=list)
     """Whether the queue held the work when `open` arrived."""
@@ -60,8 +60,8 @@ class FakeDetokenizer:
             self.headers.append(dict(message.headers))
             if not self.deaf and self.answers_open:
                 self.bus.publish(message.reply, encode(Opened(self.state)))
-        elif message.subject.endswith(".abandon"):
-            self.abandoned.append(_abandon.decode(message.data))
+        elif message.subject.endswith(".abort"):
+            self.aborted.append(_abort.decode(message.data))
             if not self.deaf:
                 self.bus.publish(message.reply, b"")
 

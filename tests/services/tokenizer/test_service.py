@@ -14,9 +14,8 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import handover, service
-from pagewire.services.tokenizer.inflight import MAX_REQUESTS
-from pagewire.services.tokenizer.load import load_tokenizer
+from pagewire.services.tokenizer import dispatcher, service
+from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
 from pagewire.services.tokenizer.sampling import NOT_BUILT
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects, telemetry
@@ -30,8 +29,11 @@ from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, Mode
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.model_folder import BUNDLED
 from pagewire.shared.placement import rank
+from pagewire.shared.tokenizer import load_tokenizer
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
+
+pytestmark = pytest.mark.anyio
 
 MSGPACK = {"content-type": "application/msgpack"}
 VALUES: dict[str, Any] = {
@@ -47,42 +49,36 @@ def ids(text: str) -> list[int]:
     return found
 
 
-def test_a_text_becomes_work() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            before = time.time()
-            background = subjects.work_queue(MODEL, 4, subjects.ANY)
-            body = {"prompt": "Once upon a time", "timeout_ms": 5000, "priority": 4}
-            work, item = await setup.send(body, queue=background)
-            (opening,) = setup.detokenizer.opened
-            assert subjects.is_token(work.request_id)
-            assert work.request_id == opening.request_id
-            assert [unpack(prompt) for prompt in work.prompts] == [ids("Once upon a time")]
-            assert (work.detokenizer, work.n, work.priority) == ("detok1", 1, 4)
-            assert before + 4 < work.deadline <= time.time() + 5
-            assert work.sampling.max_tokens == 16
-            assert unpack(work.sampling.stop_ids) == [0]
-            assert subjects.is_client_inbox(opening.reply)
-            assert (opening.encoding, opening.stream) == (Encoding.JSON, False)
-            assert 4000 < opening.timeout_ms <= 5000
-            assert item.headers == {}  # tracing is off
-
-    asyncio.run(main())
+async def test_a_text_becomes_work() -> None:
+    async with serving() as setup:
+        before = time.time()
+        background = subjects.work_queue(MODEL, 4, subjects.ANY)
+        body = {"prompt": "Once upon a time", "timeout_ms": 5000, "priority": 4}
+        work, item = await setup.send(body, queue=background)
+        (opening,) = setup.detokenizer.opened
+        assert subjects.is_token(work.request_id)
+        assert work.request_id == opening.request_id
+        assert [unpack(prompt) for prompt in work.prompts] == [ids("Once upon a time")]
+        assert (work.detokenizer, work.n, work.priority) == ("detok1", 1, 4)
+        assert before + 4 < work.deadline <= time.time() + 5
+        assert work.sampling.max_tokens == 16
+        assert unpack(work.sampling.stop_ids) == [0]
+        assert subjects.is_client_inbox(opening.reply)
+        assert (opening.encoding, opening.stream) == (Encoding.JSON, False)
+        assert 4000 < opening.timeout_ms <= 5000
+        assert item.headers == {}  # tracing is off
 
 
 @pytest.mark.parametrize(
     ("named", "headers", "fresh"),
     [({}, {}, True), ({"request_id": "mine"}, {}, False), ({"request_id": "mine"}, {FRESH: "1"}, True)],
 )
-def test_an_id_is_fresh_when_it_is_drawn_here_or_the_client_says_so(
+async def test_an_id_is_fresh_when_it_is_drawn_here_or_the_client_says_so(
     named: dict[str, str], headers: dict[str, str], fresh: bool
 ) -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            await setup.send({"prompt": "x", **named}, headers)
-            assert [opening.fresh for opening in setup.detokenizer.opened] == [fresh]
-
-    asyncio.run(main())
+    async with serving() as setup:
+        await setup.send({"prompt": "x", **named}, headers)
+        assert [opening.fresh for opening in setup.detokenizer.opened] == [fresh]
 
 
 @pytest.mark.parametrize(
@@ -95,13 +91,12 @@ def test_an_id_is_fresh_when_it_is_drawn_here_or_the_client_says_so(
         ({BATCH_INBOX: "_INBOX." + "x" * 5000}, ""),
     ],
 )
-def test_deltas_may_come_together_where_a_client_has_an_inbox_for_them(headers: dict[str, str], passed: str) -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            await setup.send({"prompt": "x", "stream": True}, headers)
-            assert [opening.batch_inbox for opening in setup.detokenizer.opened] == [passed]
-
-    asyncio.run(main())
+async def test_deltas_may_come_together_where_a_client_has_an_inbox_for_them(
+    headers: dict[str, str], passed: str
+) -> None:
+    async with serving() as setup:
+        await setup.send({"prompt": "x", "stream": True}, headers)
+        assert [opening.batch_inbox for opening in setup.detokenizer.opened] == [passed]
 
 
 @pytest.mark.parametrize(
@@ -113,70 +108,55 @@ def test_deltas_may_come_together_where_a_client_has_an_inbox_for_them(headers: 
         ("x " * 900, [ids("x " * 900)]),
     ],
 )
-def test_every_kind_of_prompt_becomes_work(prompt: object, expected: list[list[int]]) -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            work, _ = await setup.send({"prompt": prompt})
-            assert [unpack(ids) for ids in work.prompts] == expected
-            assert unpack(setup.detokenizer.opened[0].prompt_lengths) == list(map(len, expected))
-
-    asyncio.run(main())
+async def test_every_kind_of_prompt_becomes_work(prompt: object, expected: list[list[int]]) -> None:
+    async with serving() as setup:
+        work, _ = await setup.send({"prompt": prompt})
+        assert [unpack(ids) for ids in work.prompts] == expected
+        assert unpack(setup.detokenizer.opened[0].prompt_lengths) == list(map(len, expected))
 
 
-def test_a_conversation_becomes_work(tmp_path: Path) -> None:
+async def test_a_conversation_becomes_work(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / MODEL, template=SIMPLE_TEMPLATE)
 
-    async def main() -> None:
-        async with serving(Settings(model=str(folder))) as setup:
-            work, _ = await setup.send({"messages": [{"role": "user", "content": "hi"}]})
-            assert unpack(work.prompts[0]) == ids("<user>hi\n<assistant>")
-
-    asyncio.run(main())
+    async with serving(Settings(model=str(folder))) as setup:
+        work, _ = await setup.send({"messages": [{"role": "user", "content": "hi"}]})
+        assert unpack(work.prompts[0]) == ids("<user>hi\n<assistant>")
 
 
-def test_messagepack_and_stream_are_passed_on() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            body = msgspec.msgpack.encode({"prompt": "x", "stream": True, "request_id": "mine"})
-            work, _ = await setup.send(body, MSGPACK)
-            (opening,) = setup.detokenizer.opened
-            assert work.request_id == opening.request_id == "mine"
-            assert (opening.encoding, opening.stream) == (Encoding.MSGPACK, True)
-
-    asyncio.run(main())
+async def test_messagepack_and_stream_are_passed_on() -> None:
+    async with serving() as setup:
+        body = msgspec.msgpack.encode({"prompt": "x", "stream": True, "request_id": "mine"})
+        work, _ = await setup.send(body, MSGPACK)
+        (opening,) = setup.detokenizer.opened
+        assert work.request_id == opening.request_id == "mine"
+        assert (opening.encoding, opening.stream) == (Encoding.MSGPACK, True)
 
 
-def test_without_max_tokens_the_context_is_the_limit() -> None:
-    async def main() -> None:
-        async with serving(Settings(max_model_len=50)) as setup:
-            work, _ = await setup.send({"prompt": [1] * 20, "sampling": {"max_tokens": None}})
-            assert work.sampling.max_tokens == 30
-
-    asyncio.run(main())
+async def test_without_max_tokens_the_context_is_the_limit() -> None:
+    async with serving(Settings(max_model_len=50)) as setup:
+        work, _ = await setup.send({"prompt": [1] * 20, "sampling": {"max_tokens": None}})
+        assert work.sampling.max_tokens == 30
 
 
-def test_the_models_ends_are_those_of_both_files(tmp_path: Path) -> None:
+async def test_the_models_ends_are_those_of_both_files(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / MODEL)
     change(folder / "generation_config.json", eos_token_id=[0, 9])
 
-    async def main() -> None:
-        async with serving(Settings(model=str(folder))) as setup:
-            work, _ = await setup.send({"prompt": "x", "sampling": {"stop_token_ids": [5]}})
-            assert unpack(work.sampling.stop_ids) == [0, 5, 9]
-            work, _ = await setup.send({"prompt": "x", "sampling": {"ignore_eos": True}})
-            assert work.sampling.stop_ids == b""
-
-    asyncio.run(main())
+    async with serving(Settings(model=str(folder))) as setup:
+        work, _ = await setup.send({"prompt": "x", "sampling": {"stop_token_ids": [5]}})
+        assert unpack(work.sampling.stop_ids) == [0, 5, 9]
+        work, _ = await setup.send({"prompt": "x", "sampling": {"ignore_eos": True}})
+        assert work.sampling.stop_ids == b""
 
 
-def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
+async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
     async def seeds(configured: int) -> set[int]:
         async with serving(Settings(seed=configured)) as setup:
             return {(await setup.send({"prompt": "x"}))[0].sampling.seed for _ in range(3)}
 
-    assert len(asyncio.run(seeds(0))) == 3
-    assert len(asyncio.run(seeds(7))) == 1
-    assert asyncio.run(seeds(7)) == asyncio.run(seeds(7)) != asyncio.run(seeds(8))
+    assert len(await seeds(0)) == 3
+    assert len(await seeds(7)) == 1
+    assert await seeds(7) == await seeds(7) != await seeds(8)
 
 
 @pytest.mark.parametrize(
@@ -202,119 +182,85 @@ def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         (b"", 400, "invalid_request", "JSON"),
     ],
 )
-def test_what_cannot_be_served_is_refused(body: object, code: int, kind: str, named: str) -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            frame = await setup.refused(body)
-            assert (frame.code, frame.error, frame.retryable, frame.tokens_emitted) == (code, kind, False, 0)
-            assert named in frame.message
-            assert setup.detokenizer.opened == []
-            assert await setup.stored() == 0
-
-    asyncio.run(main())
+async def test_what_cannot_be_served_is_refused(body: object, code: int, kind: str, named: str) -> None:
+    async with serving() as setup:
+        frame = await setup.refused(body)
+        assert (frame.code, frame.error, frame.retryable, frame.tokens_emitted) == (code, kind, False, 0)
+        assert named in frame.message
+        assert setup.detokenizer.opened == []
+        assert await setup.stored() == 0
 
 
 @pytest.mark.parametrize("name", NOT_BUILT)
-def test_what_is_not_built_is_refused_by_name(name: str) -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            frame = await setup.refused({"prompt": "x", "sampling": {name: VALUES.get(name, 2)}})
-            assert frame.code == 400
-            assert f"{name} is not supported yet" in frame.message
-
-    asyncio.run(main())
+async def test_what_is_not_built_is_refused_by_name(name: str) -> None:
+    async with serving() as setup:
+        frame = await setup.refused({"prompt": "x", "sampling": {name: VALUES.get(name, 2)}})
+        assert frame.code == 400
+        assert f"{name} is not supported yet" in frame.message
 
 
-def test_a_request_too_large_for_the_broker_is_refused_before_anything_is_published() -> None:
-    """Race 17."""
+async def test_a_request_too_large_for_the_broker_is_refused_before_anything_is_published() -> None:
 
-    async def main() -> None:
-        async with serving(max_payload=20_000) as setup:
-            frame = await setup.refused({"prompt": [1] * 1000, "sampling": {"max_tokens": 400}})
-            assert frame.code == 413
-            assert setup.detokenizer.opened == []
-
-    asyncio.run(main())
+    async with serving(max_payload=20_000) as setup:
+        frame = await setup.refused({"prompt": [1] * 1000, "sampling": {"max_tokens": 400}})
+        assert frame.code == 413
+        assert setup.detokenizer.opened == []
 
 
-def test_another_model_is_not_found() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            for verb in (subjects.GENERATE, subjects.TOKENIZE):
-                frame = await setup.refused({"text": "x"}, subject=f"{verb}.other")
-                assert (frame.code, frame.error) == (404, "model_not_found")
-                assert MODEL in frame.message
-
-    asyncio.run(main())
+async def test_another_model_is_not_found() -> None:
+    async with serving() as setup:
+        for verb in (subjects.GENERATE, subjects.TOKENIZE):
+            frame = await setup.refused({"text": "x"}, subject=f"{verb}.other")
+            assert (frame.code, frame.error) == (404, "model_not_found")
+            assert MODEL in frame.message
 
 
 @pytest.mark.parametrize(("state", "code"), [(OpenState.CONFLICT, 409), (OpenState.FULL, 429)])
-def test_the_detokenizers_refusals_reach_the_client(state: OpenState, code: int) -> None:
-    async def main() -> None:
-        async with serving() as setup:
+async def test_the_detokenizers_refusals_reach_the_client(state: OpenState, code: int) -> None:
+    async with serving() as setup:
+        setup.detokenizer.state = state
+        frame = await setup.refused({"prompt": "x", "request_id": "mine"})
+        assert (frame.code, frame.request_id) == (code, "mine")
+        assert (frame.retry_after_ms is not None) == (code == 429)
+
+
+async def test_without_a_detokenizer_the_service_is_unavailable() -> None:
+    async with serving() as setup:
+        setup.detokenizer.beat(ready=False)
+        frame = await setup.refused({"prompt": "x"})
+        assert (frame.code, frame.error, frame.retryable) == (503, "unavailable", True)
+
+
+async def test_a_deadline_that_has_passed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as setup:
+        frame = await setup.refused({"prompt": "word " * 100_000, "timeout_ms": 1})
+        assert (frame.code, frame.error) == (408, "deadline_exceeded")
+
+
+async def test_an_error_ends_a_stream_with_the_empty_message() -> None:
+    async with serving() as setup:
+        replies = await collect(setup, {"prompt": "x", "stream": True, "request_id": "mine", "nonsense": 1}, 2)
+        assert msgspec.json.decode(replies[0].data, type=ErrorFrame).request_id == "mine"
+        assert replies[1].data == b""
+
+
+async def test_an_error_without_a_stream_is_one_reply() -> None:
+    async with serving() as setup:
+        replies = await collect(setup, {"prompt": "x", "nonsense": 1}, 2)
+        assert len(replies) == 1
+
+
+async def test_errors_are_encoded_as_the_request_was() -> None:
+    async with serving() as setup:
+        reply = await setup.ask(msgspec.msgpack.encode({"promt": "x"}), headers=MSGPACK)
+        assert msgspec.msgpack.decode(reply.data, type=ErrorFrame).code == 400
+
+
+async def test_an_accepted_request_gets_nothing_from_the_tokenizer() -> None:
+    async with serving() as setup:
+        for state in (OpenState.OPENED, OpenState.ATTACHED):
             setup.detokenizer.state = state
-            frame = await setup.refused({"prompt": "x", "request_id": "mine"})
-            assert (frame.code, frame.request_id) == (code, "mine")
-            assert (frame.retry_after_ms is not None) == (code == 429)
-
-    asyncio.run(main())
-
-
-def test_without_a_detokenizer_the_service_is_unavailable() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            setup.detokenizer.beat(ready=False)
-            frame = await setup.refused({"prompt": "x"})
-            assert (frame.code, frame.error, frame.retryable) == (503, "unavailable", True)
-
-    asyncio.run(main())
-
-
-def test_a_deadline_that_has_passed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            frame = await setup.refused({"prompt": "word " * 100_000, "timeout_ms": 1})
-            assert (frame.code, frame.error) == (408, "deadline_exceeded")
-
-    asyncio.run(main())
-
-
-def test_an_error_ends_a_stream_with_the_empty_message() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            replies = await collect(setup, {"prompt": "x", "stream": True, "request_id": "mine", "nonsense": 1}, 2)
-            assert msgspec.json.decode(replies[0].data, type=ErrorFrame).request_id == "mine"
-            assert replies[1].data == b""
-
-    asyncio.run(main())
-
-
-def test_an_error_without_a_stream_is_one_reply() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            replies = await collect(setup, {"prompt": "x", "nonsense": 1}, 2)
-            assert len(replies) == 1
-
-    asyncio.run(main())
-
-
-def test_errors_are_encoded_as_the_request_was() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            reply = await setup.ask(msgspec.msgpack.encode({"promt": "x"}), headers=MSGPACK)
-            assert msgspec.msgpack.decode(reply.data, type=ErrorFrame).code == 400
-
-    asyncio.run(main())
-
-
-def test_an_accepted_request_gets_nothing_from_the_tokenizer() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            for state in (OpenState.OPENED, OpenState.ATTACHED):
-                setup.detokenizer.state = state
-                assert await collect(setup, {"prompt": "x", "stream": True}, 1) == []
-
-    asyncio.run(main())
+            assert await collect(setup, {"prompt": "x", "stream": True}, 1) == []
 
 
 @pytest.mark.parametrize(
@@ -324,70 +270,57 @@ def test_an_accepted_request_gets_nothing_from_the_tokenizer() -> None:
 @pytest.mark.parametrize(
     "verb", [GENERATE, f"{subjects.GENERATE}.other", f"{subjects.TOKENIZE}.{MODEL}", subjects.MODELS]
 )
-def test_a_reply_subject_that_is_no_inbox_is_dropped_and_counted(verb: str, reply: str) -> None:
-    """Race 19."""
+async def test_a_reply_subject_that_is_no_inbox_is_dropped_and_counted(verb: str, reply: str) -> None:
 
-    async def main() -> None:
-        async with serving() as setup:
-            heard: list[Message] = []
-            if reply:
-                await setup.client.subscribe(reply, heard.append)
-            setup.client.publish(verb, b'{"prompt": "x"}', reply=reply)
-            await setup.until_idle()
-            await setup.client.flush()
-            assert setup.tokenizer.heartbeat().load["dropped"] == 1
-            assert setup.tokenizer.heartbeat().load["requests"] == 0
-            assert setup.detokenizer.opened == []
-            assert len(heard) == (reply == verb)  # the request itself
-
-    asyncio.run(main())
+    async with serving() as setup:
+        heard: list[Message] = []
+        if reply:
+            await setup.client.subscribe(reply, heard.append)
+        setup.client.publish(verb, b'{"prompt": "x"}', reply=reply)
+        await setup.until_idle()
+        await setup.client.flush()
+        assert setup.tokenizer.heartbeat().load["dropped"] == 1
+        assert setup.tokenizer.heartbeat().load["requests"] == 0
+        assert setup.detokenizer.opened == []
+        assert len(heard) == (reply == verb)  # the request itself
 
 
-def test_the_same_request_meets_the_same_detokenizer() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            second = await FakeDetokenizer(MemoryBus(setup.broker), "detok2").start()
-            await setup.client.flush()
-            for number in range(8):
-                for _ in range(2):
-                    work, _ = await setup.send({"prompt": "x", "request_id": f"r{number}"})
-                    assert work.detokenizer == rank(work.request_id, ["detok1", "detok2"])[0]
-            assert setup.detokenizer.opened
-            assert second.opened
-
-    asyncio.run(main())
+async def test_the_same_request_meets_the_same_detokenizer() -> None:
+    async with serving() as setup:
+        second = await FakeDetokenizer(MemoryBus(setup.broker), "detok2").start()
+        await setup.client.flush()
+        for number in range(8):
+            for _ in range(2):
+                work, _ = await setup.send({"prompt": "x", "request_id": f"r{number}"})
+                assert work.detokenizer == rank(work.request_id, ["detok1", "detok2"])[0]
+        assert setup.detokenizer.opened
+        assert second.opened
 
 
-def test_an_internal_fault_is_told_without_its_insides(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            monkeypatch.setattr(handover, "rank", lambda request_id, instances: 1 / 0)
-            frame = await setup.refused({"prompt": "x", "request_id": "mine"})
-            assert (frame.code, frame.error, frame.request_id) == (500, "internal", "mine")
-            assert "division" not in frame.message
-            monkeypatch.undo()
-            await setup.send({"prompt": "x"})  # it serves on
-
-    asyncio.run(main())
+async def test_an_internal_fault_is_told_without_its_insides(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as setup:
+        monkeypatch.setattr(dispatcher, "rank", lambda request_id, instances: 1 / 0)
+        frame = await setup.refused({"prompt": "x", "request_id": "mine"})
+        assert (frame.code, frame.error, frame.request_id) == (500, "internal", "mine")
+        assert "division" not in frame.message
+        monkeypatch.undo()
+        await setup.send({"prompt": "x"})  # it serves on
 
 
-def test_more_requests_than_fit_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "DRAIN_WITHIN", 0.1)
+async def test_more_requests_than_fit_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "DRAIN_TIMEOUT", 0.1)
 
-    async def main() -> None:
-        async with serving() as setup:
-            setup.detokenizer.deaf = True
-            inbox = setup.client.new_inbox()
-            for _ in range(MAX_REQUESTS):
-                setup.client.publish(GENERATE, b'{"prompt": [1]}', reply=inbox)
-            frame = await setup.refused({"prompt": "x"})
-            assert (frame.code, frame.error, frame.retryable) == (429, "overloaded", True)
-            assert frame.retry_after_ms
-
-    asyncio.run(main())
+    async with serving() as setup:
+        setup.detokenizer.deaf = True
+        inbox = setup.client.new_inbox()
+        for _ in range(MAX_REQUESTS):
+            setup.client.publish(GENERATE, b'{"prompt": [1]}', reply=inbox)
+        frame = await setup.refused({"prompt": "x"})
+        assert (frame.code, frame.error, frame.retryable) == (429, "overloaded", True)
+        assert frame.retry_after_ms
 
 
-def test_the_trace_of_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_trace_of_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -395,106 +328,83 @@ def test_the_trace_of_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(telemetry, "_on", True)
     trace, caller = "1" * 32, "2" * 16
 
-    async def main() -> None:
-        async with serving() as setup:
-            _, item = await setup.send(
-                {"prompt": [1, 2], "request_id": "mine"}, {"traceparent": f"00-{trace}-{caller}-01"}
-            )
+    async with serving() as setup:
+        _, item = await setup.send({"prompt": [1, 2], "request_id": "mine"}, {"traceparent": f"00-{trace}-{caller}-01"})
+        await setup.until_idle()
+        (span,) = spans.get_finished_spans()
+        assert span.name == "receive"
+        assert span.parent is not None
+        assert format_span_id(span.parent.span_id) == caller
+        assert span.context is not None
+        assert item.headers == {"traceparent": f"00-{trace}-{format_span_id(span.context.span_id)}-01"}
+        assert setup.detokenizer.headers == [item.headers]
+        assert span.attributes == {"request_id": "mine", "prompt_tokens": 2, "outcome": "stored"}
+
+
+async def test_each_request_is_one_line_in_the_log() -> None:
+    async with serving() as setup:
+        with capture_logs(processors=[merge_contextvars]) as lines:
+            await setup.send({"prompt": [1, 2], "request_id": "good"})
+            await setup.refused({"prompt": "", "request_id": "bad"})
             await setup.until_idle()
-            (span,) = spans.get_finished_spans()
-            assert span.name == "receive"
-            assert span.parent is not None
-            assert format_span_id(span.parent.span_id) == caller
-            assert span.context is not None
-            assert item.headers == {"traceparent": f"00-{trace}-{format_span_id(span.context.span_id)}-01"}
-            assert setup.detokenizer.headers == [item.headers]
-            assert span.attributes == {"request_id": "mine", "prompt_tokens": 2, "outcome": "stored"}
-
-    asyncio.run(main())
+    assert [(line["event"], line["request_id"], line["outcome"]) for line in lines] == [
+        ("request", "good", "stored"),
+        ("request", "bad", "invalid_request"),
+    ]
+    assert lines[0]["prompt_tokens"] == 2
 
 
-def test_each_request_is_one_line_in_the_log() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            with capture_logs(processors=[merge_contextvars]) as lines:
-                await setup.send({"prompt": [1, 2], "request_id": "good"})
-                await setup.refused({"prompt": "", "request_id": "bad"})
-                await setup.until_idle()
-        assert [(line["event"], line["request_id"], line["outcome"]) for line in lines] == [
-            ("request", "good", "stored"),
-            ("request", "bad", "invalid_request"),
-        ]
-        assert lines[0]["prompt_tokens"] == 2
-
-    asyncio.run(main())
+async def test_tokenize() -> None:
+    async with serving() as setup:
+        subject = f"{subjects.TOKENIZE}.{MODEL}"
+        reply = await setup.ask({"text": "Once upon a time"}, subject=subject)
+        assert msgspec.json.decode(reply.data, type=TokenizeReply).token_ids == ids("Once upon a time")
+        packed = await setup.ask(msgspec.msgpack.encode({"text": ""}), subject=subject, headers=MSGPACK)
+        assert msgspec.msgpack.decode(packed.data, type=TokenizeReply).token_ids == []
+        assert (await setup.refused({"texts": "x"}, subject=subject)).code == 400
 
 
-def test_tokenize() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            subject = f"{subjects.TOKENIZE}.{MODEL}"
-            reply = await setup.ask({"text": "Once upon a time"}, subject=subject)
-            assert msgspec.json.decode(reply.data, type=TokenizeReply).token_ids == ids("Once upon a time")
-            packed = await setup.ask(msgspec.msgpack.encode({"text": ""}), subject=subject, headers=MSGPACK)
-            assert msgspec.msgpack.decode(packed.data, type=TokenizeReply).token_ids == []
-            assert (await setup.refused({"texts": "x"}, subject=subject)).code == 400
-
-    asyncio.run(main())
+async def test_ids_that_do_not_fit_into_a_message_are_refused() -> None:
+    async with serving(max_payload=20_000) as setup:
+        frame = await setup.refused({"text": "z" * 19_000}, subject=f"{subjects.TOKENIZE}.{MODEL}")
+        assert frame.code == 413
 
 
-def test_ids_that_do_not_fit_into_a_message_are_refused() -> None:
-    async def main() -> None:
-        async with serving(max_payload=20_000) as setup:
-            frame = await setup.refused({"text": "z" * 19_000}, subject=f"{subjects.TOKENIZE}.{MODEL}")
-            assert frame.code == 413
-
-    asyncio.run(main())
-
-
-def test_models() -> None:
-    async def main() -> None:
-        async with serving(Settings(served_model_name="Org/My model", max_model_len=100)) as setup:
-            reply = await setup.ask(b"", subject=subjects.MODELS)
-            (model,) = msgspec.json.decode(reply.data, type=ModelList).models
-            assert (model.name, model.max_model_len) == ("Org/My model", 100)
-            assert model.subject == "pagewire.v1.generate.Org_My_model"
-            assert len(model.revision) == 12
-            frame = await setup.refused({"prompt": ""}, subject=model.subject)
-            assert frame.code == 400
-
-    asyncio.run(main())
+async def test_models() -> None:
+    async with serving(Settings(served_model_name="Org/My model", max_model_len=100)) as setup:
+        reply = await setup.ask(b"", subject=subjects.MODELS)
+        (model,) = msgspec.json.decode(reply.data, type=ModelList).models
+        assert (model.name, model.max_model_len) == ("Org/My model", 100)
+        assert model.subject == "pagewire.v1.generate.Org_My_model"
+        assert len(model.revision) == 12
+        frame = await setup.refused({"prompt": ""}, subject=model.subject)
+        assert frame.code == 400
 
 
-def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it_stops() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            assert setup.announced == [False, True], "no detokenizer was there at first"
-            setup.detokenizer.beat(ready=False)
-            await setup.client.flush()
-            assert not setup.tokenizer.heartbeat().ready
-            setup.detokenizer.beat()
-            await setup.client.flush()
-            assert setup.tokenizer.heartbeat().ready
-        assert setup.announced == [False, True, False, True, False]
+async def test_it_is_ready_while_a_request_could_be_handed_over_and_not_while_it_stops() -> None:
+    async with serving() as setup:
+        assert setup.announced == [False, True], "no detokenizer was there at first"
+        setup.detokenizer.beat(ready=False)
+        await setup.client.flush()
         assert not setup.tokenizer.heartbeat().ready
-
-    asyncio.run(main())
-
-
-def test_what_it_holds_is_handed_over_before_it_ends() -> None:
-    async def main() -> None:
-        async with serving() as setup:
-            setup.client.publish(GENERATE, b'{"prompt": "' + b"word " * 1500 + b'"}', reply=setup.client.new_inbox())
-            await setup.client.flush()
-        assert await setup.stored() == 1
-
-    asyncio.run(main())
+        setup.detokenizer.beat()
+        await setup.client.flush()
+        assert setup.tokenizer.heartbeat().ready
+    assert setup.announced == [False, True, False, True, False]
+    assert not setup.tokenizer.heartbeat().ready
 
 
-def test_a_model_folder_that_cannot_be_used_ends_the_service(tmp_path: Path) -> None:
+async def test_what_it_holds_is_handed_over_before_it_ends() -> None:
+    async with serving() as setup:
+        setup.client.publish(GENERATE, b'{"prompt": "' + b"word " * 1500 + b'"}', reply=setup.client.new_inbox())
+        await setup.client.flush()
+    assert await setup.stored() == 1
+
+
+async def test_a_model_folder_that_cannot_be_used_ends_the_service(tmp_path: Path) -> None:
     tokenizer = Tokenizer(Context(Settings(model=str(tmp_path)), MemoryBus(MemoryBroker()), "tok1", lambda: None))
     with pytest.raises(ConfigurationError, match=r"no config\.json"):
-        asyncio.run(tokenizer.run())
+        await tokenizer.run()
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

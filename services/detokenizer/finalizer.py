@@ -1,0 +1,136 @@
+"""What follows when a stream is over: its record, its last frames, its work item, and its sequences."""
+
+import asyncio
+
+import structlog
+from opentelemetry.trace import format_trace_id
+
+from pagewire.services.detokenizer.frame_sender import FrameSender
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusError, MessageTooLarge, NoResponders
+from pagewire.shared.messages import encode, pack
+from pagewire.shared.messages.abort import AbortReason, AbortSequences
+from pagewire.shared.messages.attach import Attach
+
+STORE_RETRY_INTERVAL = 0.5
+"""Seconds between two attempts to store a record."""
+DELIVERY_TIMEOUT = 10.0
+"""Seconds that slow subscribers delay the end of the work item. Their frames are sent after that too."""
+ABORT_TIMEOUT = 1.0
+"""Seconds that a scheduler has to answer an abort, and between two attempts."""
+ABORT_ATTEMPTS = 5
+
+_log = structlog.get_logger()
+
+
+class Finalizer:
+    """Stores a stream's record, sends its last frames, then ends its work item.
+
+    In this order a crash at any point does no harm: another detokenizer finds either the work item, with or without the
+    record, or nothing left to do.
+    """
+
+    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup, registry: Registry, sender: FrameSender) -> None:
+        self._bus = bus
+        self._tasks = tasks
+        self._registry = registry
+        self._sender = sender
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, stream: Stream) -> None:
+        """Takes over a stream to which nothing is added any more."""
+        stream.state = StreamState.FINALIZING
+        if stream.deadline is not None:
+            stream.deadline.cancel()
+        task = self._tasks.create_task(self._finalize(stream))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def drain(self, timeout: float) -> None:
+        """Waits until the streams taken over so far are finalized, at most `timeout` seconds."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout)
+
+    def end_work(self, ack: str) -> None:
+        """Ends another work item of a request that has ended."""
+        self._tasks.create_task(self._end_work(ack))
+
+    async def _finalize(self, stream: Stream) -> None:
+        await self._store(stream)
+        stream.state = StreamState.ENDED
+        self._registry.move_to_ended(stream)
+        _report(stream)
+        self._sender.enqueue(stream)
+        self._sender.drain()
+        if stream.subscribers:
+            try:
+                async with asyncio.timeout(DELIVERY_TIMEOUT):
+                    await stream.delivered.wait()
+            except TimeoutError:
+                _log.warning("frames_not_read", request_id=stream.request_id, seconds=DELIVERY_TIMEOUT)
+        # This follows the frames on the same connection, so the broker's answer confirms that it has the frames too.
+        if stream.attachment is not None:
+            await self._end_work(stream.attachment.ack)
+
+    async def _store(self, stream: Stream) -> None:
+        record = encode(stream.record())
+        while True:
+            try:
+                await self._bus.store.put_done(stream.request_id, record)
+            except MessageTooLarge as error:
+                _log.error("record_too_large", request_id=stream.request_id, reason=str(error))
+                return
+            except BusError as error:
+                retry_in = STORE_RETRY_INTERVAL
+                _log.warning("record_not_stored", request_id=stream.request_id, reason=str(error), retry_in=retry_in)
+                await asyncio.sleep(retry_in)
+            else:
+                return
+
+    async def _end_work(self, ack: str) -> None:
+        try:
+            await self._bus.store.end_work(ack)
+        except BusError as error:
+            _log.warning("item_not_ended", reason=str(error))  # the queue delivers it again, and it is ended then
+
+
+class AbortNotifier:
+    """Tells schedulers which sequences are over although the device has not ended them.
+
+    An abort is repeated until the scheduler answers or is gone: its successor is told what is over when it attaches.
+    """
+
+    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
+        self._bus = bus
+        self._tasks = tasks
+
+    def abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> None:
+        """Has the scheduler of an attachment abort these sequences."""
+        self._tasks.create_task(self._abort(attach, sequences, reason))
+
+    async def _abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> None:
+        request = encode(AbortSequences(attach.term, pack(sequences), reason))
+        for _ in range(ABORT_ATTEMPTS):
+            try:
+                await self._bus.request(f"{subjects.ABORT}.{attach.scheduler}.abort", request, timeout=ABORT_TIMEOUT)
+            except NoResponders:
+                return
+            except BusError as error:
+                _log.warning("abort_not_answered", request_id=attach.request_id, reason=str(error))
+                await asyncio.sleep(ABORT_TIMEOUT)
+            else:
+                return
+
+
+def _report(stream: Stream) -> None:
+    """Writes the log line of a request and ends its span."""
+    finishes = [completion.finish or "" for completion in stream.completions]
+    outcome = stream.error.kind if stream.error is not None else ",".join(finishes)
+    context = stream.span.get_span_context()
+    trace_id = format_trace_id(context.trace_id) if context.is_valid else ""
+    _log.info("request_ended", request_id=stream.request_id, trace_id=trace_id, tokens=stream.tokens, finish=outcome)
+    stream.span.set_attributes({"request_id": stream.request_id, "tokens": stream.tokens, "finish": outcome})
+    stream.span.end()

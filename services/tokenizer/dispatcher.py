@@ -1,0 +1,116 @@
+"""Dispatches a request: first a detokenizer opens the client's stream, then the work queue stores the work.
+
+In this order the client always gets an answer: once the queue has acknowledged the work, the request is not lost, and
+the detokenizer that sends the frames is already there.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from pagewire.services.tokenizer.router import Router
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Headers
+from pagewire.shared.errors import (
+    BusError,
+    DuplicateRequest,
+    MessageTooLarge,
+    NoResponders,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    Unavailable,
+)
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.peers import Peers
+from pagewire.shared.placement import rank
+
+ANSWER_TIMEOUT = 2.0
+"""Seconds that a detokenizer has to answer: the time after which a silent service counts as gone."""
+RETRY_AFTER_MS = 1000
+
+_opened = Decoder(Opened)
+
+
+class Outcome(Enum):
+    """What became of a dispatched request. Whatever it is, the detokenizer sends the client everything from here on."""
+
+    STORED = "stored"
+    """The work queue has the request."""
+    ATTACHED = "attached"
+    """The same request runs or has ended already."""
+    ABORTED = "aborted"
+    """The request is not served: the detokenizer tells the client why."""
+
+
+class Dispatcher:
+    """Dispatches the requests for one model."""
+
+    def __init__(self, bus: Bus, peers: Peers, router: Router, model: str) -> None:
+        """`model` is the model's token in subjects."""
+        self._bus = bus
+        self._peers = peers
+        self._router = router
+        self._model = model
+
+    async def dispatch(self, opening: OpenStream, work: WorkItem, headers: Headers) -> Outcome:
+        """Opens the stream at the detokenizer that ranks first for the request id, then stores the work.
+
+        Raises:
+            DuplicateRequest: the request id is taken by another body.
+            Overloaded: the detokenizer has too many streams.
+            PayloadTooLarge: a message does not fit.
+            Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
+        """
+        instances = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
+        for instance in rank(work.request_id, instances):
+            try:
+                state = await self._open(instance, opening, headers)
+            except NoResponders:
+                continue  # the detokenizer has just stopped, so that it has no stream of the client
+            except MessageTooLarge as error:
+                raise PayloadTooLarge("stop strings and prompts do not fit into a message: send less") from error
+            except BusError:
+                # The detokenizer may have opened the stream all the same: if it is alive, it tells the client.
+                lost = Unavailable("the detokenizer does not answer: send the request again", RETRY_AFTER_MS)
+                return await self._abort(instance, work.request_id, lost)
+            match state:
+                case OpenState.ATTACHED:
+                    return Outcome.ATTACHED
+                case OpenState.CONFLICT:
+                    raise DuplicateRequest(f"request_id {work.request_id} is taken by another request: choose another")
+                case OpenState.FULL:
+                    retry = self._router.retry_after_ms()
+                    raise Overloaded("too many streams are open: send the request again later", retry)
+                case OpenState.OPENED:
+                    return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
+        raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
+
+    async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
+        subject = f"{subjects.DETOKENIZER}.{instance}.open"
+        answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
+        return OpenState(_opened.decode(answer.data).state)
+
+    async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
+        queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
+        try:
+            await self._bus.store.put_work(queue, encode(work), headers=headers)
+        except MessageTooLarge:
+            too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
+            return await self._abort(work.detokenizer, work.request_id, too_large)
+        except BusError:
+            unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
+            return await self._abort(work.detokenizer, work.request_id, unstored)
+        return Outcome.STORED
+
+    async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:
+        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer."""
+        subject = f"{subjects.DETOKENIZER}.{instance}.abort"
+        abort = AbortStream(request_id, error.kind, error.message)
+        try:
+            await self._bus.request(subject, encode(abort), timeout=ANSWER_TIMEOUT)
+        except BusError:
+            raise error from None
+        return Outcome.ABORTED

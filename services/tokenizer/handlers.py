@@ -1,0 +1,106 @@
+"""The subscriptions of a tokenizer and what answers them."""
+
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from pagewire.services.tokenizer.dispatcher import Dispatcher
+from pagewire.services.tokenizer.input_processor import InputProcessor
+from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.request_tasks import RequestTasks
+from pagewire.services.tokenizer.router import Router
+from pagewire.shared import subjects
+from pagewire.shared.bus import Message, Subscription
+from pagewire.shared.client_requests import decode_request, encoding_of
+from pagewire.shared.context import Context
+from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError
+from pagewire.shared.messages.client import ModelList, TokenizeReply, TokenizeRequest
+from pagewire.shared.peers import Peers
+from pagewire.shared.replies import Replier
+
+QUEUE = "tokenizer"
+"""Queue group: each request goes to one tokenizer."""
+
+_log = structlog.get_logger()
+
+
+class Handlers:
+    """Answers requests, or starts a task that does."""
+
+    def __init__(self, context: Context, peers: Peers, router: Router, model: Model, tasks: RequestTasks) -> None:
+        bus = context.bus
+        self._bus = bus
+        self._router = router
+        self._model = model
+        self._tasks = tasks
+        self._replier = Replier(bus)
+        dispatcher = Dispatcher(bus, peers, router, model.token)
+        self._processor = InputProcessor(model, dispatcher, self._replier, bus.max_payload, context.settings.seed)
+        self._requests = 0
+
+    @property
+    def load(self) -> dict[str, float]:
+        """Requests from client inboxes so far, and those dropped for want of an inbox."""
+        return {"requests": self._requests, "dropped": self._replier.dropped}
+
+    async def subscribe(self) -> list[Subscription]:
+        """Subscribes to what clients ask of a tokenizer."""
+        return [
+            await self._bus.subscribe(f"{subjects.GENERATE}.*", self._on_generate, queue=QUEUE),
+            await self._bus.subscribe(f"{subjects.TOKENIZE}.*", self._on_tokenize, queue=QUEUE),
+            await self._bus.subscribe(subjects.MODELS, self._on_models, queue=QUEUE),
+        ]
+
+    def _on_generate(self, message: Message) -> None:
+        """`pagewire.v1.generate.<model>`."""
+        if self._admits(message):
+            self._start(message, self._processor.process(message, time.monotonic()))
+
+    def _on_tokenize(self, message: Message) -> None:
+        """`pagewire.v1.tokenize.<model>`."""
+        if self._admits(message):
+            self._start(message, self._tokenize(message))
+
+    def _on_models(self, message: Message) -> None:
+        """`pagewire.v1.models`."""
+        if self._accepts(message):
+            self._replier.send(message, ModelList([self._model.info]))
+
+    async def _tokenize(self, message: Message) -> None:
+        try:
+            request = decode_request(message.data, TokenizeRequest, encoding_of(message.headers))
+        except RequestError as error:
+            self._replier.refuse(message, error)
+            return
+        ids = await self._model.encoder.encode([request.text])
+        self._replier.send(message, TokenizeReply(ids[0]))
+
+    def _accepts(self, message: Message) -> bool:
+        """Returns whether the request may be answered, and counts it."""
+        accepted = self._replier.accepts(message.reply)
+        self._requests += accepted
+        return accepted
+
+    def _admits(self, message: Message) -> bool:
+        """Returns whether a task may start for the request; tells the client if not."""
+        if not self._accepts(message):
+            return False
+        asked = message.subject.rpartition(".")[2]
+        if asked != self._model.token:
+            self._replier.refuse(message, ModelNotFound(f"there is no model {asked} here, but {self._model.name}"))
+            return False
+        if not self._tasks.has_room(len(message.data)):
+            retry = self._router.retry_after_ms()
+            busy = Overloaded("too many requests are arriving: send the request again later", retry)
+            self._replier.refuse(message, busy)
+            return False
+        return True
+
+    def _start(self, message: Message, work: Coroutine[Any, Any, None]) -> None:
+        def failed(error: BaseException) -> None:
+            _log.error("request_failed", exc_info=error)
+            self._replier.refuse(message, Internal("the request met a fault of the server: its log has the details"))
+
+        self._tasks.start(work, len(message.data), failed)

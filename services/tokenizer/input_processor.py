@@ -1,0 +1,203 @@
+"""From the bytes of a generate request to the two messages that dispatch it."""
+
+import asyncio
+import hashlib
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+from opentelemetry.trace import Span, format_trace_id
+
+from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
+from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.validation import (
+    ChatPrompt,
+    Limits,
+    TextPrompts,
+    TokenPrompts,
+    check_ids,
+    tokens_to_generate,
+    validate,
+)
+from pagewire.shared import subjects, telemetry
+from pagewire.shared.bus import Message
+from pagewire.shared.client_requests import decode_request, encoding_of
+from pagewire.shared.errors import DeadlineExceeded, RequestError
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
+from pagewire.shared.messages.open import Encoding, OpenStream
+from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.replies import Replier
+
+PROMPT_TAIL = 16
+"""Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
+
+_log = structlog.get_logger()
+_canonical = msgspec.msgpack.Encoder(order="deterministic")
+_TOO_LATE = "timeout_ms passed before the request was tokenized: allow more time"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and until when the result is wanted."""
+
+    request_id: str
+    reply: str
+    """The client's inbox."""
+    encoding: Encoding
+    deadline: float
+    """Unix time in seconds."""
+    fresh: bool
+    """Whether the id was drawn for this very message."""
+    batch_inbox: str
+    """The inbox where the client's connection takes deltas of several streams; empty: there is none."""
+
+
+class InputProcessor:
+    """Validates, tokenizes and dispatches the requests for one model."""
+
+    def __init__(self, model: Model, dispatcher: Dispatcher, replier: Replier, max_payload: int, seed: int) -> None:
+        """`seed`: of the deployment. The seeds of requests without one follow from it; 0: they are drawn."""
+        self._model = model
+        self._dispatcher = dispatcher
+        self._replier = replier
+        self._limits = Limits(model.max_model_len, model.vocab_size, max_payload)
+        self._seed = seed
+
+    async def process(self, message: Message, arrived: float) -> None:
+        """Dispatches a request, or tells the client why not. `arrived` is a monotonic time in seconds."""
+        drawn_id = secrets.token_hex(12)
+        with telemetry.tracer().start_as_current_span("receive", context=telemetry.extract(message.headers)) as span:
+            _note(span, request_id=drawn_id)
+            try:
+                outcome = await self._process(message, arrived, drawn_id, span)
+                _note(span, outcome=outcome.value)
+            except RequestError as error:
+                request_id = self._replier.refuse(message, error, drawn_id)
+                _note(span, request_id=request_id, outcome=error.kind)
+            context = span.get_span_context()
+            trace = {"trace_id": format_trace_id(context.trace_id)} if context.is_valid else {}
+            _log.info("request", **trace)
+
+    async def _process(self, message: Message, arrived: float, drawn_id: str, span: Span) -> Outcome:
+        encoding = encoding_of(message.headers)
+        request = decode_request(message.data, GenerateRequest, encoding)
+        prompt = validate(request, self._model.vocab_size)
+        request_id = request.request_id or drawn_id
+        _note(span, request_id=request_id)
+        expires = arrived + request.timeout_ms / 1000
+        try:
+            async with asyncio.timeout(_left(expires)):
+                ids = await self._tokenize(prompt)
+        except TimeoutError as error:
+            raise DeadlineExceeded(_TOO_LATE) from error
+        check_ids(ids, self._model.vocab_size)
+        lengths = list(map(len, ids))
+        _note(span, prompt_tokens=sum(lengths))
+        digest = digest_of(request)
+        resolved = sampling.resolve(
+            request.sampling,
+            seed=sampling.draw_seed(request.sampling, self._seed, digest),
+            max_tokens=tokens_to_generate(lengths, request.sampling, self._limits),
+            eos=self._model.eos,
+            vocab_size=self._model.vocab_size,
+        )
+        left = _left(expires)
+        batch_inbox = message.headers.get(BATCH_INBOX, "")
+        caller = Caller(
+            request_id,
+            message.reply,
+            encoding,
+            deadline=time.time() + left,
+            fresh=not request.request_id or FRESH in message.headers,
+            batch_inbox=batch_inbox if subjects.is_client_inbox(batch_inbox) else "",
+        )
+        headers: dict[str, str] = {}
+        telemetry.inject(headers, span)
+        return await self._dispatcher.dispatch(
+            open_stream(request, caller, ids, digest, timeout_ms=math.ceil(left * 1000)),
+            work_item(request, caller, ids, resolved),
+            headers,
+        )
+
+    async def _tokenize(self, prompt: TextPrompts | TokenPrompts | ChatPrompt) -> Sequence[Sequence[int]]:
+        match prompt:
+            case TextPrompts(texts):
+                return await self._model.encoder.encode(texts)
+            case ChatPrompt(messages):
+                return [await self._model.encoder.encode_chat(messages)]
+            case TokenPrompts(prompts):
+                return prompts
+
+
+def digest_of(request: GenerateRequest) -> bytes:
+    """Returns a fingerprint of the body: equal in either encoding, with any request id, streamed or not."""
+    # Structs leave out defaults by identity, not by value, when they are encoded: dictionaries leave out nothing.
+    body = msgspec.structs.asdict(request) | {"sampling": msgspec.structs.asdict(request.sampling)}
+    del body["request_id"], body["stream"]
+    return hashlib.sha256(_canonical.encode(body)).digest()
+
+
+def open_stream(
+    request: GenerateRequest, caller: Caller, prompts: Sequence[Sequence[int]], digest: bytes, timeout_ms: int
+) -> OpenStream:
+    """Returns the message to the detokenizer."""
+    params = request.sampling
+    return OpenStream(
+        request_id=caller.request_id,
+        digest=digest,
+        reply=caller.reply,
+        encoding=caller.encoding,
+        stream=request.stream,
+        prompts=tuple(pack(ids[-PROMPT_TAIL:]) for ids in prompts),
+        prompt_lengths=pack(map(len, prompts)),
+        n=params.n,
+        stop=sampling.stop_strings(params),
+        stop_token_ids=sampling.stop_tokens(params),
+        include_stop=params.include_stop_str_in_output,
+        skip_special=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+        timeout_ms=timeout_ms,
+        fresh=caller.fresh,
+        batch_inbox=caller.batch_inbox,
+    )
+
+
+def work_item(
+    request: GenerateRequest, caller: Caller, prompts: Sequence[Sequence[int]], resolved: Sampling
+) -> WorkItem:
+    """Returns the message to the scheduler. The dispatcher fills in the detokenizer that has opened the stream."""
+    return WorkItem(
+        request_id=caller.request_id,
+        detokenizer="",
+        prompts=tuple(map(pack, prompts)),
+        n=request.sampling.n,
+        sampling=resolved,
+        priority=request.priority,
+        deadline=caller.deadline,
+        user=request.user,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _left(expires: float) -> float:
+    """Returns the seconds until a monotonic time, more than 0.
+
+    Raises:
+        DeadlineExceeded: the time has passed.
+    """
+    left = expires - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded(_TOO_LATE)
+    return left
+
+
+def _note(span: Span, **values: str | int) -> None:
+    """Adds what is known of the request to its span and to its log line."""
+    span.set_attributes(values)
+    structlog.contextvars.bind_contextvars(**values)

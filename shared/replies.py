@@ -1,0 +1,58 @@
+"""Replies to the requests of clients, and to nobody else."""
+
+import structlog
+
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.client_requests import decode_head, encoding_of
+from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge, RequestError
+from pagewire.shared.frames import Reply, encode_frame, error_frame, error_headers
+
+_log = structlog.get_logger()
+
+
+class Replier:
+    """Replies to client inboxes, each time in the encoding of the request.
+
+    Attributes:
+        dropped: requests so far whose reply subject was no client inbox.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self.dropped = 0
+        self._bus = bus
+
+    def accepts(self, reply: str) -> bool:
+        """Returns whether `reply` is a client inbox, and counts the request as dropped if it is not.
+
+        Every handler asks this first: with another reply subject, a client could make a service publish to a service.
+        """
+        if subjects.is_client_inbox(reply):
+            return True
+        self.dropped += 1
+        return False
+
+    def send(self, message: Message, reply: Reply) -> None:
+        """Sends the only reply to a request."""
+        try:
+            self._bus.publish(message.reply, encode_frame(reply, encoding_of(message.headers)))
+        except MessageTooLarge:
+            self.refuse(message, PayloadTooLarge("the answer does not fit into a message: send less"))
+        except BusUnavailable:
+            _log.warning("answer_lost")
+
+    def refuse(self, message: Message, error: RequestError, request_id: str = "") -> str:
+        """Sends an error frame, and the empty message that ends a stream if the request asked for a stream.
+
+        Returns the request id on the frame: the request's own, else `request_id`.
+        """
+        encoding = encoding_of(message.headers)
+        head = decode_head(message.data, encoding)
+        frame = error_frame(error, head.request_id or request_id)
+        try:
+            self._bus.publish(message.reply, encode_frame(frame, encoding), headers=error_headers(error))
+            if head.stream:
+                self._bus.publish(message.reply, b"")
+        except BusUnavailable:
+            _log.warning("answer_lost", request_id=frame.request_id)
+        return frame.request_id

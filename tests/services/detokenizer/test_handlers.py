@@ -1,0 +1,96 @@
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pagewire.shared import subjects
+from pagewire.shared.messages.client import DetokenizeReply, ErrorFrame
+from pagewire.shared.messages.open import Encoding
+from tests.services.detokenizer.rig import END, finish_hello, ids, rig
+from tests.support.tokenizers import tokenizer
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+encodings = pytest.mark.parametrize("encoding", Encoding)
+
+
+@encodings
+async def test_detokenize(folder: Path, encoding: Encoding) -> None:
+    codec = msgspec.msgpack if encoding == Encoding.MSGPACK else msgspec.json
+    headers = {"content-type": "application/msgpack"} if encoding == Encoding.MSGPACK else {}
+    subject = f"{subjects.DETOKENIZE}.{subjects.model_token(folder.name)}"
+
+    async with rig(folder) as world:
+        for tokens in (ids("Hello 🦙"), [*ids("Hi"), END], [], [10**7]):
+            request = codec.encode({"token_ids": tokens})
+            reply = await world.client.request(subject, request, timeout=2, headers=headers)
+            wanted = tokenizer("gpt2").decode(tokens, skip_special_tokens=False)
+            assert codec.decode(reply.data, type=DetokenizeReply).text == wanted
+        for bad in (b"no", codec.encode({"token_ids": [-1]}), codec.encode({"token_ids": [2**33]})):
+            reply = await world.client.request(subject, bad, timeout=2, headers=headers)
+            assert reply.headers["Nats-Service-Error-Code"] == "400"
+            assert codec.decode(reply.data, type=ErrorFrame).error == "invalid_request"
+
+
+class TestInboxes:
+    """A reply subject that is no inbox is never answered."""
+
+    async def test_nothing_is_published_to_a_subject_of_ours(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            heard: list[object] = []
+            await world.bus.subscribe("pagewire.svc.plan.>", heard.append)
+            await world.bus.subscribe("_SVC.victim", heard.append)
+            await world.open()
+            model = subjects.model_token(folder.name)
+            for reply in ("pagewire.svc.plan.e1", "_SVC.victim"):
+                for subject in (
+                    f"{subjects.CANCEL}.d1.unknown",
+                    f"{subjects.RESUME}.d1.r1",
+                    f"{subjects.DETOKENIZE}.{model}",
+                ):
+                    world.client.publish(subject, b'{"token_ids": []}', reply=reply)
+            await until(lambda: world.load["dropped_replies"] == 6)
+            assert heard == []
+
+    async def test_a_stream_to_such_a_subject_is_not_opened(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.reader()
+            reader.inbox = "pagewire.svc.plan.e1"
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await world.open_for(reader)
+            assert world.load["dropped_replies"] == 1
+            assert world.load["streams"] == 0
+
+
+class TestNonsense:
+    """Whatever arrives, the service goes on."""
+
+    async def test_messages_that_cannot_be_read(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            for verb in ("open", "attach", "abort", "nonsense"):
+                world.bus.publish(f"{subjects.DETOKENIZER}.d1.{verb}", b"\x01nonsense")
+                world.bus.publish(f"{subjects.DETOKENIZER}.d1.{verb}", b"\x63")
+            world.bus.publish(f"{subjects.STEPS}.e1", b"\x01nonsense")
+            world.bus.publish(f"{subjects.HEARTBEAT}.executor.e1", b"")
+            await finish_hello(world)
+            await reader.end()
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b'{"start": -1}', b'{"start": "x"}', b'{"other": 1}'])
+    async def test_a_resumption_that_cannot_be_read(self, folder: Path, body: bytes) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            reader = await world.reader()
+            world.client.publish(first.accepted.resume, body, reply=reader.inbox)
+            assert (await reader.error()).code == 400
+            await until(lambda: reader.over)
+
+    async def test_a_resumption_of_an_unknown_request(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.resume(f"{subjects.RESUME}.d1.unknown", 0)
+            error = await reader.error()
+            assert (error.code, error.request_id) == (400, "unknown")
+            await until(lambda: reader.over)

@@ -1,0 +1,335 @@
+"""Streams through everything that may happen to them: repeated requests, cancels, and changes of scheduler."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.abort import AbortReason
+from pagewire.shared.messages.attach import AttachState
+from pagewire.shared.messages.open import Encoding, OpenState
+from pagewire.shared.messages.step import Finish
+from tests.services.detokenizer.rig import END, HELLO, finish_hello, ids, rig
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+class TestFramesThatComeAgain:
+    """They are equal to the letter, whoever asks and whenever."""
+
+    @pytest.mark.parametrize("encoding", Encoding)
+    async def test_a_second_reader_in_the_middle(self, folder: Path, encoding: Encoding) -> None:
+        async with rig(folder) as world:
+            first = await world.open(encoding, stop=("again?", "!"))
+            await world.attach()
+            world.generate(HELLO[:4])
+            await until(lambda: len(first.deltas) == 4)
+            second = await world.reader(encoding)
+            assert await world.open_for(second, encoding=encoding, stop=("again?", "!")) == OpenState.ATTACHED
+            world.generate(HELLO[4:], start=4)
+            await first.end()
+            await second.end()
+            assert first.bodies == second.bodies
+
+    @pytest.mark.parametrize("running", [True, False])
+    async def test_a_resumption_from_any_position(self, folder: Path, running: bool) -> None:
+        async with rig(folder) as world:
+            first = await world.open()
+            await world.attach()
+            world.generate(HELLO[:-1])
+            if not running:
+                world.generate(HELLO[-1:], Finish.LENGTH, start=len(HELLO) - 1)
+                await first.end()
+            resumed = [await world.resume(first.accepted.resume, start) for start in range(len(HELLO) + 1)]
+            if running:
+                world.generate(HELLO[-1:], Finish.LENGTH, start=len(HELLO) - 1)
+                await first.end()
+            for start, reader in enumerate(resumed):
+                await reader.end()
+                assert reader.bodies == first.bodies[1 + start :]
+
+    async def test_the_same_inbox_again(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            world.generate(HELLO[:3])
+            await until(lambda: len(reader.deltas) == 3)
+            bodies = list(reader.bodies)
+            assert await world.open_for(reader) == OpenState.ATTACHED
+            await until(lambda: len(reader.deltas) == 6)
+            assert reader.bodies == bodies * 2
+            world.client.publish(reader.accepted.resume, b'{"start": 2}', reply=reader.inbox)
+            await until(lambda: len(reader.deltas) == 7)
+            world.generate(HELLO[3:], Finish.LENGTH, start=3)
+            await reader.end()
+            assert sum(d.start == 3 for d in reader.deltas) == 1
+
+    async def test_from_the_record_after_a_restart(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as world:
+            first = await world.open(stop=("!",))
+            await world.attach()
+            world.generate(HELLO)
+            await first.end()
+        async with rig(folder, broker=broker) as world:
+            second = await world.reader()
+            assert await world.open_for(second, stop=("!",)) == OpenState.ATTACHED
+            await second.end()
+            assert second.bodies == first.bodies
+            whole = await world.reader()
+            assert await world.open_for(whole, stream=False) == OpenState.ATTACHED
+            assert (await whole.result()).choices[0].text == first.text()
+
+
+class TestDuplicates:
+    """The same request id, from the same or another client."""
+
+    async def test_another_body_is_a_conflict(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            await world.open()
+            other = await world.reader()
+            assert await world.open_for(other, digest=b"other") == OpenState.CONFLICT
+            await finish_hello(world)
+            assert await world.open_for(other, digest=b"other") == OpenState.CONFLICT
+            assert other.messages == []
+
+    async def test_a_tokenizer_that_missed_the_answer_may_store_the_work(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            assert await world.open_for(reader) == OpenState.OPENED
+            await world.attach()
+            assert await world.open_for(reader) == OpenState.ATTACHED
+
+    async def test_two_at_the_same_moment(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            readers = [await world.reader() for _ in range(8)]
+            states = await asyncio.gather(*(world.open_for(reader) for reader in readers))
+            assert sorted(states) == [OpenState.OPENED] + [OpenState.ATTACHED] * 7
+            await finish_hello(world)
+            for reader in readers:
+                await reader.end()
+                assert reader.bodies == readers[0].bodies
+
+    async def test_readers_are_bounded(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pagewire.services.detokenizer.streams.MAX_SUBSCRIBERS", 3)
+
+        async with rig(folder) as world:
+            readers = [await world.open()]
+            for _ in range(3):
+                readers.append(await world.reader())
+                await world.open_for(readers[-1])
+            await finish_hello(world)
+            for reader in readers[1:]:
+                await reader.end()
+            assert not readers[0].deltas
+
+
+class TestCancel:
+    """Before the request is admitted, while it runs, and after its end."""
+
+    async def test_before_it_is_admitted(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            ack = await world.store_item()
+            reader = await world.open()
+            assert await world.cancel(reader.accepted.cancel) == "cancelled"
+            final = await reader.end()
+            assert final.choices[0].finish_reason == "cancelled"
+            assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (5, 0)
+            attached = await world.attach(ack=ack)
+            assert attached.state == AttachState.ENDED
+            await until(lambda: world.ended_items == [ack])
+            assert world.aborted == []
+
+    @pytest.mark.parametrize("stream", [True, False])
+    async def test_while_it_runs(self, folder: Path, stream: bool) -> None:
+        async with rig(folder) as world:
+            ack = await world.store_item()
+            reader = await world.open(stream=stream, n=2, stop=(" world,",))
+            await world.attach(([], []), ack=ack)
+            world.step((100, 0, HELLO[0], Finish.LENGTH), (101, 0, HELLO[0], Finish.NONE))
+            world.step((101, 1, HELLO[1], Finish.NONE))
+            await until(lambda: world.load["tokens"] == 3)
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "cancelled"
+            world.step((101, 2, HELLO[2], Finish.NONE))
+            if stream:
+                final = await reader.end()
+                assert [c.finish_reason for c in final.choices] == ["length", "cancelled"]
+                assert reader.text(1) == "Hello"
+                usage = final.usage
+            else:
+                result = await reader.result()
+                assert [c.text for c in result.choices] == ["Hello", "Hello"]
+                assert result.choices[1].token_ids == HELLO[:2]
+                usage = result.usage
+            assert usage.completion_tokens == 3
+            await until(lambda: world.aborted)
+            assert world.aborted == [([101], AbortReason.CANCELLED)]
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "ended"
+            await until(lambda: world.ended_items == [ack])
+
+    async def test_after_its_end_and_never_heard_of(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as world:
+            await world.open()
+            await finish_hello(world)
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "ended"
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r2") == "unknown"
+        async with rig(folder, broker=broker) as world:
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "ended"
+
+    async def test_published_and_by_id_alone(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            world.client.publish(reader.accepted.cancel, b"")
+            assert (await reader.end()).choices[0].finish_reason == "cancelled"
+            other = await world.open(request_id="r2")
+            assert await world.cancel(f"{subjects.CANCEL}.r2") == "cancelled"
+            await other.end()
+            assert await world.cancel(f"{subjects.CANCEL}.r2") == "ended"
+            assert await world.cancel(f"{subjects.CANCEL}.r3") == "unknown"
+
+    async def test_a_scheduler_that_is_gone_does_not_hold_it_up(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach(scheduler="gone")
+            assert await world.cancel(reader.accepted.cancel) == "cancelled"
+            await reader.end()
+
+
+class TestAttachment:
+    """Schedulers come and go; the longer list of known tokens wins."""
+
+    async def test_the_scheduler_knows_more(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            world.generate(HELLO[:2])
+            await until(lambda: len(reader.deltas) == 2)
+            answer = await world.attach((HELLO[:5],), term=2, first_sequence=1)
+            assert [unpack(tokens) for tokens in answer.tokens] == [HELLO[:5]]
+            assert (answer.state, answer.ended) == (AttachState.OPEN, b"")
+            for position, token in enumerate(HELLO[5:], 5):
+                last = Finish.LENGTH if position == len(HELLO) - 1 else Finish.NONE
+                world.step((1, position, token, last), term=2, step=position - 5)
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO
+            assert reader.text() == "Hello world, and 🦙 again!"
+
+    async def test_the_detokenizer_knows_more(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            world.generate(HELLO[:4])
+            await until(lambda: len(reader.deltas) == 4)
+            other = [0, 0]
+            answer = await world.attach((other,), term=2, first_sequence=1)
+            assert unpack(answer.tokens[0]) == HELLO[:4]
+            world.step((1, 3, 0, Finish.NONE), term=2, step=0)
+            world.step((1, 4, HELLO[4], Finish.LENGTH), term=2, step=1)
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO[:5]
+
+    async def test_completions_that_ended_are_named(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            await world.open(n=3, stop=("!",))
+            await world.attach(([], [], []))
+            world.step((100, 0, ids("!")[0], Finish.NONE), (101, 0, END, Finish.STOP), (102, 0, 5, Finish.NONE))
+            answer = await world.attach(([], [], []), term=2)
+            assert unpack(answer.ended) == [0, 1]
+            assert answer.state == AttachState.OPEN
+
+    async def test_an_end_that_only_the_scheduler_has_seen(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            ack = await world.store_item()
+            reader = await world.open()
+            await world.attach()
+            answer = await world.attach(([*HELLO, END],), term=2, finishes=bytes([Finish.STOP]), ack=ack)
+            assert answer.state == AttachState.ENDED
+            final = await reader.end()
+            assert final.choices[0].finish_reason == "stop"
+            assert final.usage.completion_tokens == len(HELLO) + 1
+            await until(lambda: world.ended_items == [ack])
+
+    async def test_a_stop_string_in_tokens_that_only_the_scheduler_knew(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(stop=("world",))
+            answer = await world.attach((HELLO,))
+            assert answer.state == AttachState.ENDED
+            assert (await reader.end()).choices[0].stop_reason == "world"
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO[:2]
+
+    async def test_rows_of_an_older_attachment_are_ignored(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            await world.attach(term=2, generation=2, first_sequence=1, executor="e2")
+            world.step((100, 0, HELLO[0], Finish.LENGTH), term=1)
+            world.step((1, 0, HELLO[0], Finish.NONE), term=2, step=0, executor="e2")
+            assert (await world.attach(term=1, generation=1)).state == AttachState.UNKNOWN
+            world.step((1, 1, HELLO[1], Finish.LENGTH), term=2, step=1, executor="e2")
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO[:2]
+
+    async def test_a_scheduler_hears_that_another_one_has_its_request(self, folder: Path) -> None:
+        """A frozen scheduler that wakes would go on with sequences that nobody needs."""
+
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            await world.attach(term=2, generation=1)
+            await world.attach(term=3, generation=2, scheduler="s2", first_sequence=1, executor="e2")
+            await until(lambda: world.aborted == [([100], AbortReason.SUPERSEDED)])
+            world.step((1, 0, HELLO[0], Finish.LENGTH), term=3, step=0, executor="e2")
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO[:1]
+
+    async def test_a_step_of_before_a_preemption_keeps_its_tokens(self, folder: Path) -> None:
+        """The sequence goes on in the same attachment: what is computed again comes at positions that are known."""
+
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            world.generate(HELLO[:3])
+            world.generate([HELLO[3]], start=3)
+            world.step((100, 3, 0, Finish.NONE))
+            world.generate(HELLO[4:], Finish.LENGTH, start=4)
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO
+
+    async def test_a_request_that_has_ended_is_not_generated_again(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as world:
+            await world.open()
+            await finish_hello(world)
+            ack = await world.store_item()
+            assert (await world.attach(ack=ack)).state == AttachState.ENDED
+            await until(lambda: ack in world.ended_items)
+        async with rig(folder, broker=broker) as world:
+            ack = await world.store_item()
+            answer = await world.attach(ack=ack)
+            assert answer.state == AttachState.ENDED
+            assert unpack(answer.tokens[0]) == HELLO
+            await until(lambda: ack in world.ended_items)
+
+    async def test_a_record_is_looked_for_unless_the_id_is_fresh(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            looked_for: list[str] = []
+
+            async def get_done(request_id: str) -> bytes | None:
+                looked_for.append(request_id)
+                return None
+
+            world.broker.store.get_done = get_done  # type: ignore[method-assign]
+            reader = await world.open(fresh=True)
+            assert await world.open_for(reader, fresh=True, digest=b"another") == OpenState.CONFLICT
+            assert looked_for == []
+            await world.open(request_id="r2")
+            assert looked_for == ["r2"]
+
+    async def test_a_request_that_nobody_opened(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            assert (await world.attach()).state == AttachState.UNKNOWN

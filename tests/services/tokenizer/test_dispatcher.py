@@ -1,0 +1,210 @@
+import pytest
+
+from pagewire.services.tokenizer import dispatcher
+from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
+from pagewire.services.tokenizer.router import Router
+from pagewire.shared import subjects
+from pagewire.shared.bus import Headers
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import (
+    BusError,
+    BusUnavailable,
+    DuplicateRequest,
+    MessageTooLarge,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    RequestTimeout,
+    Unavailable,
+)
+from pagewire.shared.messages import Decoder, pack
+from pagewire.shared.messages.open import OpenState, OpenStream
+from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.peers import Peers
+from pagewire.shared.placement import rank
+from tests.services.tokenizer.harness import FakeDetokenizer
+
+pytestmark = pytest.mark.anyio
+
+QUEUE = subjects.work_queue("m", 0, subjects.ANY)
+OPENING = OpenStream("r1", b"d", "_INBOX.a", 0, False, (pack([1]),), pack([1]), 1, (), (), False, True, 0, 60_000)
+WORK = WorkItem("r1", "", (pack([1]),), 1, Sampling(1.0, 1.0, 0, 0.0, 7, b"", 0, 16), 0, 1e12)
+HEADERS = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+
+
+class Scene:
+    """Detokenizers a and b of one broker, and the dispatcher under test."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.bus = MemoryBus(broker)
+        self.peers = Peers(self.bus)
+        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), "m")
+        self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
+
+    async def start(self, *detokenizers: FakeDetokenizer) -> None:
+        await self.peers.listen("detokenizer")
+        for detokenizer in detokenizers:
+            await detokenizer.start()
+
+    async def dispatch(self) -> Outcome:
+        return await self.dispatcher.dispatch(OPENING, WORK, HEADERS)
+
+    async def stored(self) -> list[WorkItem]:
+        items = await self.bus.store.pull_work(QUEUE, 10, expires=0.01)
+        assert all(item.headers == HEADERS for item in items)
+        return [Decoder(WorkItem).decode(item.data) for item in items]
+
+
+@pytest.fixture
+async def scene() -> Scene:
+    return Scene(MemoryBroker(max_payload=10_000))
+
+
+def refuse_work(scene: Scene, monkeypatch: pytest.MonkeyPatch, error: BusError) -> None:
+    async def put_work(queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+        raise error
+
+    monkeypatch.setattr(scene.bus.store, "put_work", put_work)
+
+
+async def test_the_work_names_the_detokenizer_that_opened_the_stream(scene: Scene) -> None:
+    await scene.start(scene.first, scene.second)
+    assert await scene.dispatch() is Outcome.STORED
+    (work,) = await scene.stored()
+    assert work.detokenizer == scene.first.instance
+    assert (scene.first.opened, scene.first.headers) == ([OPENING], [HEADERS])
+    assert scene.second.opened == []
+
+
+async def test_the_stream_is_open_before_the_work_is_stored(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever dies after the queue's acknowledgement, the detokenizer tells the client."""
+
+    await scene.start(scene.first)
+    opened_before: list[int] = []
+    put_work = scene.bus.store.put_work
+
+    async def spy(queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+        opened_before.append(len(scene.first.opened))
+        await put_work(queue, data, headers=headers)
+
+    monkeypatch.setattr(scene.bus.store, "put_work", spy)
+    await scene.dispatch()
+    assert opened_before == [1]
+
+
+async def test_without_a_detokenizer_nothing_is_stored(scene: Scene) -> None:
+    await scene.start()
+    with pytest.raises(Unavailable):
+        await scene.dispatch()
+    assert await scene.stored() == []
+
+
+async def test_one_that_is_not_ready_is_not_chosen(scene: Scene) -> None:
+    await scene.start(scene.first, scene.second)
+    scene.first.beat(ready=False)
+    await scene.bus.flush()
+    await scene.dispatch()
+    assert (len(scene.first.opened), len(scene.second.opened)) == (0, 1)
+
+
+async def test_the_next_best_takes_over_from_one_that_has_just_gone(scene: Scene) -> None:
+    await scene.start(scene.first, scene.second)
+    await scene.first.bus.close()
+    assert await scene.dispatch() is Outcome.STORED
+    (work,) = await scene.stored()
+    assert work.detokenizer == scene.second.instance
+
+
+async def test_when_all_have_just_gone_the_client_is_told(scene: Scene) -> None:
+    await scene.start(scene.first)
+    await scene.first.bus.close()
+    with pytest.raises(Unavailable) as caught:
+        await scene.dispatch()
+    assert caught.value.retry_after_ms
+
+
+@pytest.mark.parametrize(("state", "error"), [(OpenState.CONFLICT, DuplicateRequest), (OpenState.FULL, Overloaded)])
+async def test_a_refusal_stores_nothing(scene: Scene, state: OpenState, error: type[RequestError]) -> None:
+    scene.first.state = state
+    await scene.start(scene.first, scene.second)
+    with pytest.raises(error):
+        await scene.dispatch()
+    assert await scene.stored() == []
+    assert scene.second.opened == []
+
+
+async def test_a_request_that_runs_already_is_not_stored_again(scene: Scene) -> None:
+    scene.first.state = OpenState.ATTACHED
+    await scene.start(scene.first)
+    assert await scene.dispatch() is Outcome.ATTACHED
+    assert await scene.stored() == []
+    assert scene.first.aborted == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (BusUnavailable("closed"), "unavailable"),
+        (RequestTimeout("no acknowledgement"), "unavailable"),
+        (MessageTooLarge(2, 1), "payload_too_large"),
+    ],
+)
+async def test_work_that_is_not_stored_is_aborted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, failure: BusError, kind: str
+) -> None:
+    """The stream is open by then, so it is the detokenizer that tells the client."""
+
+    await scene.start(scene.first)
+    refuse_work(scene, monkeypatch, failure)
+    assert await scene.dispatch() is Outcome.ABORTED
+    (abort,) = scene.first.aborted
+    assert (abort.request_id, abort.error) == ("r1", kind)
+    assert abort.message
+
+
+async def test_if_nobody_answers_the_abort_the_client_is_told_here(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+
+    await scene.start(scene.first)
+
+    async def put_work(queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+        scene.first.deaf = True
+        raise BusUnavailable("closed")
+
+    monkeypatch.setattr(scene.bus.store, "put_work", put_work)
+    with pytest.raises(Unavailable):
+        await scene.dispatch()
+
+
+async def test_a_detokenizer_that_does_not_answer_is_told_to_give_up(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have opened the stream: after a second one elsewhere, the client would get every frame twice."""
+    monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+
+    scene.first.answers_open = False
+    await scene.start(scene.first, scene.second)
+    assert await scene.dispatch() is Outcome.ABORTED
+    assert [abort.error for abort in scene.first.aborted] == ["unavailable"]
+    assert scene.second.opened == []
+    assert await scene.stored() == []
+
+
+async def test_a_frozen_detokenizer_ends_in_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+
+    scene.first.deaf = True
+    await scene.start(scene.first)
+    with pytest.raises(Unavailable):
+        await scene.dispatch()
+    assert await scene.stored() == []
+
+
+async def test_a_stream_that_does_not_fit_into_a_message_is_refused(scene: Scene) -> None:
+    await scene.start(scene.first)
+    opening = OpenStream("r1", b"d", "_INBOX.a", 0, False, (), b"", 1, ("x" * 10_000,), (), False, True, 0, 60_000)
+    with pytest.raises(PayloadTooLarge):
+        await scene.dispatcher.dispatch(opening, WORK, {})
+    assert scene.first.opened == []
