@@ -11,7 +11,11 @@ from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Service
+from pagewire.shared.errors import NoResponders, RequestTimeout
 from pagewire.shared.messages import WIRE_VERSION
+
+STALL_TIMEOUT = 0.5
+"""Seconds without a further reply after which all instances are assumed to have replied."""
 
 _ENDPOINTS: dict[str, dict[str, str]] = {
     "tokenizer": {
@@ -84,3 +88,24 @@ class Responder:
             "started": self._started,
             "endpoints": [{**endpoint, **counts} for endpoint in self._endpoints],
         }
+
+
+class Stats(msgspec.Struct):
+    """The part of an instance's reply to `$SRV.STATS` that is used."""
+
+    name: str
+    id: str
+    started: str
+    metadata: dict[str, str]
+
+
+async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
+    """Returns the replies of all instances, or of those of one service, ordered by name and id."""
+    subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
+    found: list[Stats] = []
+    try:
+        async for reply in bus.request_many(subject, b"", stall=STALL_TIMEOUT):
+            found.append(msgspec.json.decode(reply.data, type=Stats))  # noqa: PERF401 - keeps replies before a timeout
+    except (NoResponders, RequestTimeout):
+        pass  # no instance is running, or all have replied
+    return sorted(found, key=lambda stats: (stats.name, stats.id))

@@ -60,7 +60,6 @@ class RequestError(PagewireError):
         code: number in the frame, and the status over HTTP.
         kind: name in the frame.
         retryable: whether the same request may succeed later.
-        message: text in the frame.
         retry_after_ms: when to retry, in milliseconds from now; None: unknown.
     """
 

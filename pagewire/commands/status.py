@@ -4,29 +4,12 @@ import argparse
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from pagewire.commands import session
 from pagewire.embedded.stack import PIPELINE, replicas_of
 from pagewire.shared import flags
-from pagewire.shared.bus import Bus, nats
+from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
-from pagewire.shared.errors import NoResponders, RequestTimeout
-
-STALL_TIMEOUT = 0.5
-"""Seconds without a further reply after which all services are assumed to have replied."""
-
-
-class Stats(msgspec.Struct):
-    """The part of a service's reply to `$SRV.STATS` that is shown."""
-
-    name: str
-    id: str
-    started: str
-    metadata: dict[str, str]
-
-
-_stats = msgspec.json.Decoder(Stats)
+from pagewire.shared.discovery import Stats, ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,18 +49,6 @@ async def _status(settings: Settings, service: str | None) -> int:
     if missing:
         print(f"not ready: {', '.join(missing)}")
     return 1 if missing else 0
-
-
-async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
-    """Returns the replies of all service instances, ordered by name and instance."""
-    subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
-    found: list[Stats] = []
-    try:
-        async for reply in bus.request_many(subject, b"", stall=STALL_TIMEOUT):
-            found.append(_stats.decode(reply.data))  # noqa: PERF401 - keeps the replies before a timeout
-    except (NoResponders, RequestTimeout):
-        pass  # no service is running, or all have replied
-    return sorted(found, key=lambda stats: (stats.name, stats.id))
 
 
 def table(found: list[Stats]) -> list[str]:

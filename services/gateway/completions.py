@@ -87,10 +87,8 @@ async def _send_whole(stream: Stream, scope: Scope, receive: Receive, send: Send
 
 
 async def _send_events(stream: Stream, send: Send, options: StreamOptions) -> None:
-    """Sends a stream of events. A request that fails before its first token gets the status of its error instead.
-
-    For a slow reader, `send` waits and the stream merges the deltas that arrive meanwhile.
-    """
+    """Sends events, or the status of an error before the first token. While a slow reader makes `send` wait, the stream
+    merges the deltas that arrive."""
     async with aclosing(stream.batches()) as batches:
         first: list[Delta] = await anext(batches, [])
         counted = options.include_usage and options.continuous_usage_stats

@@ -9,10 +9,8 @@ Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
 
 
 class BulkParser(Parser):  # type: ignore[misc]
-    """Parses the complete messages at the front of the input at half the cost of nats-py's parser.
-
-    nats-py's parser handles everything else: incomplete messages, other commands and malformed input.
-    """
+    """Parses the complete messages at the front of the input at half the cost of nats-py's parser, which handles the
+    rest: incomplete messages, other commands and malformed input."""
 
     def __init__(self, client: object, deliver: Deliver) -> None:
         """`client` handles what nats-py's parser finds; `deliver` is called for each message on the fast path."""

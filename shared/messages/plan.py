@@ -51,10 +51,7 @@ class Fork(Wire, frozen=True):
 
 
 class Plan(Wire, frozen=True):
-    """Changes to the executor's tables, applied in this order: copies, removed, added, forks, blocks, limits, order.
-
-    Forks read their sources before any slot is removed.
-    """
+    """Changes to the executor's tables, applied in this order: copies, removed, added, forks, blocks, limits, order."""
 
     term: int
     """Fencing token: plans of a term older than the executor's are ignored."""
@@ -76,7 +73,7 @@ class Plan(Wire, frozen=True):
     """The executor runs while it has run fewer steps than this in the term. Outputs without rows do not count as steps:
     otherwise the output that answers a plan after the lease has expired would use up the next lease, without end."""
     forks: tuple[Fork, ...] = ()
-    """Forks to add; their slots and blocks may be those that `removed` freed."""
+    """Forks to add, whose slots and blocks may be those that `removed` freed; their sources are read before that."""
     copies: bytes = b""
     """Packed pairs (source block, target block) of KV to copy first. No target is also a source."""
 

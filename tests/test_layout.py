@@ -1,0 +1,104 @@
+"""The layout of the repository: words that are retired, sizes of files, and the lists of CONTRIBUTING.md."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_LINES = 420
+MAX_FILES_OF_A_PARAMETER = 6
+RETIRED = (
+    "Attend",
+    "Batches",
+    "Bulletin",
+    "Columns",
+    "Departures",
+    "Doorway",
+    "Ending",
+    "Finisher",
+    "FinishSequences",
+    "Flight",
+    "Flights",
+    "Handover",
+    "House",
+    "InFlight",
+    "Inboxes",
+    "Intake",
+    "Interest",
+    "Line",
+    "Link",
+    "Lookups",
+    "Mailbox",
+    "Operators",
+    "Outbox",
+    "Presence",
+    "Progress",
+    "Prompts",
+    "Pulls",
+    "Pulse",
+    "Ring",
+    "SamplingRows",
+    "Searches",
+    "SlotSampling",
+    "Spec",
+    "Told",
+    "Verbs",
+    "_evict",
+    "_expire",
+    "_grow",
+    "_left",
+    "_leave",
+    "_part",
+    "_release",
+    "_retire",
+    "_vacate",
+    "halt",
+    "heirs",
+    "rooms",
+    "seats",
+    "tenancies",
+    "tenancy",
+    "told",
+    "widths",
+)
+"""Names of earlier designs: each is replaced by a term of the field."""
+
+
+def _grep(word: str, *pathspecs: str) -> list[str]:
+    command = ["git", "grep", "--untracked", "-l", "-w", "-e", word, "--", *pathspecs]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode in {0, 1}, found.stderr
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize("word", RETIRED)
+def test_a_retired_word_is_gone(word: str) -> None:
+    assert not _grep(word, "*.py", "*.cpp", "*.hpp", "*.md", ":!tests/test_layout.py")
+
+
+@pytest.mark.parametrize("name", ["min_p", "top_k", "stop_token_ids"])
+def test_a_sampling_parameter_is_named_in_few_files(name: str) -> None:
+    found = _grep(name, ".", ":!tests", ":!docs", ":!bench/results", ":!*.md")
+    assert len(found) <= MAX_FILES_OF_A_PARAMETER, found
+
+
+def test_no_source_file_is_too_long() -> None:
+    sources = [
+        path for folder in ("bench", "kernels", "services", "shared", "tools") for path in _sources(ROOT / folder)
+    ]
+    sources += _sources(ROOT / "pagewire")
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources}
+    assert not {name: count for name, count in lines.items() if count >= MAX_LINES}
+
+
+def test_every_file_of_a_recipe_exists() -> None:
+    named = re.findall(r"`([A-Za-z_./<>-]+/[A-Za-z_./<>-]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 20
+    assert not [name for name in named if "<" not in name and not (ROOT / name).exists()]
+
+
+def _sources(folder: Path) -> list[Path]:
+    """The source files of a folder, without following the links in `pagewire/`."""
+    return [path for path in folder.rglob("*") if path.suffix in {".py", ".cpp", ".hpp"} and not path.is_symlink()]
