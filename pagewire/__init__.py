@@ -1,4 +1,4 @@
-"""Pagewire serves large language models as a pipeline of small services over NATS."""
+"""Pagewire serves large language models as a pipeline of asyncio services over NATS."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first asked for, since every service imports this package too."""
+    """Imports a public name on first use, because every service imports this package and needs none of the names."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""The `pagewire` command: one module of `pagewire.commands` for each verb."""
+"""The `pagewire` command; each subcommand is a module of `pagewire.commands`."""
 
 import argparse
 import sys
@@ -12,15 +12,15 @@ from pagewire.shared.errors import PagewireError
 
 
 class Command(Protocol):
-    """A module of `pagewire.commands`; the first line of its docstring is its help."""
+    """A module of `pagewire.commands`; the first line of its docstring is its help text."""
 
     __doc__: str | None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares its arguments."""
+        """Adds the command's arguments."""
 
     def run(self, given: argparse.Namespace) -> int:
-        """Does it; returns the exit code."""
+        """Runs the command; returns the exit code."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -36,12 +36,12 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit code 2 and one line on standard error when it cannot be done."""
+    """Runs a command and returns its exit code. An error is one line on standard error and exit code 2."""
     given = build_parser().parse_args(arguments)
     try:
         return COMMANDS[given.command].run(given)
     except ServiceRefused:
-        return 2  # the service's own line says it all
+        return 2  # the service has printed the reason
     except PagewireError as error:
         print(f"pagewire: {error}", file=sys.stderr)
         return 2
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="pagewire", description="Serves language models as a pipeline of services over NATS."
     )

@@ -1,4 +1,4 @@
-"""Offline generation: a list of prompts in, a list of results out, with a stack of its own."""
+"""Offline generation: turns a list of prompts into a list of results with a stack of its own."""
 
 import asyncio
 import weakref
@@ -13,20 +13,21 @@ from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
 from pagewire.shared.messages.client import Result, SamplingParams
 
 REQUEST_TIMEOUT = 24 * 3600.0
-"""Seconds: offline, a request waits for its turn as long as it takes."""
+"""Seconds until a request's deadline: offline, a request may wait long for its turn."""
 
 
 class LLM:
     """`LLM("folder-or-id").generate(["Hello"], SamplingParams(max_tokens=16))`.
 
-    The stack starts here, on free ports, and ends with `close`, with the `with` block, or with the program.
+    The constructor starts a stack on free ports; the stack ends with `close`, with the `with` block, or with the
+    program.
 
     Args:
         model: folder or hub id; empty: the bundled model.
         settings: any setting by its name with underscores, such as `max_num_seqs=8`.
 
     Raises:
-        ConfigurationError: the model or a setting cannot be used.
+        ConfigurationError: the model or a setting is invalid.
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
@@ -49,7 +50,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Ends the stack. Harmless twice."""
+        """Ends the stack. May be called twice."""
         self._finalizer()
 
     def generate(
@@ -57,28 +58,28 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Result]:
-        """One result per prompt, in order; `result.choices[0].text` is its text.
+        """Returns one result per prompt, in order; `result.choices[0].text` is the text.
 
         Args:
-            prompts: texts, or token ids of each.
-            sampling: for all prompts, or one for each.
+            prompts: a text, or a list of texts or of token ids.
+            sampling: sampling parameters for all prompts, or a list with those of each.
 
         Raises:
-            RequestError: a prompt is refused, or the pipeline failed.
+            RequestError: a prompt is refused, or the pipeline has failed.
         """
         several: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
         each = sampling if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(several)
         if len(each) != len(several):
-            raise InvalidRequest(f"there are {len(several)} prompts and {len(each)} sampling parameters")
+            raise InvalidRequest(f"give as many sampling parameters ({len(each)}) as prompts ({len(several)})")
         return self._thread.run(self._generate(list(zip(several, each, strict=True))))
 
     async def _generate(self, work: Sequence[tuple[Prompt, SamplingParams]]) -> list[Result]:
-        """Twice as many requests in flight as there are slots, so that the next is at hand when one ends."""
-        room = asyncio.Semaphore(2 * self._settings.max_num_seqs)
+        """Keeps twice as many requests in flight as there are slots, so that one is waiting when a slot is freed."""
+        in_flight = asyncio.Semaphore(2 * self._settings.max_num_seqs)
         async with AsyncClient(self._address.nats, api_key=self._settings.api_key) as client:
 
             async def one(prompt: Prompt, sampling: SamplingParams) -> Result:
-                async with room:
+                async with in_flight:
                     while True:
                         try:
                             return await client.generate(prompt, sampling, timeout=REQUEST_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Settings: one struct, filled from flags, then environment, then a TOML file, then defaults."""
+"""The settings: one struct, filled from flags, environment variables, a TOML file and defaults, in this order."""
 
 import os
 import tomllib
@@ -12,7 +12,7 @@ from pagewire.shared.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
 STEP_TOKENS = 512
-"""Tokens per step where nothing is set, to begin with."""
+"""Tokens per step, at first, without `max_num_batched_tokens`."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -22,63 +22,63 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Every setting of every service. Flag `--max-num-seqs`, variable `PAGEWIRE_MAX_NUM_SEQS`, key `max-num-seqs`."""
 
     model: str = ""
-    """Folder or hub id; empty: the bundled model."""
+    """Model: a folder or a hub id; by default the bundled model."""
     served_model_name: str = ""
-    """Name in requests; empty: the folder's name."""
+    """Name of the model in requests; by default the folder's name or the hub id."""
     host: str = "127.0.0.1"
-    """Where HTTP listens."""
+    """Address that the HTTP server listens on."""
     port: Port = 8000
-    """HTTP port; 0: a free one."""
+    """Port of the HTTP server; 0: any free port."""
     device: str = "cpu"
-    """cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which only takes time."""
+    """cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which simulates step times without computing."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of weights and KV; auto: what the model's config says, but float32 on a CPU that has neither bf16 products nor
-    compiled kernels. A CPU with bf16 products rounds what it multiplies with them to bf16; all else is float32 there.
+    """Data type of weights and KV cache; auto: the model's own, but float32 on a CPU that has neither bf16 products nor
+    compiled kernels. A CPU with bf16 products rounds their operands to bf16 and computes all else in float32.
     """
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Of keys and values in the cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""
+    """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""
     batch_invariant: bool = False
-    """Results that do not depend, to the bit, on what else runs; slower, and only on cuda."""
+    """Make results bitwise independent of the other sequences in a batch; slower, and only on cuda."""
     max_model_len: int | None = None
-    """Context in tokens; None: the model's own."""
+    """Context length in tokens; by default the model's own."""
     max_num_seqs: Positive = 64
-    """Slots: sequences that run at once."""
+    """Maximum number of sequences that run at once."""
     max_num_batched_tokens: Positive | None = None
-    """Tokens per step; None: 512, and on a CPU as many as take 100 ms, up to 4096: see `Budget`."""
+    """Tokens per step; by default 512, and on a CPU as many as fit into the target step time, up to 4096."""
     block_size: Positive = 16
     """KV positions per block."""
     kv_cache_memory: int | None = None
-    """Bytes of the KV pool; None: a share of the free memory."""
+    """Bytes of the KV cache; by default a share of the free memory."""
     num_kv_blocks: int | None = None
-    """Blocks of the KV pool, instead of a size in bytes."""
+    """Blocks of the KV cache, instead of a size in bytes."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of the device's memory that may be used."""
     tensor_parallel_size: Positive = 1
-    """GPUs that share one model; more than one only where they are simulated."""
+    """GPUs that share one model; more than one only on simulated devices."""
     data_parallel_size: Positive = 1
     """Replicas of the model: pairs of a scheduler and an executor that share one queue."""
     seed: int = 0
-    """Of the weights of a device without weights and of drawn request seeds when not 0."""
+    """Seed of random weights, and of requests without a seed unless 0."""
     api_key: str = ""
-    """What clients must bring; empty: nothing."""
+    """Key that clients must send; by default none is needed."""
     lease_window: Positive = 8
-    """Steps that the executor may run ahead of the scheduler's knowledge."""
+    """Steps that the executor may run before the scheduler knows their results."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Time of a step, in milliseconds, that the tokens per step follow; None: on a CPU, 100."""
+    """Target step time in milliseconds, to which the tokens per step adapt; by default 50 on a CPU, else none."""
     nats_url: str = ""
-    """Broker; empty: an embedded one."""
+    """URL of the NATS server; by default an embedded server is started."""
     nats_port: Port = 4222
-    """Of the embedded broker; a free one when taken or 0."""
+    """Port of the embedded NATS server; any free port when it is taken or 0."""
     nats_user: str = ""
-    """Credentials of the services."""
+    """NATS user of the services."""
     nats_password: str = ""
-    """Credentials of the services."""
+    """NATS password of the services."""
     log_format: Literal["console", "json"] | None = None
-    """One line per event, for people or for machines; None: for people at a terminal, else for machines."""
+    """Format of log lines; by default console on a terminal, else json."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe event that is logged."""
+    """Lowest level that is logged."""
     trace_dir: str = ""
-    """Folder for spans; empty: none are written."""
+    """Folder that spans are written to; by default none are written."""
     prefix_cache: bool = True
     """Share the KV blocks of equal prefixes."""
 
@@ -87,15 +87,15 @@ FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Returns the name of a setting's environment variable."""
     return ENVIRONMENT_PREFIX + name.upper().replace("-", "_")
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config: Path | None = None) -> Settings:
-    """The settings in force. `flags` has kebab-case names, as strings or values.
+    """Combines the sources into settings. `flags` has values or their text by kebab-case name; `config` is a TOML file.
 
     Raises:
-        ConfigurationError: an unknown name, or a value of the wrong kind or out of range.
+        ConfigurationError: a name is unknown, or a value has the wrong type or is out of range.
     """
     values: dict[str, Any] = {}
     if config is not None:
@@ -110,10 +110,10 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"setting refused: {error}") from error
+        raise ConfigurationError(f"invalid setting: {error}") from error
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
-    """The environment that makes `load` return the same settings in another process."""
+    """Returns the environment variables from which `load` gets the same settings in another process."""
     values = msgspec.to_builtins(settings)
     return {variable(name): str(value) for name, value in values.items() if value is not None}

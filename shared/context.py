@@ -1,4 +1,4 @@
-"""What every service is given when it starts, and what it gives in return."""
+"""The interface between a service and the process that runs it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The surroundings of one service instance. Logs and traces are global: see `pagewire.shared.telemetry`."""
+    """What a service instance is created with. Logs and traces are global: see `pagewire.shared.telemetry`."""
 
     settings: Settings
     bus: Bus
@@ -22,10 +22,10 @@ class Context:
 
 
 class Service(Protocol):
-    """One of the five services. `pagewire.shared.runtime` runs it in a process, tests run it beside others in one."""
+    """One of the five services. `pagewire.shared.runtime` runs each in its own process, tests run several in one."""
 
     def heartbeat(self) -> Heartbeat:
-        """Its state at this moment."""
+        """Returns the current state of the service."""
 
     async def run(self) -> None:
-        """Serves until cancelled; then it finishes what it owes and returns. Raises when it cannot serve."""
+        """Serves until cancelled, then finishes pending work and returns. Raises when it cannot serve."""

@@ -1,4 +1,4 @@
-"""Discovery as NATS ADR-32 has it: `nats service ls`, `info` and `stats` find every Pagewire service."""
+"""Service discovery by NATS ADR-32: `nats service ls`, `info` and `stats` find every Pagewire service."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,8 +14,8 @@ from pagewire.shared.context import Service
 from pagewire.shared.errors import NoResponders, RequestTimeout
 from pagewire.shared.messages import WIRE_VERSION
 
-ANSWER_WITHIN = 0.5
-"""Seconds without another answer after which every instance counts as having answered."""
+STALL_TIMEOUT = 0.5
+"""Seconds without a further reply after which all instances are assumed to have replied."""
 
 _ENDPOINTS: dict[str, dict[str, str]] = {
     "tokenizer": {
@@ -29,11 +29,11 @@ _ENDPOINTS: dict[str, dict[str, str]] = {
         "resume": subjects.RESUME + ".*",
     },
 }
-"""What a client may ask of each service. The others are found, but not asked."""
+"""The subjects that clients may send requests to, by service. The other services have none."""
 
 
 class Responder:
-    """Answers `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` for one instance, also when it is asked by name and by id."""
+    """Answers `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` for one instance: for all services, by name, and by id."""
 
     def __init__(self, bus: Bus, name: str, instance: str, settings: Settings, service: Service) -> None:
         self._bus = bus
@@ -51,7 +51,7 @@ class Responder:
         }
 
     async def listen(self) -> None:
-        """Starts to answer."""
+        """Subscribes to the discovery subjects."""
         answers: dict[str, Callable[[], dict[str, Any]]] = {"PING": dict, "INFO": self._info, "STATS": self._stats}
         name, instance = self._identity["name"], self._identity["id"]
         for verb, answer in answers.items():
@@ -70,10 +70,10 @@ class Responder:
 
     def _info(self) -> dict[str, Any]:
         endpoints = [{**endpoint, "metadata": {}} for endpoint in self._endpoints]
-        return {"description": "A part of Pagewire, which serves language models", "endpoints": endpoints}
+        return {"description": "Part of Pagewire, a server of language models", "endpoints": endpoints}
 
     def _stats(self) -> dict[str, Any]:
-        """Counts are per service, not per endpoint: they are in the metadata, and the endpoints' own are zero."""
+        """Returns counts per service in the metadata. The counts per endpoint, which ADR-32 demands, are zero."""
         beat = self._service.heartbeat()
         load = {f"load.{name}": f"{value:.10g}" for name, value in beat.load.items()}
         counts = {
@@ -91,7 +91,7 @@ class Responder:
 
 
 class Stats(msgspec.Struct):
-    """The answer of one instance to `$SRV.STATS`, as far as it is used."""
+    """The part of an instance's reply to `$SRV.STATS` that is used."""
 
     name: str
     id: str
@@ -100,15 +100,12 @@ class Stats(msgspec.Struct):
 
 
 async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
-    """Returns the answers of all instances, or of those of one service, ordered by name and id."""
+    """Returns the replies of all instances, or of those of one service, ordered by name and id."""
     subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
     found: list[Stats] = []
     try:
-        async for reply in bus.request_many(subject, b"", stall=ANSWER_WITHIN):
-            found.append(_decoder.decode(reply.data))  # noqa: PERF401 - answers before a timeout are kept
+        async for reply in bus.request_many(subject, b"", stall=STALL_TIMEOUT):
+            found.append(msgspec.json.decode(reply.data, type=Stats))  # noqa: PERF401 - keeps replies before a timeout
     except (NoResponders, RequestTimeout):
-        pass  # no instance is there, or all have answered
+        pass  # no instance is running, or all have replied
     return sorted(found, key=lambda stats: (stats.name, stats.id))
-
-
-_decoder = msgspec.json.Decoder(Stats)

@@ -1,21 +1,21 @@
-"""Every error that a user can meet, typed, with the code that `interface.md` gives it."""
+"""The errors that users can get. `docs/protocol.md` lists the codes of those that end a request."""
 
 from typing import ClassVar
 
 
 class PagewireError(Exception):
-    """Base of the errors that Pagewire raises on purpose. The message tells the user what to do."""
+    """Base class of all errors of Pagewire. The message tells the user what to do."""
 
 
 class ConfigurationError(PagewireError):
-    """A setting, a flag, a file or a model folder cannot be used. Commands end with exit code 2."""
+    """A setting, a flag, a file or a model folder is invalid. Commands exit with code 2."""
 
 
 class WireVersionError(PagewireError):
-    """A peer speaks another version of the internal messages."""
+    """A peer uses another version of the internal messages."""
 
     def __init__(self, theirs: int, ours: int) -> None:
-        super().__init__(f"a peer speaks wire version {theirs}, this service speaks {ours}: run one release everywhere")
+        super().__init__(f"a peer uses wire version {theirs}, this service {ours}: run one release everywhere")
         self.theirs = theirs
         self.ours = ours
 
@@ -33,7 +33,7 @@ class RequestTimeout(BusError):
 
 
 class MessageTooLarge(BusError):
-    """Header and payload together exceed what the server accepts."""
+    """Headers and payload together exceed the server's limit."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"a message of {size} bytes exceeds the server's limit of {limit}")
@@ -46,20 +46,21 @@ class BusUnavailable(BusError):
 
 
 class ConnectionLost(BusUnavailable):
-    """There is no connection, or it broke while a reply was awaited: whether the request arrived is unknown."""
+    """There is no connection, or it was lost before the reply: whether the request arrived is unknown."""
 
 
 class NotPermitted(BusError):
-    """The broker does not let this user publish or subscribe there."""
+    """The broker forbids this user to publish or subscribe to a subject."""
 
 
 class RequestError(PagewireError):
-    """Base of the errors that end one request with an error frame.
+    """Base class of the errors that end a request with an error frame.
 
     Attributes:
-        code: the number on the frame and, over HTTP, the status.
-        kind: the name on the frame.
+        code: number in the frame, and the status over HTTP.
+        kind: name in the frame.
         retryable: whether the same request may succeed later.
+        retry_after_ms: when to retry, in milliseconds from now; None: unknown.
     """
 
     code: ClassVar[int] = 500
@@ -73,13 +74,13 @@ class RequestError(PagewireError):
 
 
 class InvalidRequest(RequestError):
-    """The request is malformed, or asks for what does not exist."""
+    """The request is malformed or asks for something that does not exist."""
 
     code, kind = 400, "invalid_request"
 
 
 class ModelNotFound(RequestError):
-    """No model of that name is served here."""
+    """No model of that name is served."""
 
     code, kind = 404, "model_not_found"
 
@@ -91,19 +92,19 @@ class DeadlineExceeded(RequestError):
 
 
 class DuplicateRequest(RequestError):
-    """The same request id came with another body."""
+    """Another request has the same id and a different body."""
 
     code, kind = 409, "duplicate_request"
 
 
 class PayloadTooLarge(RequestError):
-    """The request, or the result it asks for, does not fit into a message."""
+    """The request or its result does not fit into a message."""
 
     code, kind = 413, "payload_too_large"
 
 
 class ContextLength(RequestError):
-    """Prompt and `max_tokens` exceed the model's context."""
+    """The prompt and `max_tokens` together exceed the model's context length."""
 
     code, kind = 422, "context_length"
 
@@ -115,17 +116,17 @@ class Overloaded(RequestError):
 
 
 class Cancelled(RequestError):
-    """The request was cancelled before it had a result."""
+    """The request was cancelled before its result was complete."""
 
     code, kind = 499, "cancelled"
 
 
 class Internal(RequestError):
-    """A fault of ours. The log has the details, the message never does."""
+    """Pagewire has failed. The details are in the log and never in the message."""
 
 
 class Unavailable(RequestError):
-    """A service that the request needs is not there."""
+    """A service that the request needs is not running."""
 
     code, kind, retryable = 503, "unavailable", True
 

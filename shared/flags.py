@@ -1,4 +1,4 @@
-"""Command-line flags, one per setting: name, kind and help all come from `pagewire.shared.config.Settings`."""
+"""The command-line flags, one per setting. Names, types and help texts come from `pagewire.shared.config.Settings`."""
 
 import argparse
 import ast
@@ -11,8 +11,8 @@ from pagewire.shared.config import FIELDS, Settings
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds `--max-num-seqs` and all the others, and `--config`. The model is a flag as well: `--model`."""
-    group = parser.add_argument_group("settings", "each is also an environment variable, such as PAGEWIRE_MAX_NUM_SEQS")
+    """Adds a flag for every setting, and `--config`."""
+    group = parser.add_argument_group("settings", "each can be an environment variable too, as PAGEWIRE_MAX_NUM_SEQS")
     group.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
     descriptions = describe(Settings)
     for name, field in FIELDS.items():
@@ -26,10 +26,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def read_settings(namespace: argparse.Namespace) -> Settings:
-    """The settings in force, from parsed flags, environment, file and defaults.
+    """Combines parsed flags, environment variables, configuration file and defaults into settings.
 
     Raises:
-        ConfigurationError: a value is refused.
+        ConfigurationError: a setting is invalid.
     """
     given: dict[str, Any] = vars(namespace)
     flags = {name: given[field.name] for name, field in FIELDS.items() if field.name in given}

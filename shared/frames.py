@@ -1,4 +1,4 @@
-"""How frames to clients become bytes and headers: used by whoever answers a client."""
+"""Encodes the frames to clients and their headers, for the services that answer clients."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from pagewire.shared.messages.client import (
 from pagewire.shared.messages.open import Encoding
 
 Reply = Frame | DeltaBatch | TokenizeReply | DetokenizeReply | ModelList | CancelReply
-"""Whatever a client may be sent, but for the empty message that closes a stream."""
+"""Every message to a client, except for the empty message that closes a stream."""
 
 _MESSAGE_LENGTH = 1000
 _HEADER_LENGTH = 200
@@ -28,21 +28,21 @@ _msgpack = msgspec.msgpack.Encoder()
 
 
 def encoder(encoding: int) -> Callable[[Reply], bytes]:
-    """What makes the bytes of frames in the `Encoding` of a request."""
+    """Returns the function that encodes frames in an `Encoding`."""
     return (_msgpack if encoding == Encoding.MSGPACK else _json).encode
 
 
 def encode_frame(frame: Reply, encoding: int) -> bytes:
-    """The bytes of a frame in the `Encoding` of its request."""
+    """Encodes one frame in an `Encoding`."""
     return encoder(encoding)(frame)
 
 
 def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -> ErrorFrame:
-    """The frame that ends a request with `error`."""
+    """Returns the frame that ends a request with `error`."""
     return ErrorFrame(
         code=error.code,
         error=error.kind,
-        message=error.message[:_MESSAGE_LENGTH],  # it may quote what the client sent
+        message=error.message[:_MESSAGE_LENGTH],  # the message may quote the client's input
         retryable=error.retryable,
         request_id=request_id,
         tokens_emitted=tokens_emitted,
@@ -51,6 +51,6 @@ def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """The headers of an error frame. A header is a short line of ASCII, so the message is cut to that."""
+    """Returns the headers of an error frame. The message is reduced to a short line of ASCII."""
     line = _UNPRINTABLE.sub("?", " ".join(error.message.split()))
     return {"Nats-Service-Error": line[:_HEADER_LENGTH], "Nats-Service-Error-Code": str(error.code)}

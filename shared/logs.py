@@ -1,4 +1,4 @@
-"""Log lines as data: for people on a console, or one JSON object per line for machines. Always on standard error."""
+"""Configures structured logs on standard error: readable lines on a console, or one JSON object per line."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ _json = msgspec.json.Encoder(enc_hook=str)
 
 
 def configure(settings: Settings, **bound: str) -> None:
-    """Sets the format for this process. `bound` is on every line, such as service and instance."""
+    """Configures the logs of this process. The fields `bound`, such as the service, are added to every line."""
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -26,7 +26,7 @@ def configure(settings: Settings, **bound: str) -> None:
             sys.stderr.buffer
         )
     else:
-        # Plain tracebacks: others print local variables, and passwords are among them.
+        # Plain tracebacks, since the others print local variables, which may be passwords.
         formatter = structlog.dev.plain_traceback
         processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=formatter))
         factory = structlog.WriteLoggerFactory(sys.stderr)
@@ -41,7 +41,7 @@ def configure(settings: Settings, **bound: str) -> None:
 
 
 def quiet() -> None:
-    """Lets nothing but warnings through, in a program that uses Pagewire as a library and has not configured logs."""
+    """Logs only warnings and errors, unless the program that uses Pagewire as a library has configured structlog."""
     if not structlog.is_configured():
         structlog.configure(
             wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),

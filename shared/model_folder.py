@@ -1,4 +1,4 @@
-"""A model in the Hugging Face format: where its folder is, and what its configuration says."""
+"""Finds the folder of a model in Hugging Face format and reads its configuration."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
-"""The small model that comes with the package."""
+"""Folder of the small model that is part of the package."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
@@ -18,7 +18,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 
 
 def resolve(model: str) -> Path:
-    """The folder of `model`: a folder, a hub id that is downloaded when it is not in the cache, or "", the bundled one.
+    """Returns the folder of a model: a folder, a hub id (downloaded unless it is cached), or "" for the bundled model.
 
     Raises:
         ConfigurationError: there is no such folder and no such model on the hub.
@@ -34,7 +34,7 @@ def resolve(model: str) -> Path:
 
 
 def served_name(settings: Settings) -> str:
-    """The model's name in requests: as configured, else the folder's name or the hub id."""
+    """Returns the model's name in requests: the configured one, else the folder's name or the hub id."""
     if settings.served_model_name:
         return settings.served_model_name
     if not settings.model:
@@ -44,19 +44,19 @@ def served_name(settings: Settings) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json.
+    """Reads a model's config.json.
 
     Raises:
-        ConfigurationError: it is missing or broken.
+        ConfigurationError: the file is missing or malformed.
     """
     return _read_object(path / "config.json")
 
 
 def eos_ids(path: Path) -> frozenset[int]:
-    """Tokens that end a text: those of config.json and of generation_config.json together.
+    """Returns the tokens that end a text, from config.json and generation_config.json together.
 
     Raises:
-        ConfigurationError: a file is broken, or names something that is no token id.
+        ConfigurationError: a file is malformed, or an entry is not a token id.
     """
     found: set[int] = set()
     for file in (path / "config.json", path / "generation_config.json"):
@@ -69,10 +69,10 @@ def eos_ids(path: Path) -> frozenset[int]:
 
 
 def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
-    """The context in tokens: the setting, at most what the model was made for.
+    """Returns the context length in tokens: the setting, by default the model's own length.
 
     Raises:
-        ConfigurationError: the setting exceeds the model, or neither names a length.
+        ConfigurationError: the setting exceeds the model's length, or neither gives a length.
     """
     own: int | None = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
     wanted = settings.max_model_len
@@ -88,7 +88,7 @@ def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
 
 
 def revision(path: Path) -> str:
-    """A fingerprint of config.json and of the weight files' names and sizes: 12 hexadecimal digits.
+    """Returns a fingerprint of config.json and of the weight files' names and sizes: 12 hexadecimal digits.
 
     Raises:
         ConfigurationError: config.json is missing.
@@ -124,5 +124,5 @@ def _download(model: str) -> Path:
     except (OSError, ValueError, HTTPError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(
-            f"there is no folder {model}, and the hub does not give a model of that id: {reason[0]}"
+            f"there is no folder {model}, and the hub has no model of that id that can be downloaded: {reason[0]}"
         ) from error

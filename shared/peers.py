@@ -1,52 +1,58 @@
-"""Who is there: the heartbeats that were heard lately."""
+"""The service instances that send heartbeats."""
 
 import time
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Callable, Collection
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
-from pagewire.shared.errors import WireVersionError
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.heartbeat import Heartbeat
 
 SILENCE = 2.0
-"""Seconds without a heartbeat after which an instance counts as gone: four beats."""
+"""Seconds without a heartbeat after which an instance counts as gone: four intervals."""
 
 _heartbeat = Decoder(Heartbeat)
 
 
 class Peers:
-    """The last heartbeat of each live instance."""
+    """The last heartbeat of each instance."""
 
-    def __init__(self, bus: Bus, heard: Callable[[], None] | None = None) -> None:
-        """`heard` is called after each heartbeat."""
+    def __init__(self, bus: Bus, on_heartbeat: Callable[[], None] | None = None) -> None:
+        """`on_heartbeat` is called after each heartbeat."""
         self._bus = bus
-        self._on_beat = heard
-        self._heard: dict[str, tuple[float, Heartbeat]] = {}
+        self._on_heartbeat = on_heartbeat
+        self._last: dict[str, tuple[Heartbeat, float]] = {}
+        """By instance: the last heartbeat and the time of its arrival."""
 
     async def listen(self, service: str = "*") -> None:
-        """Starts to hear one kind of service, or all."""
-        await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._hear)
+        """Subscribes to the heartbeats of one kind of service, or of all."""
+        await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
 
     def alive(self, service: str) -> list[Heartbeat]:
-        """Instances of a service heard within `SILENCE`, by instance id."""
-        now = time.monotonic()
-        self._heard = {name: heard for name, heard in self._heard.items() if now - heard[0] < SILENCE}
-        found = [beat for _, beat in self._heard.values() if beat.service == service]
+        """Returns the last heartbeats of the live instances of a service, ordered by instance id."""
+        oldest = time.monotonic() - SILENCE
+        self._last = {instance: last for instance, last in self._last.items() if last[1] > oldest}
+        found = [beat for beat, _ in self._last.values() if beat.service == service]
         return sorted(found, key=lambda beat: beat.instance)
 
     def find(self, instance: str) -> Heartbeat | None:
-        """The last heartbeat of one instance, if it is alive."""
-        heard = self._heard.get(instance)
-        return heard[1] if heard is not None and time.monotonic() - heard[0] < SILENCE else None
+        """Returns the last heartbeat of an instance, None if the instance is not alive."""
+        beat, age = self.last(instance)
+        return beat if age < SILENCE else None
 
-    def _hear(self, message: Message) -> None:
-        try:
-            beat = _heartbeat.decode(message.data)
-        except (WireVersionError, msgspec.DecodeError):
-            return  # a peer that cannot be understood is not there
-        self._heard[beat.instance] = (time.monotonic(), beat)
-        if self._on_beat is not None:
-            self._on_beat()
+    def last(self, instance: str) -> tuple[Heartbeat | None, float]:
+        """Returns the last heartbeat of an instance, however old, and its age in seconds; without one, None and 0."""
+        if instance not in self._last:
+            return None, 0.0
+        beat, arrived = self._last[instance]
+        return beat, time.monotonic() - arrived
+
+    def retain(self, instances: Collection[str]) -> None:
+        """Forgets all other instances."""
+        self._last = {instance: last for instance, last in self._last.items() if instance in instances}
+
+    def _on_message(self, message: Message) -> None:
+        if (beat := _heartbeat.try_decode(message.data)) is not None:
+            self._last[beat.instance] = (beat, time.monotonic())
+            if self._on_heartbeat is not None:
+                self._on_heartbeat()

@@ -1,14 +1,14 @@
-"""Which of several instances is the one for something that has an id."""
+"""Chooses one of several instances by the id of a request."""
 
 import hashlib
 from collections.abc import Iterable
 
 
 def rank(name: str, instances: Iterable[str]) -> list[str]:
-    """The instances, best first, in the order that everybody finds for this name.
+    """Returns the instances in order of preference for `name`, which is the same for every caller.
 
-    Rendezvous hashing (Thaler and Ravishankar, 1996): when an instance comes or goes, only its own names move, so a
-    request that is sent again meets the detokenizer that knows it.
+    Rendezvous hashing (Thaler and Ravishankar, 1996): when an instance joins or leaves, only the names that belong to
+    it move. So a repeated request reaches the detokenizer that knows the request.
     """
 
     def weight(instance: str) -> bytes:

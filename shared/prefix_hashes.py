@@ -1,22 +1,22 @@
-"""Short hashes of the prefixes of a prompt, by which tokenizers and schedulers speak of what is cached where.
+"""Short hashes of prompt prefixes, with which schedulers tell tokenizers what they have cached.
 
-They are a hint for choosing a replica, and may collide: what is shared inside a replica is compared token by token.
+The hashes are only hints for choosing a replica and may collide: inside a replica, prefixes are compared by token.
 """
 
 from hashlib import blake2b
 
 SPAN = 64
-"""Tokens from one hashed prefix to the next: what is shorter costs a replica next to nothing to compute again."""
+"""Tokens between two hashed prefixes: computing a shorter prefix again costs a replica next to nothing."""
 DEPTH = 256
-"""Prefixes that are hashed of one prompt at most."""
+"""Maximum number of hashed prefixes per prompt."""
 _TOKEN_BYTES = 4
 _HASH_BYTES = 4
 
 
 def prefix_hashes(packed: bytes, salt: str = "") -> list[int]:
-    """32-bit hashes of the prefixes of `SPAN`, 2 * `SPAN`, ... packed tokens, the shortest first, at most `DEPTH`.
+    """Returns 32-bit hashes of the prefixes of `SPAN`, 2 * `SPAN`, ... packed tokens, shortest first, at most `DEPTH`.
 
-    Requests with different salts share nothing, so theirs differ.
+    The hashes depend on `salt`, since requests with different salts share no cache entries.
     """
     step = SPAN * _TOKEN_BYTES
     running = blake2b(salt.encode(), digest_size=_HASH_BYTES)

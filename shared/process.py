@@ -1,4 +1,4 @@
-"""What a process asks of Linux: to go when its supervisor goes, however it goes, and to leave others their turns."""
+"""Settings of the process in Linux: it dies with its supervisor, and is scheduled as a batch process."""
 
 import ctypes
 import os
@@ -16,26 +16,26 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """Follows the supervisor that started this process; nothing if it was started by hand."""
+    """Has this process killed when its supervisor ends, however it ends; no effect without a supervisor."""
     if PARENT in os.environ:
-        follow(int(os.environ[PARENT]))
+        die_with(int(os.environ[PARENT]))
 
 
-def follow(parent: int) -> None:
-    """Asks the kernel to kill this process when the thread of `parent` that started it ends. Nothing off Linux."""
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when the thread of `parent` that started it ends; no effect outside Linux."""
     if _libc is None:
         return
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel knew
+    if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave_turns() -> None:
-    """Lets whoever runs go on when a message arrives for this process, whose threads to come do likewise.
+def use_batch_scheduling() -> None:
+    """Selects SCHED_BATCH for this process and its future threads; no effect outside Linux.
 
-    Where cores are few, each message would else interrupt its sender and be handled alone. So those that are sent
-    together are handled together. A core that is free is taken at once all the same. Nothing off Linux.
+    When cores are few, the default policy lets each message preempt its sender and be handled alone. With SCHED_BATCH
+    the sender goes on, so that messages sent together are handled together. An idle core still takes over at once.
     """
     if sys.platform == "linux":
-        with suppress(OSError):  # some sandboxes refuse: it works without
+        with suppress(OSError):  # some sandboxes refuse the call
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Runs one service in a process of its own: settings, logs, traces, the bus, heartbeats, signals and the exit code."""
+"""Runs one service as a process: settings, logs, traces, the bus, heartbeats, signals and the exit code."""
 
 import argparse
 import asyncio
@@ -18,31 +18,31 @@ from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
-from pagewire.shared.process import INSTANCE, die_with_parent, leave_turns
-from pagewire.shared.pulse import Pulse
+from pagewire.shared.heartbeater import Heartbeater
+from pagewire.shared.process import INSTANCE, die_with_parent, use_batch_scheduling
 
 CLOSE_WITHIN = 8.0
-"""Seconds that a service has to finish what it owes after SIGINT or SIGTERM."""
+"""Seconds that a service has to finish its work after SIGINT or SIGTERM."""
 
-GARBAGE_AFTER = 50_000
-"""New objects after which cycles are looked for. A busy service holds tens of thousands, few of them in cycles."""
+GC_THRESHOLD = 50_000
+"""New objects between two garbage collections. A busy service holds tens of thousands, few of them in cycles."""
 
 _log = structlog.get_logger()
 
 
 def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
-    """Entry point of `python -m services.<name>`.
+    """Entry point of `python -m pagewire.services.<name>`.
 
-    Exit codes: 0 after a signal, 1 when the service cannot go on, 2 when a setting is refused.
+    Exit codes: 0 after a signal, 1 when the service fails, 2 when a setting is refused.
     """
     die_with_parent()
-    leave_turns()
-    parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
+    use_batch_scheduling()
+    parser = argparse.ArgumentParser(prog=f"python -m pagewire.services.{name}")
     flags.add_settings(parser)
     try:
         settings = flags.read_settings(parser.parse_args())
-        gc.freeze()  # what the libraries brought stays until the end
-        gc.set_threshold(GARBAGE_AFTER)
+        gc.freeze()  # objects of the imported libraries live until the end
+        gc.set_threshold(GC_THRESHOLD)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_process(name, cls, settings))
     except ConfigurationError as error:
@@ -64,29 +64,29 @@ async def _process(name: str, cls: Callable[[Context], Service], settings: Setti
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if serving.done():
-        return _outcome(serving)
+        return _exit_code(serving)
     _log.info("stopping")
     serving.cancel()
     await asyncio.wait({serving}, timeout=CLOSE_WITHIN)
     if not serving.done():
         _log.error("not_stopped_in_time", seconds=CLOSE_WITHIN)
         os._exit(1)
-    return 0 if serving.cancelled() else _outcome(serving)
+    return 0 if serving.cancelled() else _exit_code(serving)
 
 
-def _outcome(serving: "asyncio.Task[None]") -> int:
-    """Exit code of a service that ended by itself."""
+def _exit_code(serving: "asyncio.Task[None]") -> int:
+    """Returns the exit code for a service that has ended by itself; raises its `ConfigurationError`."""
     error = serving.exception()
     if isinstance(error, ConfigurationError):
         raise error
     if error is not None:
-        _log.error("failed", exc_info=error)
+        _log.error("service_failed", exc_info=error)
         return 1
     return 0
 
 
 async def _connect_and_run(name: str, cls: Callable[[Context], Service], settings: Settings, instance: str) -> None:
-    bus = await connect_patiently(name, settings, instance)
+    bus = await connect_with_retry(name, settings, instance)
     try:
         await run_service(name, cls, settings, bus, instance)
     finally:
@@ -100,28 +100,28 @@ async def run_service(
 
     Raises:
         ConfigurationError: the service cannot use a setting.
-        BusUnavailable: the broker was away for too long.
+        BusUnavailable: there was no broker for too long.
         ExceptionGroup: the service failed in several places at once.
     """
-    pulse = Pulse(bus, name, instance)
-    service = cls(Context(settings, bus, instance, pulse.announce))
+    heartbeater = Heartbeater(bus, name, instance)
+    service = cls(Context(settings, bus, instance, heartbeater.announce))
     await Responder(bus, name, instance, settings, service).listen()
     serving = asyncio.create_task(service.run())
-    beating = asyncio.create_task(pulse.run(service))
+    heartbeats = asyncio.create_task(heartbeater.run(service))
     try:
-        done, _ = await asyncio.wait({serving, beating}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({serving, heartbeats}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        beating.cancel()
+        heartbeats.cancel()
         serving.cancel()
-        await asyncio.wait({serving, beating})
+        await asyncio.wait({serving, heartbeats})
 
 
-async def connect_patiently(name: str, settings: Settings, instance: str) -> Bus:
-    """Connects to the broker, and tries again for as long as it takes: services start in any order."""
+async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
+    """Connects to the broker. Retries without end, because services and broker may start in any order."""
     url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or 4222}"
-    # The gateway is a client of the tokenizers, which answer to nothing but client inboxes.
+    # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
     prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
     delay = 0.1
     while True:

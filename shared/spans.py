@@ -1,4 +1,4 @@
-"""Spans in files: one JSON object per line, one file per process, read back by `pagewire trace`."""
+"""Writes spans to files, one JSON object per line and one file per process, and reads them for `pagewire trace`."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from opentelemetry.trace import format_span_id, format_trace_id
 
 
 class Span(msgspec.Struct, omit_defaults=True):
-    """One finished span as a file has it."""
+    """A finished span, as it is stored."""
 
     name: str
     service: str
@@ -23,7 +23,7 @@ class Span(msgspec.Struct, omit_defaults=True):
     """Unix seconds."""
     parent_id: str = ""
     attributes: dict[str, str | bool | int | float | list[str | bool | int | float]] = {}
-    """What the service knew about it, such as `request_id`."""
+    """Attributes set by the service, such as `request_id`."""
 
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
@@ -39,7 +39,7 @@ class SpanFile(SpanExporter):
         self._path.parent.mkdir(parents=True, exist_ok=True)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Writes a batch; called on the exporter's own thread."""
+        """Writes a batch of spans; called on the exporter's own thread."""
         with self._path.open("ab") as file:
             file.writelines(_encoder.encode(self._row(span)) + b"\n" for span in spans)
         return SpanExportResult.SUCCESS
@@ -64,7 +64,7 @@ def _plain(value: object) -> str | bool | int | float | list[str | bool | int | 
 
 
 def read(folder: Path) -> Iterator[Span]:
-    """Every span in the folder's files. A line cut off by a crash is passed over."""
+    """Yields every span in a folder's files. A line that a crash has cut off is skipped."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines():
             try:

@@ -1,4 +1,4 @@
-"""Dynamic SplitFuse: what one step computes. Shared by the executor, which obeys it, and whoever predicts it.
+"""Dynamic SplitFuse, which composes the batch of a step.
 
 Source: DeepSpeed-FastGen (Holmes et al., 2024). Long prompts are split over steps and short ones fused, so that every
 step has the same number of tokens; decoding rows always come first and are never delayed by a prompt.
@@ -13,18 +13,18 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Pending(NamedTuple):
-    """What each slot could compute next, as columns in the order in which prompts are served."""
+    """The work that each slot could do next, as columns in the order in which prompts are served."""
 
     slots: Int64
-    """[N] rows in the executor's tables; none twice."""
+    """[N] distinct rows in the executor's tables."""
     remaining: Int64
-    """[N] known tokens whose KV is not written: 1 is a decode, more is a prompt. Not negative."""
+    """[N] known tokens whose KV is not written yet, at least 0: 1 is a decode, more is a prompt."""
     room: Int64
-    """[N] positions that the slot's limit still allows; none of them where it is not positive."""
+    """[N] positions up to the slot's limit; a slot with 0 or less is skipped."""
 
 
 class Rows(NamedTuple):
-    """The parts of one step, as columns."""
+    """The rows of one step, as columns."""
 
     slots: Int64
     """[R] rows in the executor's tables; none twice."""
@@ -33,14 +33,14 @@ class Rows(NamedTuple):
 
 
 def compose(pending: Pending, budget: int) -> Rows:
-    """The rows of one step: every decode, then prompt chunks in the given order until `budget` tokens are reached.
+    """Returns the rows of one step: all decodes, then prompt chunks in the given order, `budget` tokens altogether.
 
-    A slot without work or at its limit is skipped and delays nobody. The budget is filled exactly unless work runs out.
+    A slot without work or at its limit is skipped. The step has fewer tokens than `budget` only if there is less work.
     """
     slots, remaining, room = pending
     open_, decoding = room > 0, remaining == 1
     ready = decoding & open_
-    if np.count_nonzero(ready) == len(slots) <= budget:  # so most steps are
+    if np.count_nonzero(ready) == len(slots) <= budget:  # the common case: only decodes
         return Rows(slots, np.ones(len(slots), np.int64))
     decodes = slots[ready][:budget]
     waiting = open_ & (remaining > 1)

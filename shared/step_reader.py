@@ -1,73 +1,74 @@
-"""Puts the steps of one executor in order."""
+"""Puts the step outputs of one executor in order."""
 
 from pagewire.shared.messages.step import StepOutput
 
-KEPT = 1024
-"""Steps behind a gap that are kept aside. What comes after them is dropped, and is missing later."""
+MAX_BUFFERED = 1024
+"""Outputs after a gap that are buffered, at most. Further outputs are dropped and must be asked for again."""
 
 
 class StepReader:
-    """Gives out each step of a term once and in order, whatever the bus lost, repeated or reordered.
+    """Returns each step of a term once and in order, even if the bus loses, repeats or reorders outputs.
 
-    A higher term begins anew with its step 0; steps of older terms are dropped.
+    A higher term restarts the reader at step 0; outputs of older terms are dropped.
 
     Attributes:
-        term: the term that is read; -1 before the first output.
-        last: last step given out or given up; -1 before the first one.
+        term: the current term; -1 before the first output.
+        last: the last step that was returned or given up; -1 before the first one.
     """
 
     def __init__(self, term: int | None = None) -> None:
-        """With a `term`, every step of it is wanted; without, the reading begins with whatever comes first."""
+        """With a `term`, reading starts at its step 0; without, at the first output that arrives."""
         self.term = -1 if term is None else term
         self.last = -1
         self._begun = term is not None
         self._newest = -1
-        self._aside: dict[int, StepOutput] = {}
+        self._buffered: dict[int, StepOutput] = {}
 
     @property
     def missing(self) -> tuple[int, int] | None:
-        """First and last step to ask for again: the executor has run them, and the next in order is among them."""
+        """First and last step of the first gap: the executor has run these steps, and their outputs are missing."""
         if self._newest <= self.last:
             return None
-        return self.last + 1, min(self._aside, default=self._newest + 1) - 1
+        return self.last + 1, min(self._buffered, default=self._newest + 1) - 1
 
     def feed(self, output: StepOutput) -> list[StepOutput]:
-        """The outputs that are next in order, now that `output` is here; empty while one before it is missing."""
+        """Adds an output; returns the outputs that are now next in order, empty while an earlier one is missing."""
         if not self._enter(output.term) or output.step <= self.last:
             return []
         if not self._begun:
             self._begun, self.last = True, output.step - 1
         self._newest = max(self._newest, output.step)
-        if output.step == self.last + 1 and not self._aside:
+        if output.step == self.last + 1 and not self._buffered:
             self.last = output.step
             return [output]
-        if output.step == self.last + 1 or len(self._aside) < KEPT:
-            self._aside[output.step] = output
+        if output.step == self.last + 1 or len(self._buffered) < MAX_BUFFERED:
+            self._buffered[output.step] = output
         return self._in_order()
 
-    def hear(self, term: int, step: int) -> None:
-        """The executor says that it has run `step`: so the last output can be missed, with none behind it."""
+    def note_run(self, term: int, step: int) -> None:
+        """Records that the executor has run `step`, which shows a gap even when no later output arrives."""
         if self._begun and self._enter(term):
             self._newest = max(self._newest, step)
 
     def skip(self) -> list[StepOutput]:
-        """Gives up what is missing before the outputs that are kept aside, because nobody has it any more.
+        """Gives up the missing steps before the buffered outputs, because the executor no longer has them.
 
-        Returns those outputs. Without any, the missing steps may still be on their way: nothing is given up.
+        Returns the outputs that are now next in order. Without buffered outputs nothing is given up: the missing steps
+        may still arrive.
         """
-        if self._aside:
-            self.last = min(self._aside) - 1
+        if self._buffered:
+            self.last = min(self._buffered) - 1
         return self._in_order()
 
     def _enter(self, term: int) -> bool:
         if term > self.term:
             self.term, self.last, self._newest = term, -1, -1
-            self._aside.clear()
+            self._buffered.clear()
         return term == self.term
 
     def _in_order(self) -> list[StepOutput]:
         ready = []
-        while (output := self._aside.pop(self.last + 1, None)) is not None:
+        while (output := self._buffered.pop(self.last + 1, None)) is not None:
             self.last += 1
             ready.append(output)
         return ready

@@ -1,7 +1,7 @@
-"""Traces of requests, in OpenTelemetry's terms. Off, and nearly free, until a place to send spans to is named.
+"""Traces of requests with OpenTelemetry. Tracing is off, and costs next to nothing, until a destination is configured.
 
 Spans go to a collector when one of the standard variables OTEL_EXPORTER_OTLP_ENDPOINT,
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER=otlp is set, and to the folder `trace_dir` when that is.
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER=otlp is set, and to files when the setting `trace_dir` is.
 """
 
 import atexit
@@ -48,25 +48,25 @@ def configure(service: str, instance: str, settings: Settings) -> None:
 
 
 def tracer() -> Tracer:
-    """Starts spans; a tracer without effect while tracing is off."""
+    """Returns the tracer; while tracing is off it has no effect."""
     return _tracer
 
 
 def extract(headers: Mapping[str, str]) -> Context | None:
-    """The caller's trace context from the header `traceparent`; None without one or while tracing is off."""
+    """Reads the caller's trace context from the header `traceparent`; None without one or while tracing is off."""
     if not _on or "traceparent" not in headers:
         return None
     return _propagator.extract(headers)
 
 
 def inject(headers: MutableMapping[str, str], span: trace.Span) -> None:
-    """Writes the header `traceparent` for work that continues `span`; nothing while tracing is off."""
+    """Sets the header `traceparent` for work that continues `span`; no effect while tracing is off."""
     if value := traceparent(span):
         headers["traceparent"] = value
 
 
 def traceparent(span: trace.Span) -> str:
-    """W3C form of the span's context; empty while tracing is off."""
+    """Returns the span's context as a W3C traceparent; empty while tracing is off."""
     context = span.get_span_context()
     if not context.is_valid:
         return ""
@@ -75,9 +75,9 @@ def traceparent(span: trace.Span) -> str:
 
 
 def span(name: str, parent: str, start: float, end: float, attributes: dict[str, AttributeValue] | None = None) -> None:
-    """Records a span that is over. `parent` is a traceparent, times are unix seconds.
+    """Records a finished span; no effect while tracing is off or without a parent.
 
-    Does nothing while tracing is off or without a parent.
+    `parent` is the traceparent of the parent span, `start` and `end` are Unix times in seconds.
     """
     if not _on or not parent:
         return

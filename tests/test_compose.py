@@ -1,6 +1,5 @@
 """`compose.yaml` without Docker: its commands and its environment, in processes on this machine."""
 
-import asyncio
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from pagewire.embedded.stack import REPLICATED
 from pagewire.shared.config import FIELDS, variable
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 
 ROOT = Path(__file__).parent.parent
 SECRETS = {"PAGEWIRE_NATS_PASSWORD": "pSecret1", "PAGEWIRE_API_KEY": "kSecret2"}
@@ -93,7 +92,7 @@ def ready(nats: int) -> bool:
     return done.returncode == 0
 
 
-def test_it_serves_a_request(tmp_path: Path) -> None:
+async def test_it_serves_a_request(tmp_path: Path) -> None:
     services = compose()
     nats, http, monitor = free_port(), free_port(), free_port()
     with ExitStack() as running:
@@ -103,13 +102,13 @@ def test_it_serves_a_request(tmp_path: Path) -> None:
         moved.write_text(ROOT.joinpath(config).read_text().replace("/data", str(tmp_path / "data")))
         place = ["--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor)]
         running.enter_context(process([*server, str(moved), *place], services["nats"]["environment"]))
-        asyncio.run(until(lambda: listens(nats), timeout=30))
+        await until(lambda: listens(nats), timeout=30)
         for name in SERVICES:
             environment = services[name]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}
             if name == "gateway":
                 environment |= {"PAGEWIRE_HOST": "127.0.0.1", "PAGEWIRE_PORT": http}
             running.enter_context(process(command_of(services[name]), environment))
-        asyncio.run(until(lambda: ready(nats), timeout=60))
+        await until(lambda: ready(nats), timeout=60)
         key = SECRETS["PAGEWIRE_API_KEY"]
         with openai.OpenAI(base_url=f"http://127.0.0.1:{http}/v1", api_key=key, max_retries=0) as client:
             answer = client.completions.create(model="bundled", prompt="Once upon a time", max_tokens=4)

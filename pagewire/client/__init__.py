@@ -1,4 +1,4 @@
-"""The clients of a running stack: requests over NATS, streams of frames back."""
+"""The clients of a running stack, which send requests over NATS."""
 
 from pagewire.shared import logs
 

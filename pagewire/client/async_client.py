@@ -1,4 +1,4 @@
-"""The asynchronous client: it talks NATS, without a gateway between."""
+"""The asynchronous client, which talks to the services over NATS, without a gateway."""
 
 import secrets
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 Prompt = str | Sequence[int | str | Sequence[int]]
 """Text, token ids, or several of either."""
 
-_ANSWER_WITHIN = 5.0
+_REPLY_TIMEOUT = 5.0
 T = TypeVar("T", TokenizeReply, DetokenizeReply)
 
 
@@ -37,11 +37,11 @@ class AsyncClient:
     """A connection to a running stack: `async with AsyncClient() as client: ...`
 
     Args:
-        url: the broker.
-        api_key: what the stack was started with, if it was.
+        url: URL of the broker.
+        api_key: the API key that the stack was started with; empty: none.
         model: the served name; by default the only model that is served.
-        connect_timeout: seconds until a broker must have answered.
-        bus: an open connection with inboxes under `_INBOX`, used instead of `url` and left open.
+        connect_timeout: seconds within which the broker must answer.
+        bus: an open connection with inboxes under `_INBOX`, used instead of `url`; the client does not close it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AsyncClient:
         self._api_key = api_key
         self._model = model
         self._connect_timeout = connect_timeout
-        self._owns = bus is None
+        self._owns_bus = bus is None
         self._bus = bus
         self._directory = Directory(bus, model) if bus is not None else None
         self._batch_inbox = BatchInbox(bus) if bus is not None else None
@@ -78,7 +78,7 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._owns and self._bus is not None:
+        if self._owns_bus and self._bus is not None:
             bus, self._bus, self._directory, self._batch_inbox = self._bus, None, None, None
             await bus.close()
 
@@ -97,22 +97,22 @@ class AsyncClient:
         traceparent: str = "",
         **fields: Any,
     ) -> Stream:
-        """One request whose deltas are read with `async for`. Nothing is sent before that.
+        """Returns a request whose deltas are read with `async for`. Nothing is sent before that.
 
         Args:
-            prompt: what to continue.
-            sampling: how tokens are chosen; or its fields as keywords, such as `max_tokens=64`.
+            prompt: text or token ids to continue, or several of either.
+            sampling: how tokens are sampled; or pass its fields as keywords, such as `max_tokens=64`.
             messages: a conversation instead of a prompt.
-            model: the served name.
-            request_id: [A-Za-z0-9_-]{1,64}; drawn when empty. The same id with the same body is the same request.
-            priority: lower runs earlier.
-            user: on whose behalf; users of one priority get fair shares.
-            cache_salt: only requests with the same one share cached prefixes.
-            timeout: deadline in seconds.
+            model: the served name; by default the client's.
+            request_id: [A-Za-z0-9_-]{1,64}; by default random. The same id with the same body is the same request.
+            priority: requests with lower values run earlier.
+            user: user of the request; users of the same priority get equal shares.
+            cache_salt: only requests with the same salt share cached prefixes.
+            timeout: seconds until the deadline.
             traceparent: W3C trace context that the request continues.
 
         Raises:
-            InvalidRequest: an argument is unknown or of the wrong kind.
+            InvalidRequest: an argument is unknown or has the wrong type.
         """
         if sampling is not None and fields:
             raise InvalidRequest(f"give {', '.join(fields)} in `sampling` or as keywords, not both")
@@ -136,7 +136,7 @@ class AsyncClient:
     async def generate(
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
     ) -> Result:
-        """The whole result of one request. Arguments are those of `stream`.
+        """Sends a request and returns its result. The arguments are those of `stream`.
 
         Raises:
             RequestError: the request has failed.
@@ -145,45 +145,45 @@ class AsyncClient:
         return await self.stream(prompt, sampling, **options).result()
 
     async def cancel(self, request_id: str) -> str:
-        """Ends a request, whoever sent it. Returns cancelled, ended or unknown.
+        """Cancels a request of any client. Returns cancelled, ended or unknown.
 
         Raises:
-            BusError: nobody answers.
+            BusError: no service answers.
         """
         bus, *_ = self._connection()
         return await frames.cancel(bus, f"{subjects.CANCEL}.{request_id}")
 
     async def models(self) -> list[ModelInfo]:
-        """The models that are served.
+        """Returns the models that are served.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: no tokenizer answers.
         """
         return await self._connection()[1].models()
 
     async def tokenize(self, text: str, model: str = "") -> list[int]:
-        """Token ids of a text, as the model's tokenizer has them.
+        """Returns the token ids of a text.
 
         Raises:
-            RequestError: the text is refused, or nobody answers.
+            RequestError: the text is refused, or no tokenizer answers.
         """
-        return (await self._ask(subjects.TOKENIZE, model, TokenizeRequest(text), TokenizeReply)).token_ids
+        return (await self._request(subjects.TOKENIZE, model, TokenizeRequest(text), TokenizeReply)).token_ids
 
     async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
-        """Text of token ids.
+        """Returns the text of token ids.
 
         Raises:
-            RequestError: the ids are refused, or nobody answers.
+            RequestError: the ids are refused, or no detokenizer answers.
         """
         request = DetokenizeRequest(list(token_ids))
-        return (await self._ask(subjects.DETOKENIZE, model, request, DetokenizeReply)).text
+        return (await self._request(subjects.DETOKENIZE, model, request, DetokenizeReply)).text
 
-    async def _ask(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
+    async def _request(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
         bus, directory, _ = self._connection()
         name = await directory.resolve(model)
         subject = f"{verb}.{subjects.model_token(name)}"
         try:
-            reply = await bus.request(subject, msgspec.json.encode(request), timeout=_ANSWER_WITHIN)
+            reply = await bus.request(subject, msgspec.json.encode(request), timeout=_REPLY_TIMEOUT)
         except NoResponders as error:
             raise await directory.absence(name) from error
         except RequestTimeout as error:

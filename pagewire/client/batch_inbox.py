@@ -1,4 +1,4 @@
-"""Where deltas of several streams arrive as one message, and which stream each of them is for."""
+"""The inbox that receives deltas of several streams in one message and passes each delta to its stream."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,21 +13,21 @@ _decoder = msgspec.msgpack.Decoder(DeltaBatch)
 
 
 class BatchInbox:
-    """That of one connection. It is there while a stream reads."""
+    """The batch inbox of one connection. It is open while at least one stream reads."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._readers: dict[str, Callable[[Delta], None]] = {}
-        """By reply subject."""
+        """Handlers of deltas by the reply subject of their request."""
         self._inbox = ExitStack()
         self._subject = ""
 
     @contextmanager
     def reading(self, reply: str, take: Callable[[Delta], None]) -> Iterator[str]:
-        """Inside the block deltas for `reply` go to `take`; the subject of the inbox.
+        """Passes deltas for `reply` to `take` inside the block; yields the subject of the inbox.
 
         Raises:
-            ConnectionLost: there is no connection at its beginning.
+            ConnectionLost: there is no connection when the block is entered.
         """
         if not self._readers:
             self._subject = self._inbox.enter_context(self._bus.inbox(self._on_message))
@@ -43,7 +43,7 @@ class BatchInbox:
         try:
             batch = _decoder.decode(message.data)
         except msgspec.DecodeError as error:
-            raise Internal("a batch could not be read: client and services are of different releases") from error
+            raise Internal("a batch cannot be decoded: run client and services of the same release") from error
         readers = self._readers
         for reply, delta in zip(batch.replies, batch.deltas, strict=True):
             take = readers.get(reply)

@@ -1,4 +1,4 @@
-"""Which models are served, and where requests for them go."""
+"""The directory of the models that are served."""
 
 import msgspec
 
@@ -14,37 +14,37 @@ from pagewire.shared.errors import (
 )
 from pagewire.shared.messages.client import ModelInfo, ModelList
 
-_ANSWER_WITHIN = 2.0
+_REPLY_TIMEOUT = 2.0
 _models = msgspec.json.Decoder(ModelList)
 
 
 class Directory:
-    """Asks the tokenizers which models they serve; remembers the one that a request without a name means."""
+    """Asks the tokenizers which models they serve, and remembers the default model."""
 
     def __init__(self, bus: Bus, default: str = "") -> None:
         self._bus = bus
         self._default = default
         self.answered: set[str] = set()
-        """The models of which a request has been answered here: when nobody listens, one that restarts will."""
+        """Models that have answered a request of this client: without responders, their tokenizer may be restarting."""
 
     async def models(self) -> list[ModelInfo]:
-        """The models that are served.
+        """Returns the models that are served.
 
         Raises:
-            Unavailable: nobody answers.
+            Unavailable: no tokenizer answers.
         """
         try:
-            reply = await self._bus.request(subjects.MODELS, b"{}", timeout=_ANSWER_WITHIN)
+            reply = await self._bus.request(subjects.MODELS, b"{}", timeout=_REPLY_TIMEOUT)
         except (NoResponders, RequestTimeout) as error:
             raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
         return _models.decode(reply.data).models
 
     async def resolve(self, model: str) -> str:
-        """The name that a request means: its own, else the client's, else the only model that is served.
+        """Returns the model of a request: `model`, else the client's default, else the only model that is served.
 
         Raises:
-            InvalidRequest: it names none and there are several.
-            Unavailable: nobody answers.
+            InvalidRequest: no model is named and several are served.
+            Unavailable: no tokenizer answers.
         """
         if not (model or self._default):
             served = await self.models()
@@ -55,11 +55,11 @@ class Directory:
         return model or self._default
 
     async def absence(self, model: str) -> RequestError:
-        """Why nobody answers for `model`: it is not served, or nobody is there at all."""
+        """Returns the error for a request for `model` without responders."""
         try:
             served = [info.name for info in await self.models()]
         except Unavailable as error:
             return error
         if model in served:
-            return Unavailable(f"no tokenizer of {model} answers at this moment")
-        return ModelNotFound(f"no model {model} is served here; there is {', '.join(served)}")
+            return Unavailable(f"no tokenizer of {model} answers now: try again later")
+        return ModelNotFound(f"no model {model} is served: choose one of {', '.join(served)}")

@@ -1,4 +1,4 @@
-"""What arrives from the pipeline, decoded: frames, and the errors that they stand for."""
+"""Decodes the frames of the pipeline and turns error frames into exceptions."""
 
 import msgspec
 
@@ -7,34 +7,34 @@ from pagewire.shared.errors import REQUEST_ERRORS, Internal, RequestError
 from pagewire.shared.messages.client import CancelReply, ErrorFrame, Frame
 
 MSGPACK = {"Content-Type": "application/msgpack"}
-"""Headers of a request whose replies are MessagePack."""
+"""Headers of a request in MessagePack, whose replies are in MessagePack too."""
 
 encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 
 def decode(data: bytes) -> Frame:
-    """The frame in a message.
+    """Decodes a frame.
 
     Raises:
-        Internal: it is none that this release knows.
+        Internal: this release does not know the frame.
     """
     try:
         return _decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise Internal("a frame could not be read: client and services are of different releases") from error
+        raise Internal("a frame cannot be decoded: run client and services of the same release") from error
 
 
 def error_of(frame: ErrorFrame) -> RequestError:
-    """The exception that an error frame stands for."""
+    """Returns the exception for an error frame."""
     return REQUEST_ERRORS.get(frame.error, Internal)(frame.message, frame.retry_after_ms)
 
 
 async def cancel(bus: Bus, subject: str, timeout: float = 2.0) -> str:
-    """Asks a `cancel` subject to end its request. Returns cancelled, ended or unknown.
+    """Sends a request to a `cancel` subject. Returns cancelled, ended or unknown.
 
     Raises:
-        BusError: nobody answers.
+        BusError: no service answers.
     """
     reply = await bus.request(subject, b"", timeout=timeout)
     return msgspec.json.decode(reply.data, type=CancelReply).state

@@ -1,17 +1,17 @@
-"""Puts the frames of a stream in order: each token once, none missing."""
+"""Puts the deltas of a stream in order, each token exactly once."""
 
 from pagewire.shared.messages.client import Delta
 
 
 class Sequencer:
-    """Tells for each delta whether it is the next of its choice. After a recovery frames come again, unchanged."""
+    """Tells whether a delta is the next of its choice. After a recovery the same frames may arrive again."""
 
     def __init__(self, choices: int) -> None:
         self._choices = choices
         self._next: dict[int, int] = {}
 
     def is_next(self, delta: Delta) -> bool:
-        """True once for every token, in order. What comes early is refused too: it comes again with the resumption."""
+        """Returns whether `delta` is next, and advances if so. An early delta is sent again after a recovery."""
         expected = self._next.get(delta.index, 0)
         if delta.start != expected:
             return False
@@ -19,15 +19,15 @@ class Sequencer:
         return True
 
     def is_early(self, delta: Delta) -> bool:
-        """Whether tokens before this delta are missing."""
+        """Returns whether tokens before this delta are missing."""
         return delta.start > self._next.get(delta.index, 0)
 
     @property
     def received(self) -> int:
-        """Tokens of all choices so far."""
+        """Number of tokens received, of all choices."""
         return sum(self._next.values())
 
     @property
     def resume_from(self) -> int:
-        """The position from which on every choice has what is missing."""
+        """First position that any choice is missing."""
         return min(self._next.get(index, 0) for index in range(self._choices))

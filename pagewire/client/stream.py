@@ -1,4 +1,4 @@
-"""One request as its client sees it: sent, put in order, resumed after a loss, and ended exactly once."""
+"""One request of a client, whose frames are put in order and requested again after a loss."""
 
 import asyncio
 import time
@@ -7,8 +7,8 @@ from contextlib import aclosing, suppress
 
 from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
+from pagewire.client.delta_queue import DeltaQueue
 from pagewire.client.directory import Directory
-from pagewire.client.mailbox import Mailbox
 from pagewire.client.sequencer import Sequencer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
@@ -34,26 +34,27 @@ from pagewire.shared.messages.client import (
     ResumeRequest,
 )
 
-SILENCE = 3.0
-"""Seconds without a frame after which a stream asks for what it may have missed."""
-RESULT_SILENCE = 15.0
-"""The same for a request without a stream, which hears nothing until it ends."""
+FRAME_TIMEOUT = 3.0
+"""Seconds without a frame after which a stream asks for missed frames."""
+RESULT_TIMEOUT = 15.0
+"""The same for a request without a stream, which gets no frame until it ends."""
 GRACE = 5.0
-"""Seconds past the deadline after which a request is given up here, should the pipeline not have said so itself."""
-PATIENCE = 15.0
-"""Seconds for which a request waits for a tokenizer that has answered before: long enough for one to start again."""
-TICK = 0.5
-"""Seconds between two looks at the clock; also between two recoveries."""
+"""Seconds that the pipeline has after the deadline to end the request; then the client does."""
+RETRY_FOR = 15.0
+"""Seconds for which a request without responders is sent again if its model has answered before: a tokenizer may be
+restarting."""
+CHECK_INTERVAL = 0.5
+"""Seconds between two checks of the timeouts, and minimum time between two recoveries."""
 
 
 class Stream:
     """One request. `async for delta in stream` sends it; leaving the loop early cancels it.
 
     Attributes:
-        request_id: the id of the request.
-        model: the served name; when it was not given, known once frames arrive.
-        prompt_tokens: of all prompts; None until the request was accepted.
-        final: how the stream ended, with its usage; None until then.
+        request_id: id of the request.
+        model: the served name; if it was not given, it is empty until the request is sent.
+        prompt_tokens: number of tokens of all prompts; None until the request is accepted.
+        final: the last frame, with the usage; None until the stream ends.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Stream:
         *,
         fresh: bool = False,
     ) -> None:
-        """`fresh`: the id was drawn for this request."""
+        """`fresh`: the request's id is random, so that no earlier request can have it."""
         self.request_id = request.request_id or ""
         self.prompt_tokens: int | None = None
         self.final: Final | None = None
@@ -80,19 +81,19 @@ class Stream:
         self._fresh = fresh
         self._inbox = ""
         self._sequencer = Sequencer(request.sampling.n * _count_prompts(request))
-        self._mailbox = Mailbox()
+        self._deltas = DeltaQueue()
         self._waiter: asyncio.Future[None] | None = None
         self._subject = self._resume = ""
         self._cancel = f"{subjects.CANCEL}.{self.request_id}"
         self._body = b""
-        self._known = self._over = self._unheard = False
+        self._accepted = self._ended = self._resend = False
         self._result: Result | None = None
-        self._held: Final | None = None
+        self._early_final: Final | None = None
         self._error: PagewireError | None = None
-        self._heard = self._asked = self._patient_until = 0.0
+        self._last_frame_at = self._last_recovery_at = self._retry_until = 0.0
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
-        """One delta per token; a reader that lags gets several in one.
+        """Yields one delta per token; for a slow reader, several tokens are merged into one delta.
 
         Raises:
             RequestError: the request has failed.
@@ -104,29 +105,29 @@ class Stream:
                     yield delta
 
     def batches(self) -> AsyncGenerator[list[Delta], None]:
-        """Like the iteration itself, but all that has arrived at once: cheaper where many are written together."""
+        """Yields all deltas that have arrived since the last batch: cheaper than single deltas."""
         self._request.stream = True
-        return self._exchange(SILENCE)
+        return self._exchange(FRAME_TIMEOUT)
 
     async def result(self) -> Result:
-        """Sends the request without a stream; returns its whole result. Raises what the iteration raises."""
+        """Sends the request without streaming; returns its result. Raises what the iteration raises."""
         self._request.stream = False
-        async with aclosing(self._exchange(RESULT_SILENCE)) as batches:
+        async with aclosing(self._exchange(RESULT_TIMEOUT)) as batches:
             async for _ in batches:
-                raise Internal("deltas came where one result was asked for")
+                raise Internal("the reply is a stream, although one result was requested")
         if self._result is None:
-            raise Internal("a stream came where one result was asked for")
+            raise Internal("the reply is a stream, although one result was requested")
         return self._result
 
     async def cancel(self) -> str:
-        """Ends the request; its usage is still reported. Returns cancelled, ended or unknown.
+        """Cancels the request; its usage is still reported. Returns cancelled, ended or unknown.
 
         Raises:
-            BusError: nobody answers.
+            BusError: no service answers.
         """
         return await frames.cancel(self._bus, self._cancel)
 
-    async def _exchange(self, silence: float) -> AsyncGenerator[list[Delta], None]:
+    async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
         self._body = frames.encode(self._request)
@@ -135,11 +136,11 @@ class Stream:
             self._batch_inbox.reading(self._inbox, self._on_delta) as self._headers[BATCH_INBOX],
         ):
             headers = self._headers | ({FRESH: "1"} if self._fresh else {})
-            watch = asyncio.create_task(self._watch(silence))
+            watch = asyncio.create_task(self._watch(timeout))
             try:
                 self._bus.publish(self._subject, self._body, reply=self._inbox, headers=headers)
                 loop = asyncio.get_running_loop()
-                while (batch := self._mailbox.take()) or not self._over:
+                while (batch := self._deltas.take()) or not self._ended:
                     if batch:
                         yield batch
                     else:
@@ -150,17 +151,17 @@ class Stream:
                 if self._error is not None:
                     raise self._error
             except MessageTooLarge as error:
-                self._over = True
+                self._ended = True
                 raise PayloadTooLarge(str(error)) from error
             finally:
                 watch.cancel()
-                if not self._over:
+                if not self._ended:
                     self._abandon()
 
     def _on_message(self, message: Message) -> None:
-        if self._over:
+        if self._ended:
             return
-        self._heard = time.monotonic()
+        self._last_frame_at = time.monotonic()
         if not message.data:
             self._on_empty(message)
             return
@@ -172,7 +173,7 @@ class Stream:
         if isinstance(frame, Delta):
             self._on_delta(frame)
         elif isinstance(frame, Accepted):
-            self._known = True
+            self._accepted = True
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
@@ -186,59 +187,59 @@ class Stream:
             self._end(frames.error_of(frame))
 
     def _on_delta(self, delta: Delta) -> None:
-        if self._over:
+        if self._ended:
             return
-        self._heard = time.monotonic()
+        self._last_frame_at = time.monotonic()
         if self._sequencer.is_next(delta):
-            self._mailbox.put(delta)
-            if self._held is not None:
-                self._on_final(self._held)
+            self._deltas.put(delta)
+            if self._early_final is not None:
+                self._on_final(self._early_final)
             self._wake()
         elif self._sequencer.is_early(delta):
             self._recover()
 
     def _on_final(self, final: Final) -> None:
-        """Ends the stream, unless tokens are missing: then the end is held back until they have come."""
+        """Ends the stream. If tokens are missing, keeps the frame until they have arrived."""
         if self._sequencer.received >= final.usage.completion_tokens:
             self.final = final
             self._end()
-        elif self._held is None:
-            self._held = final
+        elif self._early_final is None:
+            self._early_final = final
             self._recover()
 
     def _on_empty(self, message: Message) -> None:
-        """The end of a stream whose last frame did not come, or the broker's word that nobody listens."""
+        """Handles the end of a stream whose final frame was lost, and the broker's notice of no responders."""
         if message.headers.get(STATUS) != NO_RESPONDERS:
             self._recover()
-        elif self._known:
-            self._resume = ""  # its detokenizer is gone: at the next silence the request itself is sent again
-        elif self.model in self._directory.answered and self._heard < self._patient_until:
-            self._unheard = True  # its tokenizer starts again: the next look at the clock sends the request to it
+        elif self._accepted:
+            self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
+        elif self.model in self._directory.answered and self._last_frame_at < self._retry_until:
+            self._resend = True  # the tokenizer is restarting: the next check sends the request again
         else:
-            self._end(NoResponders(f"nobody answers at {self._subject}"))
+            self._end(NoResponders(f"nobody subscribes to {self._subject}"))
 
-    async def _watch(self, silence: float) -> None:
-        """Looks at the clock: asks again after a silence, and gives up long after the deadline."""
-        self._heard = time.monotonic()
-        self._patient_until = self._heard + PATIENCE
-        deadline = self._heard + self._request.timeout_ms / 1000 + GRACE
-        while not self._over:
-            await asyncio.sleep(TICK)
+    async def _watch(self, timeout: float) -> None:
+        """Recovers after `timeout` seconds without a frame; ends the request `GRACE` seconds after its deadline."""
+        self._last_frame_at = time.monotonic()
+        self._retry_until = self._last_frame_at + RETRY_FOR
+        deadline = self._last_frame_at + self._request.timeout_ms / 1000 + GRACE
+        while not self._ended:
+            await asyncio.sleep(CHECK_INTERVAL)
             if time.monotonic() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))
-            elif self._unheard or time.monotonic() - self._heard > silence:
-                self._heard = time.monotonic()
-                self._unheard = False
+            elif self._resend or time.monotonic() - self._last_frame_at > timeout:
+                self._last_frame_at = time.monotonic()
+                self._resend = False
                 self._recover()
 
     def _recover(self) -> None:
-        """Asks for what is missing. Without a known stream the request is sent again: it is attached to its first."""
+        """Asks for missing frames; before the request is accepted, sends it again, which attaches it to the first."""
         now = time.monotonic()
-        if now - self._asked < TICK:
+        if now - self._last_recovery_at < CHECK_INTERVAL:
             return
-        self._asked = now
-        with suppress(BusUnavailable):  # the next silence tries again
+        self._last_recovery_at = now
+        with suppress(BusUnavailable):  # tried again after the next timeout
             if self._resume:
                 self._publish(self._resume, frames.encode(ResumeRequest(self._sequencer.resume_from)))
             else:
@@ -248,12 +249,12 @@ class Stream:
         self._bus.publish(subject, body, reply=self._inbox, headers=self._headers)
 
     def _abandon(self) -> None:
-        with suppress(BusUnavailable):  # without a connection the pipeline notices by itself that nobody reads
+        with suppress(BusUnavailable):  # without a connection the pipeline itself notices that the reader is gone
             self._bus.publish(self._cancel, b"")
 
     def _end(self, error: PagewireError | None = None) -> None:
         self._error = error
-        self._over = True
+        self._ended = True
         self._wake()
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""The client for programs without a loop of their own."""
+"""The synchronous client, for programs without an event loop."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop on a thread of its own, on which other threads run coroutines."""
+    """An event loop in a background thread, on which other threads run coroutines."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -20,7 +20,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine, or what it raises. An interrupt here cancels it there."""
+        """Runs a coroutine and returns its result. An interrupt of the calling thread cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -29,7 +29,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """Ends the loop and its thread. Harmless twice."""
+        """Ends the loop and its thread. May be called twice."""
         if self._loop.is_closed():
             return
         self.run(self._loop.shutdown_asyncgens())
@@ -39,7 +39,7 @@ class LoopThread:
 
 
 class Client:
-    """A connection to a running stack: `with Client() as client: ...`. Arguments are those of `AsyncClient`."""
+    """A connection to a running stack: `with Client() as client: ...`. The arguments are those of `AsyncClient`."""
 
     def __init__(self, url: str = DEFAULT_URL, *, api_key: str = "", model: str = "") -> None:
         self._client = AsyncClient(url, api_key=api_key, model=model)
@@ -58,7 +58,7 @@ class Client:
     def stream(
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
     ) -> Iterator[Delta]:
-        """The deltas of one request, as `AsyncClient.stream` gives them."""
+        """Sends a request and yields its deltas. The arguments are those of `AsyncClient.stream`."""
         deltas = self._client.stream(prompt, sampling, **options).__aiter__()
         try:
             while (delta := self._thread.run(_next(deltas))) is not None:
@@ -67,23 +67,23 @@ class Client:
             self._thread.run(deltas.aclose())
 
     def generate(self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any) -> Result:
-        """The whole result of one request, as `AsyncClient.generate` gives it."""
+        """Sends a request and returns its result. The arguments are those of `AsyncClient.stream`."""
         return self._thread.run(self._client.generate(prompt, sampling, **options))
 
     def cancel(self, request_id: str) -> str:
-        """Ends a request. Returns cancelled, ended or unknown."""
+        """Cancels a request of any client. Returns cancelled, ended or unknown."""
         return self._thread.run(self._client.cancel(request_id))
 
     def models(self) -> list[ModelInfo]:
-        """The models that are served."""
+        """Returns the models that are served."""
         return self._thread.run(self._client.models())
 
     def tokenize(self, text: str, model: str = "") -> list[int]:
-        """Token ids of a text."""
+        """Returns the token ids of a text."""
         return self._thread.run(self._client.tokenize(text, model))
 
     def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
-        """Text of token ids."""
+        """Returns the text of token ids."""
         return self._thread.run(self._client.detokenize(token_ids, model))
 
 

@@ -1,6 +1,6 @@
-"""Runs one of the benchmarks.
+"""Runs a benchmark.
 
-Each is a module of `bench` with `main(arguments) -> int`, and takes arguments of its own: `pagewire bench NAME --help`.
+Each benchmark is a module of `bench` with `main(arguments) -> int`. `pagewire bench NAME --help` shows its arguments.
 """
 
 import argparse
@@ -11,13 +11,13 @@ import pagewire.bench as benchmarks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which benchmark, and what it takes."""
+    """Adds the benchmark's name and its arguments."""
     names = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name[0] != "_")
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Hands over to the benchmark."""
+    """Runs the benchmark."""
     code: int = importlib.import_module(f"pagewire.bench.{given.name}").main(given.arguments)
     return code

@@ -1,4 +1,4 @@
-"""Talks with the model in the terminal; an empty line ends it."""
+"""Starts a conversation with the model in the terminal; an empty line ends it."""
 
 import argparse
 import asyncio
@@ -12,14 +12,14 @@ from pagewire.shared.messages.client import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen, and every setting."""
+    """Adds the sampling parameters and all settings."""
     add_sampling(parser)
     parser.set_defaults(max_tokens=512)
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Reads a line, answers it, until an empty line or the end of the input."""
+    """Reads and answers lines until an empty line or the end of the input."""
     settings = session.quiet(flags.read_settings(given))
     return session.run(_chat(sampling(given, settings), settings), settings)
 
@@ -27,7 +27,7 @@ def run(given: argparse.Namespace) -> int:
 async def _chat(params: SamplingParams, settings: Settings) -> int:
     messages: list[dict[str, str]] = []
     async with session.connect(settings) as client:
-        while line := await asyncio.to_thread(_ask):
+        while line := await asyncio.to_thread(_read_line):
             messages.append({"role": "user", "content": line})
             answer = ""
             try:
@@ -35,13 +35,13 @@ async def _chat(params: SamplingParams, settings: Settings) -> int:
                     answer += delta.text
                     print(delta.text, end="", flush=True)
             except InvalidRequest as error:
-                raise InvalidRequest(f"this model cannot chat: {error}") from error
+                raise InvalidRequest(f"the model refuses the conversation: {error}") from error
             print()
             messages.append({"role": "assistant", "content": answer})
     return 0
 
 
-def _ask() -> str:
+def _read_line() -> str:
     try:
         return input("> ").strip()
     except EOFError:

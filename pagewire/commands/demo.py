@@ -1,4 +1,4 @@
-"""Starts a stack, streams one generation, prints its timings, and stops everything."""
+"""Starts a stack, streams one completion, prints its timings, and stops the stack."""
 
 import argparse
 import secrets
@@ -20,12 +20,12 @@ SAMPLING = SamplingParams(max_tokens=96, temperature=0.8, seed=1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every setting."""
+    """Adds all settings."""
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Uses the bundled model and free ports, unless told otherwise."""
+    """Runs the demo on free ports."""
     with tempfile.TemporaryDirectory(prefix="pagewire-trace-") as folder:
         settings = session.quiet(flags.read_settings(given), port=0, nats_port=0, trace_dir=folder)
         return session.run(_demo(settings), settings)
@@ -39,7 +39,7 @@ async def _demo(settings: Settings) -> int:
         print(f"ready {address.http} {address.nats} after {time.monotonic() - started:.1f} s\n", file=sys.stderr)
         async with AsyncClient(address.nats, api_key=settings.api_key) as client:
             await _generate(client, request_id)
-    # The services write their last spans when they end.
+    # Read after the stack has ended, because the services write their last spans on exit.
     found = waterfall.of_request(spans.read(Path(settings.trace_dir)), request_id)
     if not found:
         raise Internal("the services wrote no spans of the request")
@@ -51,7 +51,7 @@ async def _demo(settings: Settings) -> int:
 
 
 async def _generate(client: AsyncClient, request_id: str) -> None:
-    """Prints the text as it comes, then what a client sees of its speed."""
+    """Prints the text as it arrives, then the time to the first token and the rate of the others."""
     print(PROMPT, end="", flush=True)
     sent = time.monotonic()
     arrivals: list[float] = []

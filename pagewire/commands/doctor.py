@@ -1,4 +1,4 @@
-"""Checks the machine, the settings, the model and the connection, and says what to mend; exit code 1 if anything."""
+"""Checks the machine, the settings, the model and the connection; exit code 1 if a check fails."""
 
 import argparse
 import asyncio
@@ -15,35 +15,35 @@ from pagewire.shared import flags, model_folder
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
 
-MEMORY_WANTED = 2 << 30
-"""Bytes that the embedded stack with the bundled model should find free."""
+MIN_FREE_MEMORY = 2 << 30
+"""Bytes of free memory that a stack with the bundled model needs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every setting."""
+    """Adds all settings."""
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
     """Prints one line per check."""
-    wrong = 0
+    failed = False
     try:
         settings = flags.read_settings(given)
     except ConfigurationError as error:
-        print(f"WRONG  settings: {error}")
+        print(f"FAILED settings: {error}")
         return 1
     print("ok     settings")
     for name, check in checks(settings):
         try:
             print(f"ok     {name}: {check()}")
         except PagewireError as error:
-            wrong += 1
-            print(f"WRONG  {name}: {error}")
-    return 1 if wrong else 0
+            failed = True
+            print(f"FAILED {name}: {error}")
+    return 1 if failed else 0
 
 
 def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Name of each check, and what makes it: it returns what it found or raises what is to be mended."""
+    """Yields the name and function of each check, which returns a finding or raises an error that says what to fix."""
     yield "machine", _machine
     yield "replicas", lambda: check_replicas(settings)
     yield "model", lambda: _model(settings)
@@ -55,9 +55,9 @@ def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
 def _machine() -> str:
     cores = len(os.sched_getaffinity(0))
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    if free < MEMORY_WANTED:
+    if free < MIN_FREE_MEMORY:
         raise ConfigurationError(
-            f"{free >> 20} MiB of memory are free, {MEMORY_WANTED >> 20} MiB are wanted: free some"
+            f"{free >> 20} MiB of memory are free, {MIN_FREE_MEMORY >> 20} MiB are needed: end other programs"
         )
     return f"Python {sys.version.partition(' ')[0]}, {cores} cores, {free >> 20} MiB of memory free"
 
@@ -67,9 +67,9 @@ def _model(settings: Settings) -> str:
     config = model_folder.read_config(path)
     weights = list(path.glob("*.safetensors"))
     if not weights:
-        raise ConfigurationError(f"{path} has no *.safetensors: fetch the weights in that format")
+        raise ConfigurationError(f"{path} has no *.safetensors: download the weights in that format")
     if not (path / "tokenizer.json").exists():
-        raise ConfigurationError(f"{path} has no tokenizer.json: fetch it beside the weights")
+        raise ConfigurationError(f"{path} has no tokenizer.json: download it into the folder")
     size = sum(file.stat().st_size for file in weights)
     context = model_folder.max_model_len(settings, config)
     return f"{model_folder.served_name(settings)}, {size >> 20} MiB of weights, context {context}"
@@ -78,7 +78,7 @@ def _model(settings: Settings) -> str:
 async def _connection(settings: Settings) -> str:
     url = session.url_of(settings)
     try:
-        async with AsyncClient(url, api_key=settings.api_key, connect_timeout=session.CONNECT_WITHIN) as client:
+        async with AsyncClient(url, api_key=settings.api_key, connect_timeout=session.CONNECT_TIMEOUT) as client:
             names = ", ".join(info.name for info in await client.models())
     except BusUnavailable:
         if settings.nats_url:
@@ -90,5 +90,5 @@ async def _connection(settings: Settings) -> str:
 def _port(settings: Settings) -> str:
     with socket.socket() as probe:
         if probe.connect_ex((settings.host, settings.port)) == 0:
-            raise ConfigurationError(f"port {settings.port} is taken by another program: choose another --port")
-    return f" at port {settings.port}"
+            raise ConfigurationError(f"another program listens on port {settings.port}: choose another --port")
+    return f" on port {settings.port}"

@@ -1,4 +1,4 @@
-"""Streams one completion to the terminal, from a running stack or from one that is started for it."""
+"""Streams one completion to the terminal; starts a stack for it unless one is running."""
 
 import argparse
 from types import UnionType
@@ -13,8 +13,8 @@ from pagewire.shared.messages.client import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The text, how to continue it, and every setting."""
-    parser.add_argument("text", metavar="TEXT", help="what to continue")
+    """Adds the text, the sampling parameters and all settings."""
+    parser.add_argument("text", metavar="TEXT", help="text to continue")
     add_sampling(parser)
     flags.add_settings(parser)
 
@@ -58,7 +58,7 @@ _FIELDS = _flags()
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints the text as it comes."""
+    """Prints the text as it arrives."""
     settings = session.quiet(flags.read_settings(given))
     return session.run(_generate(given.text, sampling(given, settings), settings), settings)
 

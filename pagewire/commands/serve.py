@@ -1,4 +1,4 @@
-"""Runs the whole stack on this machine, until SIGINT or SIGTERM."""
+"""Runs the whole stack on this machine until SIGINT or SIGTERM."""
 
 import argparse
 
@@ -9,14 +9,14 @@ from pagewire.shared.config import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and every setting."""
-    text = "folder or hub id in the Hugging Face format; without it, the bundled model"
+    """Adds the model and all settings."""
+    text = "folder or hub id of a model in Hugging Face format; by default the bundled model"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints one line on standard output once a request would be served."""
+    """Prints one line on standard output once requests can be served."""
     settings = flags.read_settings(given)
     return session.run(_serve(settings), settings)
 

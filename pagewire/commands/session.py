@@ -1,4 +1,4 @@
-"""What commands share: running to the end or to a signal, and a client of a stack that runs or is started for it."""
+"""Shared by the commands: running until the end or a signal, and connecting to a running or a temporary stack."""
 
 import asyncio
 import signal
@@ -15,12 +15,12 @@ from pagewire.shared import logs, model_folder
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusUnavailable, Unavailable
 
-CONNECT_WITHIN = 1.0
-"""Seconds in which a running stack must answer: it is on this machine, or named by the settings."""
+CONNECT_TIMEOUT = 1.0
+"""Seconds that a running stack has to answer."""
 
 
 def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
-    """Exit code of a command. SIGINT and SIGTERM cancel it: it ends what it started, and the code is 0."""
+    """Runs a command and returns its exit code. SIGINT and SIGTERM cancel the command; the exit code is then 0."""
     logs.configure(settings, service="supervisor")
 
     async def until_signal() -> int:
@@ -36,32 +36,32 @@ def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
 
 
 def url_of(settings: Settings) -> str:
-    """The broker that the settings name, or the default one."""
+    """Returns the URL of the broker, which is on this machine unless the settings name one."""
     return settings.nats_url or f"nats://127.0.0.1:{settings.nats_port}"
 
 
 def model_of(settings: Settings) -> str:
-    """The served name that the settings mean; empty when they name no model."""
+    """Returns the served name of the settings' model; empty when they name no model."""
     return model_folder.served_name(settings) if settings.model or settings.served_model_name else ""
 
 
 def quiet(settings: Settings, **changes: Any) -> Settings:
-    """The settings of a command that is about its output: only errors in the log, unless another level is set."""
+    """Returns settings that log only errors, unless a level is set, so that a command's output stays readable."""
     level = "error" if settings.log_level == "info" else settings.log_level
     return msgspec.structs.replace(settings, log_level=level, **changes)
 
 
 @asynccontextmanager
 async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
-    """A client of the stack that runs at the address in the settings, or of one that is started for the block.
+    """Connects to the stack at the settings' address; if none is running, starts one for the block.
 
     Raises:
-        BusUnavailable: `nats-url` names a broker, and it does not answer.
-        ConfigurationError: a setting cannot be used.
+        BusUnavailable: the broker at the setting `nats-url` does not answer.
+        ConfigurationError: a setting is invalid.
     """
     try:
         async with AsyncClient(
-            url_of(settings), api_key=settings.api_key, model=model_of(settings), connect_timeout=CONNECT_WITHIN
+            url_of(settings), api_key=settings.api_key, model=model_of(settings), connect_timeout=CONNECT_TIMEOUT
         ) as client:
             await client.models()
             yield client

@@ -1,4 +1,4 @@
-"""Shows who is there, how loaded, how healthy; exit code 1 unless every service is ready."""
+"""Shows every service instance with its state and load; exit code 1 unless every service is ready."""
 
 import argparse
 from collections import Counter
@@ -13,13 +13,13 @@ from pagewire.shared.discovery import Stats, ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One service, and every setting."""
-    parser.add_argument("--service", metavar="NAME", help="only this service: exit code 0 while one of them is ready")
+    """Adds the service and all settings."""
+    parser.add_argument("--service", metavar="NAME", help="show only this service; exit code 0 if an instance is ready")
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints a line per service instance."""
+    """Prints one line per service instance."""
     settings = session.quiet(flags.read_settings(given))
     return session.run(_status(settings, given.service), settings)
 
@@ -32,7 +32,7 @@ async def _status(settings: Settings, service: str | None) -> int:
         user=user,
         password=settings.nats_password or settings.api_key,
         inbox_prefix="_INBOX",
-        connect_timeout=session.CONNECT_WITHIN,
+        connect_timeout=session.CONNECT_TIMEOUT,
     )
     try:
         found = await ask(bus, service)
@@ -52,7 +52,7 @@ async def _status(settings: Settings, service: str | None) -> int:
 
 
 def table(found: list[Stats]) -> list[str]:
-    """Lines for the terminal."""
+    """Returns the lines of a table for the terminal."""
     lines = [f"{'service':<14}{'instance':<14}{'state':<10}{'model':<16}load"]
     for stats in found:
         details: dict[str, Any] = stats.metadata

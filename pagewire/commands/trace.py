@@ -1,4 +1,4 @@
-"""Draws the waterfall of one request, from the spans that the services wrote to --trace-dir."""
+"""Draws the spans of one request, which the services have written to --trace-dir, as a waterfall."""
 
 import argparse
 from pathlib import Path
@@ -9,8 +9,8 @@ from pagewire.shared.errors import ConfigurationError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which request, and every setting."""
-    parser.add_argument("request_id", metavar="REQUEST_ID", help="the id on the request's frames")
+    """Adds the request's id and all settings."""
+    parser.add_argument("request_id", metavar="REQUEST_ID", help="id of the request, as in its frames")
     flags.add_settings(parser)
 
 
@@ -19,7 +19,7 @@ def run(given: argparse.Namespace) -> int:
     folder = flags.read_settings(given).trace_dir
     if not folder:
         raise ConfigurationError(
-            "name the folder that the stack writes spans to: --trace-dir FOLDER, here and at serve"
+            "no folder of spans is configured: give --trace-dir FOLDER to this command and to `pagewire serve`"
         )
     found = waterfall.of_request(spans.read(Path(folder)), given.request_id)
     if not found:

@@ -1,22 +1,22 @@
-"""The spans of one request as a picture in the terminal."""
+"""Draws the spans of one request as a waterfall in the terminal."""
 
 from collections.abc import Iterable, Sequence
 
 from pagewire.shared.spans import Span
 
 STAGES = ("receive", "queue", "prefill", "decode", "stream")
-"""Spans of every request, in the order in which they begin."""
+"""Names of every request's spans, in the order in which they begin."""
 
 
 def of_request(spans: Iterable[Span], request_id: str) -> list[Span]:
-    """The spans of a request, by start: those that name it, and those of the same trace."""
+    """Returns the spans of a request, ordered by start: those with its id, and those of the same trace."""
     found = list(spans)
     traces = {span.trace_id for span in found if span.attributes.get("request_id") == request_id}
     return sorted((span for span in found if span.trace_id in traces), key=lambda span: (span.start, span.end))
 
 
 def draw(spans: Sequence[Span], width: int = 60) -> list[str]:
-    """One line per span: its stage, when it began and how long it took in milliseconds, and a bar on a common scale."""
+    """Returns one line per span: stage, service, start and duration in milliseconds, and a bar on a common scale."""
     begin = min(span.start for span in spans)
     whole = max(span.end for span in spans) - begin
     scale = width / whole if whole > 0 else 0.0
@@ -31,7 +31,7 @@ def draw(spans: Sequence[Span], width: int = 60) -> list[str]:
 
 
 def shares(spans: Sequence[Span]) -> dict[str, tuple[float, float]]:
-    """For each stage its seconds, and its share of the time from the first start to the last end."""
+    """Returns each stage's seconds and its share of the time from the first start to the last end."""
     whole = max(span.end for span in spans) - min(span.start for span in spans)
     seconds = {stage: sum(span.end - span.start for span in spans if span.name == stage) for stage in STAGES}
     return {stage: (time, time / whole if whole else 0.0) for stage, time in seconds.items()}

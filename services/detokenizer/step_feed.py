@@ -72,7 +72,7 @@ class StepFeed:
         reader = self._readers.get(beat.instance) if beat is not None else None
         if beat is None or reader is None:
             return
-        reader.hear(beat.term, beat.step)
+        reader.note_run(beat.term, beat.step)
         if reader.missing is not None:
             self._start_replay(beat.instance, reader)
 

@@ -1,4 +1,4 @@
-"""The HTTP application: which path leads where, and who may go there."""
+"""The HTTP application: its routes and the check of the API key."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -19,13 +19,13 @@ from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.shared.errors import ModelNotFound, PagewireError
 
 COMPLETIONS = "/v1/completions"
-"""The path whose answers are streams."""
+"""Path of the completions, whose responses may be streams."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def build(client: AsyncClient, completions: Completions, health: Health, api_key: str) -> ASGIApp:
-    """The application. With `api_key`, everything under /v1 needs it as bearer token."""
-    app = Shortcut(completions, _starlette(client, completions, health))
+    """Returns the application. With `api_key`, every path under /v1 requires it as a bearer token."""
+    app = CompletionsFastPath(completions, _starlette(client, completions, health))
     return BearerToken(app, api_key) if api_key else app
 
 
@@ -45,7 +45,7 @@ def _starlette(client: AsyncClient, completions: Completions, health: Health) ->
         for model in served:
             if model.id == wanted:
                 return _json(model)
-        raise ModelNotFound(f"no model {wanted} is served here")
+        raise ModelNotFound(f"no model {wanted} is served: GET /v1/models lists those that are")
 
     return Starlette(
         routes=[
@@ -56,32 +56,32 @@ def _starlette(client: AsyncClient, completions: Completions, health: Health) ->
             Route("/v1/models/{model:path}", models),
             Route(COMPLETIONS, completions, methods=["POST"]),
         ],
-        exception_handlers={PagewireError: _refuse, HTTPException: _explain},
+        exception_handlers={PagewireError: _on_pagewire_error, HTTPException: _on_http_error},
     )
 
 
-class Shortcut:
-    """Completions past Starlette, whose middleware would be passed three times for every token of a stream."""
+class CompletionsFastPath:
+    """Routes completions past Starlette, whose three layers of middleware would handle every token of a stream."""
 
     def __init__(self, completions: Completions, others: ASGIApp) -> None:
         self._completions = completions
         self._others = others
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Starlette answers whatever is not a completion, a wrong method too."""
+        """Passes all other requests, including those with a wrong method, to Starlette."""
         is_completion = scope["path"] == COMPLETIONS and scope["method"] == "POST"
         return (self._completions if is_completion else self._others)(scope, receive, send)
 
 
 class BearerToken:
-    """Lets nobody to /v1 without the key."""
+    """Requires the API key under /v1."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
         self._expected = f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 401 itself, and passes on what may pass."""
+        """Passes the request on, or answers 401."""
         given = dict(scope["headers"]).get(b"authorization", b"")
         if scope["path"].startswith("/v1") and not hmac.compare_digest(given, self._expected):
             content = errors.body(401, "invalid_api_key", "send the API key as `Authorization: Bearer KEY`")
@@ -90,13 +90,13 @@ class BearerToken:
             await self._app(scope, receive, send)
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
+async def _on_pagewire_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, PagewireError)
     return errors.response(error)
 
 
-async def _explain(request: Request, error: Exception) -> Response:
-    """A path or a method that does not exist."""
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answers a request whose path or method does not exist."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     content = errors.body(error.status_code, "not_found", message)

@@ -1,4 +1,4 @@
-"""`/v1/completions`: every request over HTTP is one request to the pipeline."""
+"""The endpoint `/v1/completions`: turns each HTTP request into one request to the pipeline."""
 
 import time
 from contextlib import aclosing
@@ -18,7 +18,7 @@ from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.client import Delta
 
 TIMEOUT = 600.0
-"""Seconds that a request over HTTP may take."""
+"""Deadline of a request over HTTP, in seconds."""
 
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _encode = msgspec.json.Encoder().encode
@@ -28,8 +28,8 @@ class Completions:
     """ASGI endpoint.
 
     Attributes:
-        running: requests at this moment.
-        served: requests that have ended.
+        running: number of requests in progress.
+        served: number of requests that have ended.
     """
 
     def __init__(self, client: AsyncClient, body_limit: int) -> None:
@@ -87,8 +87,8 @@ async def _send_whole(stream: Stream, scope: Scope, receive: Receive, send: Send
 
 
 async def _send_events(stream: Stream, send: Send, options: StreamOptions) -> None:
-    """A request that fails before its first token is answered with the status of its error. While the reader lags, each
-    `send` waits, and the stream merges what arrives."""
+    """Sends events, or the status of an error before the first token. While a slow reader makes `send` wait, the stream
+    merges the deltas that arrive."""
     async with aclosing(stream.batches()) as batches:
         first: list[Delta] = await anext(batches, [])
         counted = options.include_usage and options.continuous_usage_stats

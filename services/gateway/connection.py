@@ -1,4 +1,4 @@
-"""The HTTP connection of one request: its body, and whether its client is still there."""
+"""The HTTP connection of one request: reading its body and noticing that the client has disconnected."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,15 +10,15 @@ from pagewire.shared.errors import PayloadTooLarge
 
 
 class ClientGone(Exception):
-    """The client has hung up: nobody is left to be answered."""
+    """The client has disconnected, so that no response can be sent."""
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body.
+    """Reads the whole body.
 
     Raises:
-        PayloadTooLarge: it has more than `limit` bytes.
-        ClientGone: the client went before it had sent everything.
+        PayloadTooLarge: the body has more than `limit` bytes.
+        ClientGone: the client disconnected before the end of the body.
     """
     body = bytearray()
     while True:
@@ -27,27 +27,27 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             raise ClientGone
         body += message.get("body", b"")
         if len(body) > limit:
-            raise PayloadTooLarge(f"the body has more than {limit} bytes, which is what the broker takes")
+            raise PayloadTooLarge(f"the body has more than {limit} bytes, the broker's limit: send a smaller request")
         if not message.get("more_body", False):
             return bytes(body)
 
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Cancels its block when the client hangs up. To be used after the body was read.
+    """Cancels its block when the client disconnects. The body must have been read before.
 
     Raises:
-        ClientGone: the client has gone.
+        ClientGone: the client has disconnected.
     """
 
-    async def watch(cut: asyncio.Timeout) -> None:
+    async def watch(scope: asyncio.Timeout) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        cut.reschedule(asyncio.get_running_loop().time())
+        scope.reschedule(asyncio.get_running_loop().time())
 
     try:
-        async with asyncio.timeout(None) as cut:
-            watching = asyncio.create_task(watch(cut))
+        async with asyncio.timeout(None) as scope:
+            watching = asyncio.create_task(watch(scope))
             try:
                 yield
             finally:

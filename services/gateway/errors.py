@@ -1,4 +1,4 @@
-"""OpenAI's error shape."""
+"""Errors in OpenAI's format."""
 
 import re
 
@@ -14,31 +14,31 @@ _LEADING = re.compile(r"(\w+) ")
 
 
 class Detail(msgspec.Struct):
-    """What went wrong."""
+    """The error itself."""
 
     message: str
     type: str
-    """Family of errors, as OpenAI names it."""
+    """OpenAI's type of the error."""
     param: str | None
-    """The field of the request that is to blame."""
+    """The invalid field of the request."""
     code: str | None
-    """Name of the error."""
+    """Kind of the error in `pagewire.shared.errors`."""
 
 
 class ErrorBody(msgspec.Struct):
-    """Body of every answer that is an error, and of the event that ends a stream which failed."""
+    """Body of an error response, and data of the event that ends a failed stream."""
 
     error: Detail
 
 
 def body(status: int, code: str, message: str) -> bytes:
-    """The JSON of an error. The field to blame is read from the message, which names it first or in backquotes."""
+    """Returns an error as JSON. The invalid field is read from the message, which names it first or in backquotes."""
     kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return msgspec.json.encode(ErrorBody(Detail(message, kind, _field(message) if status == 400 else None, code)))
 
 
 def body_of(error: PagewireError) -> tuple[int, bytes]:
-    """Status and JSON of an exception."""
+    """Returns the status and JSON of an exception."""
     if isinstance(error, BusError):
         error = Unavailable("the broker does not answer")
     assert isinstance(error, RequestError)
@@ -46,7 +46,7 @@ def body_of(error: PagewireError) -> tuple[int, bytes]:
 
 
 def response(error: PagewireError) -> Response:
-    """The answer to a request that ended with an exception."""
+    """Returns the response to a request that has raised an exception."""
     status, content = body_of(error)
     retry_after = getattr(error, "retry_after_ms", None)
     headers = {"Retry-After": str(max(1, round(retry_after / 1000)))} if retry_after is not None else None

@@ -9,31 +9,31 @@ from pagewire.services.gateway.shapes import Choice, Completion, Usage, usage_of
 from pagewire.shared.messages.client import Delta, Final
 
 DONE = b"data: [DONE]\n\n"
-"""Behind the last event."""
+"""Sent after the last event."""
 
 _TEXT = b'"text":'
 _encode = msgspec.json.Encoder().encode
 
 
 class Events:
-    """Those of one request. Of the events with text nothing but the text differs: the rest is encoded once."""
+    """The events of one request. Events with text differ only in the text, so the rest is encoded once."""
 
     def __init__(self, request_id: str, model: str, *, counted: bool = False) -> None:
-        """`counted`: every event has the usage so far."""
+        """`counted`: whether every event has the usage up to it."""
         self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
         self._around: dict[int, tuple[bytes, bytes]] = {}
-        """By choice: what stands before its texts, and what behind."""
+        """The encoded event before and after the text, by choice."""
         self._counted = counted
         self._tokens = 0
 
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
-        """One event per delta that has text. While the prompt's tokens are not known, it has no usage."""
+        """Returns one event per delta with text, without usage while `prompt_tokens` is unknown."""
         if self._counted:
             return self._counted_texts(batch, prompt_tokens)
         return b"".join([self._text(delta) for delta in batch if delta.text])
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
-        """One event per completion with the reason of its end, then one with the usage if it is wanted."""
+        """Returns one event per completion with its finish reason, then one with the usage if wanted."""
         ends = b"".join(
             self._encoded(
                 [Choice(choice.index, "", finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)]
@@ -58,7 +58,7 @@ class Events:
     def _text(self, delta: Delta) -> bytes:
         around = self._around.get(delta.index)
         if around is None:
-            # Within JSON's strings quotes are escaped: what is found is the key.
+            # JSON strings contain no unescaped quotes, so the match is the key.
             before, _, behind = self._encoded([Choice(delta.index, "")]).partition(_TEXT + b'""')
             around = self._around[delta.index] = before + _TEXT, behind
         return b"".join((around[0], _encode(delta.text), around[1]))
@@ -69,5 +69,5 @@ class Events:
 
 
 def event(data: bytes) -> bytes:
-    """An event that carries `data`, which has no line breaks."""
+    """Returns an event with `data`, which must not contain line breaks."""
     return b"data: " + data + b"\n\n"

@@ -1,43 +1,42 @@
-"""Whether a request would be served now."""
+"""Reports whether requests can be served now."""
 
 from collections.abc import Callable
 
-from pagewire.shared import subjects
-from pagewire.shared.bus import Bus, Message
+from pagewire.shared.bus import Bus
 from pagewire.shared.peers import Peers
 
-NEEDED = ("tokenizer", "detokenizer", "scheduler")
-"""A request passes each of them. A scheduler is ready only with an executor."""
+REQUIRED = ("tokenizer", "detokenizer", "scheduler")
+"""The services that every request passes. The executor is left out: a scheduler is ready only with one."""
 
 
 class Health:
-    """Hears the services and tells when the answer changes."""
+    """Follows the services' heartbeats and reports whether requests can be served."""
 
-    def __init__(self, bus: Bus, changed: Callable[[], None]) -> None:
+    def __init__(self, bus: Bus, on_change: Callable[[], None]) -> None:
+        """`on_change` is called when a heartbeat changes whether requests can be served."""
         self._bus = bus
-        self._peers = Peers(bus)
-        self._changed = changed
-        self._was = False
+        self._peers = Peers(bus, self._on_heartbeat)
+        self._on_change = on_change
+        self._healthy = False
 
     async def listen(self) -> None:
-        """Starts to hear."""
+        """Subscribes to heartbeats."""
         await self._peers.listen()
-        await self._bus.subscribe(f"{subjects.HEARTBEAT}.*.*", self._on_beat)
 
     def missing(self) -> str:
-        """Why a request would not be served; empty when it would."""
+        """Returns why requests cannot be served now; empty when they can."""
         if not self._bus.connected:
             return "there is no connection to the broker"
-        for service in NEEDED:
+        for service in REQUIRED:
             alive = self._peers.alive(service)
             if not alive:
-                return f"no {service} is there"
+                return f"no {service} is running"
             if not any(beat.ready for beat in alive):
                 return f"no {service} is ready"
         return ""
 
-    def _on_beat(self, _: Message) -> None:
+    def _on_heartbeat(self) -> None:
         healthy = not self.missing()
-        if healthy != self._was:
-            self._was = healthy
-            self._changed()
+        if healthy != self._healthy:
+            self._healthy = healthy
+            self._on_change()

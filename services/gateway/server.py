@@ -1,4 +1,4 @@
-"""The HTTP server around the application."""
+"""The HTTP server of the application."""
 
 import asyncio
 import socket
@@ -10,13 +10,13 @@ from starlette.types import ASGIApp
 
 from pagewire.shared.errors import ConfigurationError
 
-CLOSE_WITHIN = 3
+CLOSE_TIMEOUT = 3
 """Seconds that open requests have to end when the server is stopped."""
 BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """Returns a listening socket; port 0 chooses a free port.
 
     Raises:
         ConfigurationError: the address cannot be used.
@@ -29,19 +29,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Serves until cancelled; then open requests have `CLOSE_WITHIN` seconds to end."""
+    """Serves until cancelled, then gives open requests `CLOSE_TIMEOUT` seconds to end."""
     config = uvicorn.Config(
         app,
-        interface="asgi3",  # it guesses wrong where no coroutine function is called, but what returns a coroutine
+        interface="asgi3",  # not detected automatically, since the application is no coroutine function
         http="httptools",
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # nobody asks where a request came from
+        proxy_headers=False,  # client addresses are not used
         server_header=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=CLOSE_WITHIN,
+        timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listener]))
@@ -53,7 +53,7 @@ async def serve(app: ASGIApp, listener: socket.socket) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to `pagewire.shared.runtime`."""
+    """Leaves signal handling to `pagewire.shared.runtime`."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

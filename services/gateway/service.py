@@ -1,4 +1,4 @@
-"""The gateway: OpenAI-compatible HTTP in front of the pipeline, whose client it is like any other."""
+"""The gateway: an OpenAI-compatible HTTP server that is an ordinary client of the pipeline."""
 
 import structlog
 
@@ -13,7 +13,7 @@ _log = structlog.get_logger()
 
 
 class Gateway:
-    """One HTTP server. Ready while a request would be served."""
+    """The gateway service. It is ready while requests can be served."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -21,10 +21,10 @@ class Gateway:
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
         self._completions = Completions(self._client, body_limit=context.bus.max_payload)
-        self._health = Health(context.bus, changed=context.announce)
+        self._health = Health(context.bus, on_change=context.announce)
 
     def heartbeat(self) -> Heartbeat:
-        """Its port, and how many requests there are and were."""
+        """Returns the port and the numbers of running and ended requests."""
         load = {
             "port": float(self._port),
             "running": float(self._completions.running),

@@ -1,4 +1,4 @@
-"""What OpenAI's completions answer with."""
+"""The response types of OpenAI's completions API."""
 
 import time
 from typing import Literal
@@ -9,23 +9,23 @@ from pagewire.shared.messages import client
 
 
 class PromptDetails(msgspec.Struct):
-    """Part of the usage."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class Usage(msgspec.Struct):
-    """What a request used, in tokens."""
+    """Number of tokens that a request used."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails | None
-    """None while the request runs."""
+    """None until the request has ended."""
 
 
 class Choice(msgspec.Struct):
-    """A completion, or the next part of one."""
+    """A completion or, in a stream, the next part of one."""
 
     index: int
     text: str
@@ -35,7 +35,7 @@ class Choice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """The answer to a completion request, or one event of its stream."""
+    """The response to a completion request, or one event of its stream."""
 
     id: str
     created: int
@@ -56,13 +56,13 @@ class Model(msgspec.Struct):
 
 
 class ModelList(msgspec.Struct):
-    """The answer of `/v1/models`."""
+    """The response of `/v1/models`."""
 
     data: list[Model]
     object: Literal["list"] = "list"
 
 
 def usage_of(usage: client.Usage) -> Usage:
-    """The usage in OpenAI's shape."""
+    """Converts the usage to OpenAI's format."""
     total = usage.prompt_tokens + usage.completion_tokens
     return Usage(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))

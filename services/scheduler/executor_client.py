@@ -157,7 +157,7 @@ class ExecutorClient:
         if beat.term > self.term:
             self.mark_lost(f"it obeys term {beat.term}")
         elif beat.term == self.term:
-            self._reader.hear(beat.term, beat.step)
+            self._reader.note_run(beat.term, beat.step)
             if not beat.ready:
                 self.mark_lost("it cannot go on")
         self._wake.set()

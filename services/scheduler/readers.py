@@ -1,46 +1,26 @@
-"""How far the detokenizers have read: the lease never runs too far ahead of the slowest one."""
+"""How far the detokenizers have read the steps: the executor's credit depends on the slowest of them."""
 
-import time
 from collections.abc import Callable
 
-import msgspec
-
-from pagewire.shared import subjects
-from pagewire.shared.bus import Bus, Message
-from pagewire.shared.errors import WireVersionError
-from pagewire.shared.messages import Decoder
-from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.peers import SILENCE
-
-_heartbeat = Decoder(Heartbeat)
+from pagewire.shared.bus import Bus
+from pagewire.shared.peers import Peers
 
 
 class Readers:
-    """The detokenizers that read the steps of a term, known from their heartbeats."""
+    """The detokenizers that read the steps of a term, by their heartbeats."""
 
     def __init__(self, bus: Bus, on_heartbeat: Callable[[], None]) -> None:
-        """`on_heartbeat` is called after each heartbeat, when the slowest reader may have moved on."""
-        self._bus = bus
-        self._notify = on_heartbeat
-        self._beats: dict[str, tuple[float, Heartbeat]] = {}
+        """`on_heartbeat` is called after each heartbeat, since the slowest reader may have advanced."""
+        self._peers = Peers(bus, on_heartbeat)
 
     async def listen(self) -> None:
-        """Subscribes to the heartbeats."""
-        await self._bus.subscribe(f"{subjects.HEARTBEAT}.detokenizer.*", self._on_heartbeat)
+        """Subscribes to the detokenizers' heartbeats."""
+        await self._peers.listen("detokenizer")
 
     def slowest(self, term: int) -> int | None:
-        """Returns the last step read by the slowest live reader of `term`; None while nobody reads it.
+        """Returns the last step read by the slowest live reader of `term`; None while nobody reads the term.
 
-        A reader that has fallen silent does not count: when it is back, it is rebuilt from the scheduler's tokens.
+        A silent reader is ignored: when it is back, it catches up from the tokens that the scheduler knows.
         """
-        now = time.monotonic()
-        self._beats = {name: entry for name, entry in self._beats.items() if now - entry[0] < SILENCE}
-        return min((beat.reads[term] for _, beat in self._beats.values() if term in beat.reads), default=None)
-
-    def _on_heartbeat(self, message: Message) -> None:
-        try:
-            beat = _heartbeat.decode(message.data)
-        except (WireVersionError, msgspec.DecodeError):
-            return  # a peer of another version cannot read our steps
-        self._beats[beat.instance] = (time.monotonic(), beat)
-        self._notify()
+        alive = self._peers.alive("detokenizer")
+        return min((beat.reads[term] for beat in alive if term in beat.reads), default=None)

@@ -1,4 +1,4 @@
-"""The rules of NATS that both buses keep: what a subject may be, how headers are written, how a handler is called."""
+"""The rules of NATS that both buses follow: valid subjects, the format of headers, and how handlers are called."""
 
 import asyncio
 import re
@@ -10,13 +10,13 @@ import structlog
 from pagewire.shared.bus.protocol import Handler, Message
 
 MAX_CONTROL_LINE = 4096
-"""Bytes of subject, reply and sizes together that a server accepts by default."""
+"""Maximum length in bytes of a command's line (subject, reply subject and sizes), by a server's default."""
 STATUS = "Status"
-"""Header of the messages that the broker itself sends."""
-SUBJECTS = 4096
-"""Subjects that are remembered as valid: a stream publishes every token to the same one."""
+"""Header of messages that the broker itself sends."""
+CACHED_SUBJECTS = 4096
+"""Subjects whose validity is cached: a stream publishes every token to the same subject."""
 NO_RESPONDERS = "503"
-"""Status sent to the reply subject of a message that nobody subscribes to."""
+"""Status that the broker sends to the reply subject of a message without a subscriber."""
 
 _VERSION = "NATS/1.0"
 _is_subject = re.compile(r"[!-)+-=?-~]+").fullmatch
@@ -27,32 +27,32 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 log = structlog.get_logger()
 
 
-@lru_cache(SUBJECTS)
+@lru_cache(CACHED_SUBJECTS)
 def check_subject(subject: str) -> None:
-    """Refuses what would be another command on the wire. Wildcards are refused too.
+    """Checks a subject to publish to, which must not inject another command into the connection.
 
     Raises:
-        ValueError
+        ValueError: the subject has white space, control characters, non-ASCII characters or wildcards.
     """
     if _is_subject(subject) is None:
         raise ValueError(f"not a subject: {subject!r}")
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuses subscriptions with empty tokens or misplaced wildcards: a server would end the connection.
+    """Checks a subject to subscribe to; after an invalid one a server would end the connection.
 
     Raises:
-        ValueError
+        ValueError: a token is empty or a wildcard is misplaced.
     """
     if _is_pattern(pattern) is None:
         raise ValueError(f"not a subject to subscribe to: {pattern!r}")
 
 
 def header_block(headers: Mapping[str, str] | None) -> bytes:
-    """Headers as they cross the wire; empty without any. Line breaks in values become spaces.
+    """Returns headers in the wire format, empty for no headers. Line breaks in values become spaces.
 
     Raises:
-        ValueError: a name that HTTP would not allow.
+        ValueError: a name is not valid as the name of an HTTP header.
     """
     if not headers:
         return b""
@@ -65,9 +65,9 @@ def header_block(headers: Mapping[str, str] | None) -> bytes:
 
 
 def read_headers(block: bytes) -> dict[str, str]:
-    """The headers in what `header_block` or a server has written; a status on the first line is the header `STATUS`.
+    """Parses headers in the wire format. A status on the first line becomes the header `STATUS`.
 
-    What is not UTF-8 is replaced, and lines without a colon are passed over.
+    Invalid UTF-8 is replaced, and lines without a colon are ignored.
     """
     first, *lines = block.decode(errors="replace").split("\r\n")
     status = first.removeprefix(_VERSION).split(maxsplit=1)
@@ -80,7 +80,7 @@ def read_headers(block: bytes) -> dict[str, str]:
 
 
 def deliver(handler: Handler, message: Message) -> None:
-    """Calls a handler. Whatever it raises is logged, so that one bad message does not silence a subscription."""
+    """Calls a handler and logs any exception, so that one bad message does not end a subscription."""
     try:
         handler(message)
     except (Exception, asyncio.CancelledError):

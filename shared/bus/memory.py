@@ -1,4 +1,4 @@
-"""The bus inside one process: the same meaning as NATS, for tests and for a stack without a broker."""
+"""The bus inside one process, with the semantics of NATS, for tests and for a stack without a broker."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether `subject` falls under `pattern`: `*` is one token, a last `>` is one or more."""
+    """Returns whether `subject` matches `pattern`: `*` is one token, a trailing `>` is one or more tokens."""
     wanted, given = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted.pop()
@@ -25,7 +25,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 class MemoryBroker:
-    """What the buses of one process share. All of them live on one event loop."""
+    """Routes messages between the `MemoryBus` connections of one process, all on the same event loop."""
 
     def __init__(self, *, max_payload: int = 8 << 20, ack_wait: float = ACK_WAIT, done_age: float = DONE_AGE) -> None:
         self.max_payload = max_payload
@@ -34,17 +34,17 @@ class MemoryBroker:
         self._wild: list[MemorySubscription] = []
 
     def add(self, subscription: "MemorySubscription") -> None:
-        """From now on the subscription receives what matches."""
-        self._place(subscription).append(subscription)
+        """Starts delivering to a subscription."""
+        self._list_of(subscription).append(subscription)
 
     def remove(self, subscription: "MemorySubscription") -> None:
-        """The subscription receives nothing more."""
-        self._place(subscription).remove(subscription)
+        """Stops delivering to a subscription."""
+        self._list_of(subscription).remove(subscription)
         if not self._exact.get(subscription.subject, True):
             del self._exact[subscription.subject]
 
     def route(self, sender: "MemoryBus", message: Message) -> None:
-        """Delivers to every plain subscription and to one of each queue group, or tells the sender that none is."""
+        """Delivers to every plain subscription and to one of each queue group; without any, replies `NO_RESPONDERS`."""
         groups: dict[str, list[MemorySubscription]] = {}
         found = self._find(message.subject)
         for subscription in found:
@@ -64,14 +64,14 @@ class MemoryBroker:
         wild = [subscription for subscription in self._wild if matches(subscription.subject, subject)]
         return self._exact.get(subject, []) + wild
 
-    def _place(self, subscription: "MemorySubscription") -> list["MemorySubscription"]:
+    def _list_of(self, subscription: "MemorySubscription") -> list["MemorySubscription"]:
         if "*" in subscription.subject or ">" in subscription.subject:
             return self._wild
         return self._exact.setdefault(subscription.subject, [])
 
 
 class MemorySubscription:
-    """Interest of one bus in a subject."""
+    """A subscription of a `MemoryBus`."""
 
     def __init__(self, bus: "MemoryBus", subject: str, handler: Handler, queue: str) -> None:
         self.bus = bus
@@ -80,17 +80,17 @@ class MemorySubscription:
         self._handler = handler
 
     def put(self, message: Message) -> None:
-        """Has the handler called soon, never from within `publish`; the loop keeps the order."""
+        """Schedules the handler's call, so that it never runs inside `publish`; the loop keeps the order."""
         asyncio.get_running_loop().call_soon(deliver, self._handler, message)
 
     async def unsubscribe(self) -> None:
         """See `Subscription`."""
         self.bus.forget(self)
-        await _turn()
+        await asyncio.sleep(0)  # the deliveries that are scheduled now run first
 
 
 class MemoryBus:
-    """One connection to a `MemoryBroker`. It cannot break, so nobody is called back after a reconnection."""
+    """A connection to a `MemoryBroker`. It cannot be lost, so `on_reconnect` has no effect."""
 
     def __init__(self, broker: MemoryBroker, *, inbox_prefix: str = "_SVC") -> None:
         self._broker = broker
@@ -128,7 +128,7 @@ class MemoryBus:
         self._broker.route(self, Message(subject, bytes(data), reply, dict(headers or {})))
 
     def backlog(self) -> int:
-        """See `Bus`. Nothing waits between publisher and broker here."""
+        """See `Bus`. There is no outbound buffer."""
         return 0
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
@@ -164,7 +164,7 @@ class MemoryBus:
     async def flush(self, *, timeout: float = 2.0) -> None:
         """See `Bus`."""
         self._check_open()
-        await _turn()
+        await asyncio.sleep(0)  # the deliveries that are scheduled now run first
 
     async def close(self) -> None:
         """See `Bus`."""
@@ -173,13 +173,13 @@ class MemoryBus:
         self._closing = True
         for subscription in list(self._subscriptions):
             self.forget(subscription)
-        await _turn()
+        await asyncio.sleep(0)  # the deliveries that are scheduled now run first
         self._closed = True
         self._broker.remove(self._inbox)
         self._requests.fail(BusUnavailable("the bus is closed"))
 
     def forget(self, subscription: MemorySubscription) -> None:
-        """Ends a subscription, if it has not ended."""
+        """Ends a subscription unless it has ended already."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
             self._broker.remove(subscription)
@@ -187,10 +187,3 @@ class MemoryBus:
     def _check_open(self) -> None:
         if self._closed:
             raise BusUnavailable("the bus is closed")
-
-
-async def _turn() -> None:
-    """Waits until every callback that the loop holds by now has run."""
-    turn = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(turn.set_result, None)
-    await turn

@@ -1,4 +1,4 @@
-"""The store of the in-memory bus: the same deliveries as JetStream, without a disk."""
+"""The store of the in-memory bus: it delivers as JetStream does, but keeps nothing on disk."""
 
 import asyncio
 import bisect
@@ -12,7 +12,7 @@ from pagewire.shared.errors import MessageTooLarge
 
 @dataclass(slots=True)
 class _Entry:
-    """One stored item."""
+    """A stored item."""
 
     queue: str
     sequence: int
@@ -21,36 +21,36 @@ class _Entry:
     stored_at: float
     deliveries: int = 0
     redelivery: asyncio.TimerHandle | None = None
-    """Set while it is with a worker."""
+    """Timer that redelivers the item; None while the item waits in its queue."""
 
 
 class _Queue:
-    """The items of one name that wait for a worker: those that come again first, then by age."""
+    """The waiting items of one queue: redeliveries first, then by age."""
 
     def __init__(self) -> None:
         self._ready: list[_Entry] = []
-        self._stocked = asyncio.Event()
+        self._nonempty = asyncio.Event()
 
     def add(self, entry: _Entry) -> None:
-        """Lets an entry wait."""
+        """Adds an entry."""
         bisect.insort(self._ready, entry, key=lambda other: (other.deliveries == 0, other.sequence))
-        self._stocked.set()
+        self._nonempty.set()
 
     def remove(self, entry: _Entry) -> None:
-        """Takes one entry out."""
+        """Removes an entry."""
         self._ready.remove(entry)
 
     async def take(self, count: int) -> list[_Entry]:
-        """Waits for the first entry and takes up to `count`."""
+        """Waits for an entry, then removes and returns up to `count`."""
         while not self._ready:
-            self._stocked.clear()
-            await self._stocked.wait()
+            self._nonempty.clear()
+            await self._nonempty.wait()
         taken, self._ready = self._ready[:count], self._ready[count:]
         return taken
 
 
 class MemoryStore:
-    """Work queue, records of what ended, and terms, for every connection of one broker."""
+    """The `Store` of a `MemoryBroker`."""
 
     def __init__(self, *, max_payload: int, ack_wait: float, done_age: float) -> None:
         self._max_payload = max_payload
@@ -79,7 +79,7 @@ class MemoryStore:
             return []
         return [self._hand_out(entry) for entry in taken]
 
-    async def stocked(self, prefix: str) -> list[str]:
+    async def nonempty_queues(self, prefix: str) -> list[str]:
         """See `Store`."""
         return sorted({e.queue for e in self._entries.values() if e.queue.startswith(f"{prefix}.")})
 
@@ -135,7 +135,7 @@ class MemoryStore:
         return self._queues.setdefault(name, _Queue())
 
     def _find(self, ack: str) -> _Entry | None:
-        """The entry of any delivery, also of one that was followed by another: JetStream goes by sequence, too."""
+        """Finds an entry by the ack of any of its deliveries, not only the latest, as JetStream does."""
         return self._entries.get(ack.split(".")[-2])
 
     def _hand_out(self, entry: _Entry) -> Item:
@@ -152,7 +152,7 @@ class MemoryStore:
         self._queue(entry.queue).add(entry)
 
     def _forget_done(self) -> None:
-        """Drops the records that are too old; they stand in the order of their age."""
+        """Drops expired records."""
         oldest = asyncio.get_running_loop().time() - self._done_age
         for request_id in [name for name, (stored, _) in self._done.items() if stored < oldest]:
             del self._done[request_id]

@@ -1,4 +1,4 @@
-"""The bus over NATS. The traps of nats-py are known to `shared.bus.nats_client`."""
+"""The bus over NATS. `shared.bus.nats_client` works around the defects of nats-py."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ import structlog
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
-from pagewire.shared.bus.nats_client import Interest, MendedClient, address_of
+from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, address_of
 from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.bus.protocol import Handler, Headers, Message
 from pagewire.shared.bus.requests import Requests
@@ -25,11 +25,11 @@ from pagewire.shared.errors import (
 )
 
 OUTBOUND_LIMIT = 32 << 20
-"""Bytes that may wait while the socket takes no more, or while there is none."""
+"""Bytes in the outbound buffer, at most, while the server reads too slowly or there is no connection."""
 CLOSE_TIMEOUT = 2.0
-"""Seconds that `close` waits for a server that does not read."""
+"""Seconds that `close` waits for a server that does not respond."""
 
-_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
+_PERMISSION_ERROR = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
 log = structlog.get_logger()
 
@@ -43,12 +43,12 @@ async def connect(
     inbox_prefix: str = subjects.SERVICE_INBOX,
     connect_timeout: float = 5.0,
 ) -> "NatsBus":
-    """Connects to the server at `url`. With the inboxes of services, the streams of the store are created, too.
+    """Connects to the server at `url`; with the inbox prefix of services it creates the streams of the store as well.
 
     Raises:
         BusUnavailable: no server answered within `connect_timeout` seconds.
-        ConfigurationError: `url` is none, or the server refuses the credentials or the inbox, or has no JetStream
-            for a service.
+        ConfigurationError: `url` is malformed, the server refuses the credentials or the inbox, or a service finds no
+            JetStream.
     """
     address_of(url)
     bus = NatsBus(inbox_prefix)
@@ -63,39 +63,39 @@ async def connect(
 
 
 class NatsSubscription:
-    """Interest of one connection in a subject."""
+    """A subscription of a `NatsBus`."""
 
-    def __init__(self, bus: "NatsBus", interest: Interest) -> None:
+    def __init__(self, bus: "NatsBus", subscription: HandlerSubscription) -> None:
         self._bus = bus
-        self._interest = interest
+        self._subscription = subscription
 
     async def unsubscribe(self) -> None:
         """See `Subscription`."""
-        await self._bus.withdraw([self._interest])
+        await self._bus.end_subscriptions([self._subscription])
 
 
 class NatsBus:
-    """One connection to a NATS server, made again for ever when it breaks. Obtained from `connect`."""
+    """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it."""
 
     def __init__(self, inbox_prefix: str) -> None:
-        self._client = MendedClient(self._on_refusal, self._on_lost, self._on_restored)
+        self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
         self._store = NatsStore(self, self._requests)
-        self._interests: set[Interest] = set()
+        self._subscriptions: set[HandlerSubscription] = set()
         self._denied: set[str] = set()
-        self._up = asyncio.Event()
-        self._callbacks: list[Callable[[], None]] = []
+        self._connected = asyncio.Event()
+        self._reconnect_callbacks: list[Callable[[], None]] = []
         self._closing = False
 
     async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
-        """Makes the first connection; see `connect`."""
+        """Connects for the first time; see `connect`."""
         await self._client.open(url, name, user, password, connect_timeout)
-        self._up.set()
+        self._connected.set()
         try:
-            await self._listen(self._requests.pattern, self._requests.receive, "")
+            await self._subscribe(self._requests.pattern, self._requests.receive, "")
         except NotPermitted as error:
-            raise ConfigurationError(f"{error}: this user may not have the inboxes of a service") from None
+            raise ConfigurationError(f"{error}: give the credentials of a service with --nats-user") from None
 
     @property
     def max_payload(self) -> int:
@@ -128,21 +128,21 @@ class NatsBus:
         if client.is_closed:
             raise BusUnavailable("the bus is closed")
         if client.pending_data_size + size > OUTBOUND_LIMIT:
-            raise BusUnavailable("the broker does not keep up: the outbound buffer is full")
-        client.push(b"".join((line.encode(), block, data, b"\r\n")))
+            raise BusUnavailable("the broker reads too slowly: the outbound buffer is full")
+        client.send(b"".join((line.encode(), block, data, b"\r\n")))
 
     def backlog(self) -> int:
         """See `Bus`."""
         return self._client.backlog()
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """See `Bus`. A lost connection ends it at once with `ConnectionLost`."""
+        """See `Bus`. A lost connection raises `ConnectionLost` at once."""
         return await self._requests.request(subject, data, timeout=timeout, headers=headers)
 
     def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
     ) -> AsyncIterator[Message]:
-        """See `Bus`. A lost connection ends it at once with `ConnectionLost`."""
+        """See `Bus`. A lost connection raises `ConnectionLost` at once."""
         return self._requests.request_many(subject, data, stall=stall, headers=headers)
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
@@ -150,14 +150,14 @@ class NatsBus:
 
         Raises:
             NotPermitted: this user may not subscribe there.
-            BusUnavailable, RequestTimeout: the broker did not take it in.
+            BusUnavailable, RequestTimeout: the broker did not confirm the subscription.
         """
         check_pattern(subject)
         if queue:
             check_subject(queue)
-        interest = await self._listen(subject, handler, queue)
-        self._interests.add(interest)
-        return NatsSubscription(self, interest)
+        subscription = await self._subscribe(subject, handler, queue)
+        self._subscriptions.add(subscription)
+        return NatsSubscription(self, subscription)
 
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
         """See `Bus`."""
@@ -169,64 +169,64 @@ class NatsBus:
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See `Bus`."""
-        self._callbacks.append(callback)
+        self._reconnect_callbacks.append(callback)
 
     async def wait_connected(self) -> None:
-        """Returns when there is a connection."""
-        await self._up.wait()
+        """Returns once there is a connection."""
+        await self._connected.wait()
 
     async def flush(self, *, timeout: float = 2.0) -> None:
         """See `Bus`.
 
         Raises:
-            ConnectionLost: there is none, or it was lost.
+            ConnectionLost: there is no connection, or it was lost.
             RequestTimeout: the broker did not answer within `timeout` seconds.
         """
-        await self._pass(self._client.ping(), timeout)
+        await self._wait_for(self._client.ping(), timeout)
 
-    async def withdraw(self, interests: Iterable[Interest]) -> bool:
-        """Ends subscriptions: what the broker sent before it knew is delivered first. False: it did not answer."""
-        ending = self._interests.intersection(interests)
-        self._interests -= ending
-        barriers = [self._client.end_interest(interest) for interest in ending]
+    async def end_subscriptions(self, subscriptions: Iterable[HandlerSubscription]) -> bool:
+        """Unsubscribes after delivering what the broker had sent by then; returns whether the broker confirmed."""
+        ending = self._subscriptions.intersection(subscriptions)
+        self._subscriptions -= ending
+        barriers = [self._client.end_subscription(subscription) for subscription in ending]
         try:
-            await self._pass(barriers[-1] if barriers else self._client.ping(), CLOSE_TIMEOUT)
-        except (ConnectionLost, RequestTimeout):  # which ends them, too
+            await self._wait_for(barriers[-1] if barriers else self._client.ping(), CLOSE_TIMEOUT)
+        except (ConnectionLost, RequestTimeout):  # the subscriptions have ended all the same
             return False
         return True
 
     @contextmanager
-    def listening(self, subject: str, handler: Handler) -> Iterator[None]:
-        """Delivers messages inside the block, and those that are on their way at its end."""
-        interest = self._client.add_interest(subject, "", handler)
+    def subscribed(self, subject: str, handler: Handler) -> Iterator[None]:
+        """Delivers messages to `handler` inside the block, and those that the broker had sent when the block ends."""
+        subscription = self._client.add_subscription(subject, "", handler)
         try:
             yield
         finally:
-            self._client.end_interest(interest)
+            self._client.end_subscription(subscription)
 
     async def close(self) -> None:
         """See `Bus`."""
         if self._closing:
             return
         self._closing = True
-        answered = await self.withdraw(self._interests)
+        answered = await self.end_subscriptions(self._subscriptions)
         self._requests.fail(BusUnavailable("the bus is closed"))
-        await self._client.shut(CLOSE_TIMEOUT if answered else 0.0)
+        await self._client.close_within(CLOSE_TIMEOUT if answered else 0.0)
 
-    async def _listen(self, subject: str, handler: Handler, queue: str) -> Interest:
-        interest = self._client.add_interest(subject, queue, handler)
+    async def _subscribe(self, subject: str, handler: Handler, queue: str) -> HandlerSubscription:
+        subscription = self._client.add_subscription(subject, queue, handler)
         try:
             await self.flush()
             if subject.lower() in self._denied:
                 self._denied.remove(subject.lower())
                 raise NotPermitted(f"this user may not subscribe to {subject}")
         except (BusError, asyncio.CancelledError):
-            self._client.end_interest(interest)
+            self._client.end_subscription(subscription)
             raise
-        return interest
+        return subscription
 
-    async def _pass(self, barrier: asyncio.Future[bool], timeout: float) -> None:
-        """Waits for the answer to a ping; see `flush`."""
+    async def _wait_for(self, barrier: asyncio.Future[bool], timeout: float) -> None:
+        """Waits for the answer to a ping; raises what `flush` raises."""
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.wait({barrier})
@@ -236,25 +236,25 @@ class NatsBus:
         if barrier.cancelled():
             raise ConnectionLost("there is no connection to the broker")
 
-    def _on_refusal(self, text: str) -> None:
-        """The server reports a missing permission, in the order of the commands and before the next barrier."""
-        log.warning("not_permitted", server_says=text)
-        refusal = _REFUSAL.search(text)
-        if refusal is None:
+    def _on_denied(self, text: str) -> None:
+        """Fails what was denied. The server reports it in the order of the commands, so before the next barrier."""
+        log.warning("permission_denied", server_message=text)
+        denied = _PERMISSION_ERROR.search(text)
+        if denied is None:
             return
-        if refusal[1] == "publish":
-            self._requests.fail(NotPermitted(f"this user may not publish to {refusal[2]}"), refusal[2])
+        if denied[1] == "publish":
+            self._requests.fail(NotPermitted(f"this user may not publish to {denied[2]}"), denied[2])
         else:
-            self._denied.add(refusal[2])
+            self._denied.add(denied[2])
 
-    def _on_lost(self, reason: str) -> None:
-        self._up.clear()
+    def _on_disconnect(self, reason: str) -> None:
+        self._connected.clear()
         self._requests.fail(ConnectionLost("the connection to the broker was lost"))
         if not self._closing:
             log.warning("nats_disconnected", reason=reason)
 
-    def _on_restored(self) -> None:
-        self._up.set()
+    def _on_reconnect(self) -> None:
+        self._connected.set()
         log.info("nats_reconnected")
-        for callback in self._callbacks:
+        for callback in self._reconnect_callbacks:
             asyncio.get_running_loop().call_soon(callback)

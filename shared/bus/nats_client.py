@@ -1,4 +1,4 @@
-"""The client of nats-py, mended: what it does wrong under load, on cancellation and in outages is known only here."""
+"""nats-py's client with its defects under load, on cancellation and during outages worked around."""
 
 import asyncio
 import random
@@ -17,53 +17,47 @@ from pagewire.shared.bus.protocol import Handler, Message
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 
 PING_INTERVAL = 1.0
-"""Seconds; a frozen server is noticed after three."""
+"""Seconds between two pings; three pings without an answer end the connection to a frozen server."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
 
 
-class Interest(Subscription):  # type: ignore[misc]
-    """A subscription whose handler is called by the read loop itself: no queue, no task, hence no end of either."""
+class HandlerSubscription(Subscription):  # type: ignore[misc]
+    """A nats-py subscription whose handler is called by the read loop itself, so it has neither a queue nor a task."""
 
     def __init__(self, client: Client, sid: int, subject: str, queue: str, handler: Handler) -> None:
         super().__init__(client, sid, subject, queue=queue)
         self.handler = handler
 
 
-class MendedClient(Client):  # type: ignore[misc]
+class NatsClient(Client):  # type: ignore[misc]
     """nats-py's client with synchronous publishing and delivery.
 
-    What differs from its parent:
-        - A ping goes through the same buffer as everything else, so that its answer is a barrier for what was
-          published and subscribed before.
-        - An answer to a ping that nobody awaits any more does not end the read loop.
-        - Messages take a shorter way through the parser, and so do their headers.
-        - Handlers run in the read loop: the socket is their only queue, and no exception of theirs stops a
-          subscription.
-        - Publishing appends to a buffer and wakes the flusher. It never waits; `backlog` is for the caller to bound.
-        - An error that the server reports costs the connection, which is made again, and never closes the client.
-        - A connection that is given up is cut: the parent waits for its peer to read what is left.
+    Differences from nats-py's `Client`:
+        - A ping goes through the same buffer as every other command, so that its answer is a barrier: the server has
+          processed everything that was published and subscribed before the ping.
+        - The answer to a ping whose waiter has been cancelled does not end the read loop.
+        - `BulkParser` parses messages and their headers at a lower cost.
+        - Handlers run in the read loop: the socket is their only queue, and an exception in a handler does not end
+          its subscription.
+        - Publishing appends to a buffer and wakes the flusher. It never waits; the caller bounds `backlog`.
+        - After an error from the server the client reconnects. nats-py closes the client.
+        - A connection that has failed is aborted. nats-py waits until the server has read the rest of the buffer.
     """
 
     def __init__(
-        self, on_refusal: Callable[[str], None], on_lost: Callable[[str], None], on_restored: Callable[[], None]
+        self, on_denied: Callable[[str], None], on_disconnect: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
-        """A client that is yet to connect.
-
-        Args:
-            on_refusal: called with what the server says when a permission is missing, in lower case.
-            on_lost: called with the reason when the connection breaks.
-            on_restored: called when there is one again and the server knows the subscriptions.
-        """
+        """`on_denied` gets the message of the server in lower case, `on_disconnect` the reason of the loss."""
         super().__init__()
         self._ps = BulkParser(self, self._deliver)
-        self._on_refusal = on_refusal
-        self._on_lost = on_lost
-        self._on_restored = on_restored
+        self._on_denied = on_denied
+        self._on_disconnect = on_disconnect
+        self._on_reconnect = on_reconnect
         self._last_error = "it does not answer"
 
     async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
-        """Makes the first connection; from then on, a lost one is made again for ever.
+        """Connects for the first time; afterwards the client reconnects whenever the connection is lost.
 
         Raises:
             BusUnavailable: no server answered within `connect_timeout` seconds.
@@ -77,15 +71,15 @@ class MendedClient(Client):  # type: ignore[misc]
                     name=name,
                     user=user or None,
                     password=password or None,
-                    allow_reconnect=False,  # lets a refusal end the first attempt
+                    allow_reconnect=False,  # a refusal ends the first attempt
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1,
                     reconnect_to_server_handler=_next_server,
                     ping_interval=PING_INTERVAL,
-                    pending_size=0,  # the parent's own bound blocks its read loop
-                    error_cb=self._note_error,
-                    disconnected_cb=self._note_loss,
-                    reconnected_cb=self._note_return,
+                    pending_size=0,  # nats-py's own bound blocks its read loop
+                    error_cb=self._handle_error,
+                    disconnected_cb=self._handle_disconnect,
+                    reconnected_cb=self._handle_reconnect,
                 )
         except TimeoutError:
             raise BusUnavailable(f"no NATS server answers at {address}: {self._last_error}") from None
@@ -95,64 +89,64 @@ class MendedClient(Client):  # type: ignore[misc]
             raise BusUnavailable(f"no NATS server answers at {address}: {error}") from None
         self.options["allow_reconnect"] = True
 
-    def push(self, command: bytes) -> None:
-        """Appends a command to what is sent next."""
+    def send(self, command: bytes) -> None:
+        """Appends a command to the outbound buffer and wakes the flusher."""
         self._pending.append(command)
         self._pending_data_size += len(command)
         if self.is_connected and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def backlog(self) -> int:
-        """Bytes in the buffer and in the socket's own."""
+        """Returns the bytes in the outbound buffer and in the socket's buffer."""
         writer = self._transport._io_writer if self._transport else None
         unsent = writer.transport.get_write_buffer_size() if writer is not None else 0
         return int(self._pending_data_size + unsent)
 
-    def add_interest(self, subject: str, queue: str, handler: Handler) -> Interest:
-        """Subscribes; also again after every reconnection."""
+    def add_subscription(self, subject: str, queue: str, handler: Handler) -> HandlerSubscription:
+        """Subscribes now and again after every reconnection."""
         self._sid += 1
-        interest = Interest(self, self._sid, subject, queue, handler)
-        self._subs[self._sid] = interest
-        self.push(sub_cmd(subject, queue, self._sid))
-        return interest
+        subscription = HandlerSubscription(self, self._sid, subject, queue, handler)
+        self._subs[self._sid] = subscription
+        self.send(sub_cmd(subject, queue, self._sid))
+        return subscription
 
-    def end_interest(self, interest: Interest) -> asyncio.Future[bool]:
-        """Unsubscribes. When the future is done, what the server sent before it knew has been delivered."""
-        self.push(unsub_cmd(interest._id, 0))
+    def end_subscription(self, subscription: HandlerSubscription) -> asyncio.Future[bool]:
+        """Unsubscribes. The future is done once every message that the server had sent by then is delivered."""
+        self.send(unsub_cmd(subscription._id, 0))
         barrier = self.ping()
-        barrier.add_done_callback(lambda _: self._subs.pop(interest._id, None))
+        barrier.add_done_callback(lambda _: self._subs.pop(subscription._id, None))
         return barrier
 
     def ping(self) -> asyncio.Future[bool]:
-        """A barrier: done when the server has taken in everything pushed before, cancelled without a connection."""
+        """Returns a barrier: done when the server has processed the commands before, cancelled without a connection."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self.is_connected:
             self._pongs.append(answer)
-            self.push(PING)
+            self.send(PING)
         else:
             answer.cancel()
         return answer
 
-    def cut(self) -> None:
-        """Ends the connection at once, with whatever is unsent."""
+    def abort(self) -> None:
+        """Ends the connection at once and drops unsent data."""
         if self._transport:
             self._transport._io_writer.transport.abort()
 
-    async def shut(self, within: float) -> None:
-        """Closes for good; a peer that has not read the rest after `within` seconds is cut off."""
+    async def close_within(self, timeout: float) -> None:
+        """Closes the client; aborts the connection if the server has not read the rest after `timeout` seconds."""
         if not self.is_connected:
             self._pending.clear()  # uvloop refuses to write to a closed socket
             self._pending_data_size = 0
-        watchdog = asyncio.get_running_loop().call_later(within, self.cut)
+        abort = asyncio.get_running_loop().call_later(timeout, self.abort)
         try:
             with suppress(OSError):
                 await self.close()
         finally:
-            watchdog.cancel()
+            abort.cancel()
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
-        self.push(PING)
+        self.send(PING)
 
     async def _process_pong(self) -> None:
         self._pings_outstanding = 0
@@ -165,45 +159,45 @@ class MendedClient(Client):  # type: ignore[misc]
         self._deliver(sid, subject, reply, data, headers or b"")
 
     def _deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        interest = self._subs.get(sid)
-        if interest is not None:
-            named = read_headers(headers) if headers else {}
-            deliver(interest.handler, Message(subject.decode(), data, reply.decode(), named))
+        subscription = self._subs.get(sid)
+        if subscription is not None:
+            parsed = read_headers(headers) if headers else {}
+            deliver(subscription.handler, Message(subject.decode(), data, reply.decode(), parsed))
 
     async def _process_err(self, err_msg: str) -> None:
         if PERMISSIONS in err_msg:
-            self._on_refusal(err_msg.strip("'"))
+            self._on_denied(err_msg.strip("'"))
         else:
             await self._process_op_err(errors.Error(f"nats: {err_msg}"))
 
     async def _process_op_err(self, e: Exception) -> None:
         if not (self.is_closed or self.is_reconnecting):
             await self._error_cb(e)
-            self.cut()
+            self.abort()
         await super()._process_op_err(e)
 
-    async def _note_error(self, error: Exception) -> None:
-        """Must not raise: the parent's read loop would end while the client looks connected."""
+    async def _handle_error(self, error: Exception) -> None:
+        """Must not raise: an exception would end nats-py's read loop while the client still looks connected."""
         self._last_error = str(error) or type(error).__name__
 
-    async def _note_loss(self) -> None:
-        """Pings that are left in the buffer would be answered on the next connection, for later ones."""
+    async def _handle_disconnect(self) -> None:
+        """Drops unsent pings: on the next connection their answers would be taken for those of later pings."""
         for answer in self._pongs:
             answer.cancel()
         self._pongs: list[asyncio.Future[bool]] = []
         self._pending: list[bytes] = [command for command in self._pending if command is not PING]
         self._pending_data_size = sum(map(len, self._pending))
-        self._on_lost(self._last_error)
+        self._on_disconnect(self._last_error)
 
-    async def _note_return(self) -> None:
-        self._on_restored()
+    async def _handle_reconnect(self) -> None:
+        self._on_reconnect()
 
 
 def address_of(url: str) -> str:
-    """Host and port, without credentials.
+    """Returns host and port of a URL, without credentials.
 
     Raises:
-        ConfigurationError: the URL is not like nats://host:port.
+        ConfigurationError: the URL does not have the form nats://host:port.
     """
     try:
         parts = urlsplit(url)
@@ -211,11 +205,11 @@ def address_of(url: str) -> str:
     except ValueError:
         host, port = None, 0
     if not host or parts.scheme not in {"nats", "tls"}:
-        raise ConfigurationError(f"the address of a NATS server is like nats://127.0.0.1:4222, not {url!r}")
+        raise ConfigurationError(f"{url!r} is not the address of a NATS server: give one like nats://127.0.0.1:4222")
     return f"{host}:{port}"
 
 
 def _next_server(servers: list[Server], info: dict[str, object]) -> tuple[Server, float]:
-    """The least tried server, and the seconds to wait before: 50 ms doubling to 1 s, spread by half."""
+    """Returns the server with the fewest attempts, and the delay: 50 ms doubling up to 1 s, with 50 % jitter."""
     server = min(servers, key=lambda known: known.reconnects)
     return server, min(0.05 * 2 ** min(server.reconnects, 10), 1.0) * (0.5 + random.random())

@@ -1,52 +1,52 @@
-"""The parser of nats-py, with a shorter way for messages, which are nearly all that a service reads."""
+"""nats-py's parser with a fast path for messages, which are nearly all that a service reads."""
 
 from collections.abc import Callable
 
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
 Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
-"""Takes subscription id, subject, reply subject, payload and header block of a message; empty is what it lacks."""
+"""Called with subscription id, subject, reply subject, payload and headers of a message; absent parts are empty."""
 
 
 class BulkParser(Parser):  # type: ignore[misc]
-    """Takes whole messages off the front of what was read, at half the parent's cost. The parent does the rest:
-    messages cut in two, other commands, and everything that is malformed."""
+    """Parses the complete messages at the front of the input at half the cost of nats-py's parser, which handles the
+    rest: incomplete messages, other commands and malformed input."""
 
     def __init__(self, client: object, deliver: Deliver) -> None:
-        """`client` is who the parent calls; `deliver` is called for each message that is taken here."""
+        """`client` handles what nats-py's parser finds; `deliver` is called for each message on the fast path."""
         super().__init__(client)
         self._deliver = deliver
 
     async def parse(self, data: bytes = b"") -> None:
-        """Delivers what is complete, in the order of the wire, and keeps what is not.
+        """Delivers complete messages in the order of the wire and keeps the incomplete rest.
 
         Raises:
-            ProtocolError: see the parent.
+            ProtocolError: the input is malformed.
         """
         if self.state == AWAITING_MSG_PAYLOAD:
-            lacking = self.needed + CRLF_SIZE - len(self.buf)
-            await super().parse(data[:lacking])
-            data = data[lacking:]
+            missing = self.needed + CRLF_SIZE - len(self.buf)
+            await super().parse(data[:missing])
+            data = data[missing:]
         elif self.buf:
             data = bytes(self.buf) + data
             self.buf.clear()
-        taken = self._take(data)
-        if taken < len(data):
-            await super().parse(data[taken:])
+        parsed = self._deliver_messages(data)
+        if parsed < len(data):
+            await super().parse(data[parsed:])
 
-    def _take(self, data: bytes) -> int:
-        """Delivers the messages at the front of `data`; where the rest begins."""
+    def _deliver_messages(self, data: bytes) -> int:
+        """Delivers the messages at the front of `data`; returns where the rest begins."""
         begin = 0
         while data.startswith((b"MSG ", b"HMSG "), begin):
             end = data.find(b"\r\n", begin)
             if end < 0:
                 break
             arguments = data[begin:end].split()
-            headed = arguments[0] == b"HMSG"
-            least = 4 + headed
+            has_headers = arguments[0] == b"HMSG"
+            least = 4 + has_headers
             try:
                 sid, size = int(arguments[2]), int(arguments[-1])
-                header = int(arguments[-2]) if headed else 0
+                header = int(arguments[-2]) if has_headers else 0
             except (IndexError, ValueError):
                 break
             block = end + CRLF_SIZE

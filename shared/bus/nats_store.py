@@ -1,29 +1,27 @@
-"""The store on JetStream: a work queue, the records of what ended, and a stream whose sequence counts the terms."""
+"""The store on JetStream: a work queue, records of ended requests, and a stream whose sequence numbers the terms."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import msgspec
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import STATUS
-from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Item, Message
+from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Headers, Item, Message
 from pagewire.shared.bus.requests import Exchange, Requests
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, NoResponders, RequestTimeout
-
-if TYPE_CHECKING:
-    from pagewire.shared.bus.nats import NatsBus
 
 API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
 WORK_LIMIT = 100_000
-"""Items in the queue; past it, storing fails instead of filling the disk."""
-FORGET_AFTER = 3600.0
-"""Seconds without a pull after which the server forgets how far a queue was delivered. Its items stay."""
+"""Items in all queues; beyond that storing fails, so that the disk does not fill up."""
+CONSUMER_INACTIVE_AFTER = 3600.0
+"""Seconds without a pull after which the server deletes the consumer of a queue. The queue's items stay."""
 TIMEOUT = 2.0
-"""Seconds for one answer of JetStream."""
+"""Seconds that JetStream has to answer a request."""
 
 NANOSECONDS = 1_000_000_000
 
@@ -44,55 +42,65 @@ _STREAMS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Failure(msgspec.Struct):
-    """Why JetStream declined."""
+class _Error(msgspec.Struct):
+    """Why JetStream refused a request."""
 
     description: str
 
 
-class _Answer(msgspec.Struct):
-    """What this module reads in an answer of JetStream's API."""
+class _Reply(msgspec.Struct):
+    """The part that every reply of JetStream's API has."""
 
-    error: _Failure | None = None
+    error: _Error | None = None
 
 
-class _Stored(_Answer):
+class _Stored(_Reply):
     """The acknowledgement of a stored message."""
 
     seq: int = 0
 
 
 class _StreamState(msgspec.Struct):
-    """What a stream holds."""
+    """The contents of a stream."""
 
     subjects: dict[str, int] | None = None
-    """Messages by subject."""
+    """Number of messages by subject."""
 
 
-class _StreamInfo(_Answer):
-    """The answer to a question for one."""
+class _StreamInfo(_Reply):
+    """The reply to STREAM.INFO."""
 
     state: _StreamState = msgspec.field(default_factory=_StreamState)
 
 
-_answer = msgspec.json.Decoder(_Answer)
+_reply = msgspec.json.Decoder(_Reply)
 _stored = msgspec.json.Decoder(_Stored)
 _info = msgspec.json.Decoder(_StreamInfo)
 
 
-class NatsStore:
-    """The `Store` of one connection. Every connection with the rights of a service sees the same one."""
+class Connection(Bus, Protocol):
+    """What the store needs of its bus beyond the `Bus` protocol; `NatsBus` has it."""
 
-    def __init__(self, bus: "NatsBus", requests: Requests) -> None:
+    async def wait_connected(self) -> None:
+        """Returns once there is a connection."""
+
+    def subscribed(self, subject: str, handler: Handler) -> AbstractContextManager[None]:
+        """Delivers messages to `handler` inside the block."""
+
+
+class NatsStore:
+    """The `Store` of one connection. All connections with the rights of a service share the same data."""
+
+    def __init__(self, bus: Connection, requests: Requests) -> None:
         self._bus = bus
         self._requests = requests
         self._consumers: set[str] = set()
 
     async def prepare(self) -> None:
-        """Creates the streams; any number of services may do so at the same time.
+        """Creates the streams; several services may do so at the same time.
 
         Raises:
-            ConfigurationError: the server has no JetStream, or streams of another make.
+            ConfigurationError: the server has no JetStream, or a stream of that name with another configuration.
             BusUnavailable, RequestTimeout, NotPermitted
         """
         for name, config in _STREAMS.items():
@@ -100,10 +108,10 @@ class NatsStore:
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
         """See `Store`."""
-        await self._put(f"{subjects.WORK}.{queue}", data, headers)
+        await self._publish(f"{subjects.WORK}.{queue}", data, headers)
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
-        """See `Store`. The request waits at the server; without a connection this waits for the next one."""
+        """See `Store`. The request waits at the server; without a connection it is sent after the reconnection."""
         items: list[Item] = []
         try:
             async with asyncio.timeout(expires + TIMEOUT):
@@ -121,10 +129,10 @@ class NatsStore:
             raise
         return items
 
-    async def stocked(self, prefix: str) -> list[str]:
+    async def nonempty_queues(self, prefix: str) -> list[str]:
         """See `Store`."""
-        wish = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
-        info = _info.decode((await self._ask(f"{API}.STREAM.INFO.{WORK_STREAM}", wish)).data)
+        request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
+        info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
         return sorted(subject.removeprefix(f"{subjects.WORK}.") for subject in info.state.subjects or ())
 
     async def renew_work(self, ack: str) -> None:
@@ -141,24 +149,24 @@ class NatsStore:
 
     async def put_done(self, request_id: str, data: bytes) -> None:
         """See `Store`."""
-        await self._put(f"{subjects.DONE}.{request_id}", data)
+        await self._publish(f"{subjects.DONE}.{request_id}", data)
 
     async def get_done(self, request_id: str) -> bytes | None:
         """See `Store`."""
-        message = await self._ask(f"{API}.DIRECT.GET.{DONE_STREAM}.{subjects.DONE}.{request_id}", b"")
+        message = await self._request(f"{API}.DIRECT.GET.{DONE_STREAM}.{subjects.DONE}.{request_id}", b"")
         return None if STATUS in message.headers else message.data
 
     async def next_term(self) -> int:
         """See `Store`."""
-        return await self._put(subjects.TERM, b"")
+        return await self._publish(subjects.TERM, b"")
 
     async def _pull(self, queue: str, count: int, expires: float, items: list[Item]) -> None:
-        """One pull request: it waits for the first item, takes what there is, and ends with a status or when full."""
-        wish = {"batch": count, "expires": int(expires * NANOSECONDS), "no_wait": True}
+        """Sends one pull request, which waits for the first item; appends to `items` until a status or `count`."""
+        request = {"batch": count, "expires": int(expires * NANOSECONDS), "no_wait": True}
         subject = f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.{_durable(queue)}"
-        inbox = self._bus.new_inbox()  # items keep their own subjects: only a subscription tells whose they are
-        with Exchange(self._requests, subject) as exchange, self._bus.listening(inbox, self._receiver(exchange)):
-            self._bus.publish(subject, msgspec.json.encode(wish), reply=inbox)
+        inbox = self._bus.new_inbox()  # an item keeps its own subject, so each pull needs a subscription of its own
+        with Exchange(self._requests, subject) as exchange, self._bus.subscribed(inbox, self._receiver(exchange)):
+            self._bus.publish(subject, msgspec.json.encode(request), reply=inbox)
             while len(items) < count:
                 message = await exchange.next(expires + TIMEOUT)
                 if STATUS in message.headers:
@@ -166,7 +174,7 @@ class NatsStore:
                 items.append(_item(message))
 
     def _receiver(self, exchange: Exchange) -> Handler:
-        """Takes in what a pull brings; an item that comes when the pull was given up is for the next one at once."""
+        """Returns the handler of a pull; it hands back an item that arrives after the pull has ended."""
 
         def receive(message: Message) -> None:
             if not exchange.closed:
@@ -187,7 +195,7 @@ class NatsStore:
             "ack_wait": int(ACK_WAIT * NANOSECONDS),
             "max_ack_pending": -1,
             "max_deliver": -1,
-            "inactive_threshold": int(FORGET_AFTER * NANOSECONDS),
+            "inactive_threshold": int(CONSUMER_INACTIVE_AFTER * NANOSECONDS),
         }
         await self._create(
             f"CONSUMER.CREATE.{WORK_STREAM}.{durable}.{subject}", {"stream_name": WORK_STREAM, "config": config}
@@ -199,19 +207,19 @@ class NatsStore:
             message = await self._bus.request(f"{API}.{call}", msgspec.json.encode(config), timeout=TIMEOUT)
         except NoResponders:
             raise ConfigurationError("the NATS server has no JetStream: start it with --jetstream") from None
-        error = _answer.decode(message.data).error
+        error = _reply.decode(message.data).error
         if error is not None:
             raise ConfigurationError(f"JetStream refuses {call}: {error.description}")
 
-    async def _put(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
-        message = await self._ask(subject, data, headers)
+    async def _publish(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
+        message = await self._request(subject, data, headers)
         stored = _stored.decode(message.data)
         if stored.error is not None:
             raise BusUnavailable(f"JetStream did not store {subject}: {stored.error.description}")
         return stored.seq
 
-    async def _ask(self, subject: str, data: bytes, headers: Headers | None = None) -> Message:
-        """A request that makes the streams anew when the server has lost its disk."""
+    async def _request(self, subject: str, data: bytes, headers: Headers | None = None) -> Message:
+        """Sends a request; creates the streams again when the server has lost its disk."""
         try:
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
         except NoResponders:
@@ -220,12 +228,12 @@ class NatsStore:
 
 
 def _durable(queue: str) -> str:
-    """Name of the consumer that everybody who pulls a queue shares: such names are one token."""
+    """Returns the name of the consumer that all readers of a queue share. Consumer names may not contain dots."""
     return queue.replace(".", "-")
 
 
 def _item(message: Message) -> Item:
-    """The subject of the acknowledgement ends in: deliveries, stream and consumer sequence, nanoseconds, pending."""
+    """Builds an item. Its ack subject ends in deliveries, stream and consumer sequence, nanoseconds and pending."""
     fields = message.reply.split(".")
     deliveries, stored_at = (fields[4], fields[7]) if len(fields) == 9 else (fields[6], fields[9])
     return Item(message.data, message.headers, message.reply, int(deliveries), int(stored_at) / NANOSECONDS)

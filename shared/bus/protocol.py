@@ -1,4 +1,4 @@
-"""What the services need of a message bus. `shared.bus.nats` and `shared.bus.memory` are its two implementations."""
+"""The protocol of the message bus; `shared.bus.nats` and `shared.bus.memory` implement it."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -10,31 +10,31 @@ import msgspec
 Headers = Mapping[str, str]
 
 ACK_WAIT = 2.0
-"""Seconds after which an item that was not renewed is delivered again."""
+"""Seconds after which an item is delivered again unless it was renewed."""
 DONE_AGE = 120.0
 """Seconds for which the record of an ended request is kept."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One message as a subscriber sees it. A struct, since a frozen dataclass takes most of a delivery to build."""
+    """A received message. It is a struct because building a frozen dataclass would take most of a delivery's time."""
 
     subject: str
     data: bytes
     reply: str = ""
-    """Where an answer goes; empty: none is wanted."""
+    """Subject to send an answer to; empty: no answer is expected."""
     headers: Headers = {}
 
 
 Handler = Callable[[Message], None]
-"""Called once per message, in the order of the subscription, on the event loop. It must return at once: what takes
-time is handed to a bounded set of tasks. An exception that it raises is logged; the next follows."""
+"""Called on the event loop once per message, in the order of the subscription. A handler must return at once and leave
+longer work to a bounded set of tasks. An exception in it is logged and does not affect the next message."""
 
 
 class Subscription(Protocol):
-    """Interest in a subject."""
+    """A subscription to a subject."""
 
     async def unsubscribe(self) -> None:
-        """No message is delivered after this returns; those that arrived before it were delivered."""
+        """Ends the subscription: earlier messages have been delivered on return, later ones never are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,82 +44,82 @@ class Item:
     data: bytes
     headers: Headers
     ack: str
-    """Subject that renews, ends or hands back this delivery."""
+    """Subject to publish to in order to renew, end or return this delivery."""
     deliveries: int
     """1 for the first delivery."""
     stored_at: float
-    """Unix time in seconds at which the queue took it."""
+    """Unix time in seconds at which the item was stored."""
 
 
 class Store(Protocol):
-    """What survives the death of every service: the work queues, the records of what ended, and the term counter.
+    """Durable state, which survives every service: work queues, records of ended requests, and the term counter.
 
-    A queue is named by one or more tokens, `a.b.c`, and exists from the moment when somebody names it.
+    A queue's name has one or more tokens, `a.b.c`. Queues need not be created.
     """
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
-        """Stores an item. On return it will be delivered until it is ended.
+        """Stores an item. After this returns, the item is delivered again and again until somebody ends it.
 
         Raises:
             MessageTooLarge, BusUnavailable, RequestTimeout
         """
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
-        """Up to `count` items; waits up to `expires` seconds for the first one. Empty when none came."""
+        """Returns up to `count` items, waiting up to `expires` seconds for the first; empty when none arrived."""
 
-    async def stocked(self, prefix: str) -> list[str]:
-        """The queues whose names begin with the tokens `prefix` and that hold items, also such as are delivered."""
+    async def nonempty_queues(self, prefix: str) -> list[str]:
+        """Returns the queues below the tokens `prefix` that hold items, including delivered items."""
 
     async def renew_work(self, ack: str) -> None:
         """Postpones the redelivery of an item by another redelivery time."""
 
     async def end_work(self, ack: str) -> None:
-        """Ends an item for good; returns once the queue has confirmed it."""
+        """Removes an item for good; returns once the queue has confirmed that."""
 
     async def return_work(self, ack: str) -> None:
-        """Hands an item back: it is delivered again at once, to anyone."""
+        """Returns an item to its queue, which delivers it again at once to any reader."""
 
     async def put_done(self, request_id: str, data: bytes) -> None:
-        """Records how a request ended, for two minutes."""
+        """Records how a request ended; the record is kept for `DONE_AGE` seconds."""
 
     async def get_done(self, request_id: str) -> bytes | None:
-        """The record of a request that ended in the last two minutes."""
+        """Returns the record of an ended request, None when there is none or it has expired."""
 
     async def next_term(self) -> int:
-        """A number higher than any that this returned before, to anyone."""
+        """Returns a number higher than every number that any connection has received from this method."""
 
 
 class Bus(Protocol):
-    """Publish, subscribe and request over subjects, and the store behind them."""
+    """A connection for publishing, subscribing and requesting, with the durable store of its broker."""
 
     @property
     def max_payload(self) -> int:
-        """Bytes that header and payload of one message may have together."""
+        """Maximum size in bytes of a message's headers and payload together."""
 
     @property
     def store(self) -> Store:
-        """The durable part."""
+        """The durable store."""
 
     @property
     def connected(self) -> bool:
-        """Whether messages reach the broker at this moment."""
+        """Whether there is a connection to the broker now."""
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """Hands a message to the connection: at most once, in order per publisher. Never waits.
+        """Sends a message without waiting. Delivery is at most once, in order per publisher.
 
         Raises:
-            MessageTooLarge: header and payload exceed `max_payload`.
-            BusUnavailable: closed, or the outbound buffer is full.
+            MessageTooLarge: headers and payload exceed `max_payload`.
+            BusUnavailable: the bus is closed, or the outbound buffer is full.
         """
 
     def backlog(self) -> int:
-        """Bytes handed over and not yet written to the socket."""
+        """Returns the bytes published and not yet written to the socket."""
 
     async def request(self, subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
-        """Publishes with a private inbox and waits for one reply.
+        """Publishes with a private inbox and returns the first reply.
 
         Raises:
-            NoResponders: nobody subscribes; known at once.
+            NoResponders: nobody subscribes to the subject; raised at once.
             RequestTimeout: no reply within `timeout` seconds.
             MessageTooLarge, BusUnavailable
         """
@@ -127,7 +127,7 @@ class Bus(Protocol):
     def request_many(
         self, subject: str, data: bytes, *, stall: float, headers: Headers | None = None
     ) -> AsyncIterator[Message]:
-        """Publishes with an inbox of its own and yields every reply until one with an empty body, which is not yielded.
+        """Publishes with a private inbox and yields replies until one has an empty body, which is not yielded.
 
         Raises:
             NoResponders
@@ -138,27 +138,27 @@ class Bus(Protocol):
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         """Delivers messages whose subject matches (`*` one token, a last `>` the rest) to `handler`.
 
-        With `queue`, each message goes to one subscriber of that group. On return the broker knows the interest: a
-        message published afterwards by anyone is delivered.
+        With `queue`, each message goes to one subscriber of that queue group. On return the broker has registered the
+        subscription: every message that anyone publishes afterwards is delivered.
         """
 
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
-        """A reply subject of this connection: what comes there inside the block goes to `handler`, the rest nowhere.
+        """Context manager of a reply subject: inside the block, messages to it go to `handler`.
 
-        It costs no message to the broker, and comes back by itself after a reconnection.
+        The inbox needs no message to the broker and stays valid across reconnections.
 
         Raises:
-            ConnectionLost: there is none at its beginning.
+            ConnectionLost: there is no connection when the block is entered.
         """
 
     def new_inbox(self) -> str:
-        """A subject that only this connection listens to once it subscribes."""
+        """Returns a unique inbox subject. Nobody subscribes to it yet."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Calls back after every reconnection: messages may have been lost."""
+        """Has `callback` called after every reconnection; messages may have been lost before it."""
 
     async def flush(self, *, timeout: float = 2.0) -> None:
-        """Returns when the broker has taken in everything that was published and subscribed before."""
+        """Returns once the broker has processed everything that was published and subscribed before."""
 
     async def close(self) -> None:
-        """Delivers what has arrived, writes what was published, and ends the connection. Harmless twice."""
+        """Delivers received messages, writes published ones, and ends the connection. May be called twice."""

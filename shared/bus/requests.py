@@ -1,4 +1,4 @@
-"""Inboxes, and requests over them: one subscription per connection, told apart by their subject's last token."""
+"""Inboxes and requests. A connection has one subscription for all; the last token of a subject is the inbox's id."""
 
 import asyncio
 import itertools
@@ -11,14 +11,14 @@ from pagewire.shared.bus.protocol import Bus, Handler, Headers, Message
 from pagewire.shared.errors import BusError, BusUnavailable, ConnectionLost, NoResponders, RequestTimeout
 
 REPLY_LIMIT = 65_536
-"""Replies that one request may leave unread; past it the reader has fallen behind for good."""
+"""Maximum number of unread replies to one request; a reader that is further behind gets an error."""
 
 
 class Exchange:
-    """One request and the replies to it, in order of arrival. It is open inside its block.
+    """One request and its replies in order of arrival. It is open inside its `with` block.
 
-    Contexts and timers are spelled out here: every request passes them several times, and the generators and tasks of
-    the standard ones cost more than the messages.
+    The context manager and the timer are written by hand: every request uses them several times, and
+    `contextlib.contextmanager` and `asyncio.timeout` cost more than the messages themselves.
     """
 
     __slots__ = ("_arrived", "_error", "_requests", "_waiter", "closed", "subject")
@@ -26,14 +26,14 @@ class Exchange:
     def __init__(self, requests: "Requests", subject: str) -> None:
         self.subject = subject
         self.closed = False
-        """Whether nobody waits for replies any more."""
+        """Whether the block has ended, so that nobody reads replies any more."""
         self._requests = requests
         self._arrived: deque[Message] = deque()
         self._error: BusError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def __enter__(self) -> "Exchange":
-        """Raises ConnectionLost without a connection: a request is not kept for the next one, or it would run late."""
+        """Raises ConnectionLost without a connection: a request kept until the reconnection would arrive too late."""
         self._requests.check_connected()
         self._requests.exchanges.add(self)
         return self
@@ -43,7 +43,7 @@ class Exchange:
         self._requests.exchanges.remove(self)
 
     def put(self, message: Message) -> None:
-        """Takes in a reply."""
+        """Adds a reply."""
         if len(self._arrived) < REPLY_LIMIT:
             self._arrived.append(message)
             self._wake()
@@ -51,25 +51,26 @@ class Exchange:
             self.fail(BusUnavailable(f"the replies of {self.subject} arrive faster than they are read"))
 
     def fail(self, error: BusError) -> None:
-        """Lets the reader meet `error` behind the replies that have arrived."""
+        """Has `next` raise `error` after the replies that have arrived."""
         self._error = self._error or error
         self._wake()
 
     async def next(self, timeout: float) -> Message:
-        """The next reply.
+        """Returns the next reply.
 
         Raises:
-            NoResponders, RequestTimeout: none came within `timeout` seconds.
-            BusError: what `fail` was given.
+            NoResponders: nobody subscribes to the subject of the request.
+            RequestTimeout: no reply arrived within `timeout` seconds.
+            BusError: the error that `fail` was given.
         """
         if not self._arrived and self._error is None:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            overdue = loop.call_later(timeout, self._expire, timeout)
+            timer = loop.call_later(timeout, self._expire, timeout)
             try:
                 await self._waiter
             finally:
-                overdue.cancel()
+                timer.cancel()
                 self._waiter = None
         if not self._arrived:
             assert self._error is not None
@@ -108,7 +109,7 @@ class _Inbox:
 
 
 class Requests:
-    """The inboxes and the open requests of one connection. The bus subscribes `receive` to `pattern`."""
+    """The inboxes and open requests of one connection. The bus subscribes `receive` to `pattern`."""
 
     def __init__(self, bus: Bus, inbox: str) -> None:
         self.pattern = f"{inbox}.*"
@@ -119,7 +120,7 @@ class Requests:
         self._bus = bus
 
     def receive(self, message: Message) -> None:
-        """Handler of the subscription."""
+        """Passes a message to the handler of its inbox; drops it if the inbox is closed."""
         handler = self.handlers.get(message.subject[len(self.prefix) :])
         if handler is not None:
             handler(message)
@@ -150,6 +151,6 @@ class Requests:
                 yield message
 
     def check_connected(self) -> None:
-        """Raises ConnectionLost when there is no connection."""
+        """Raises `ConnectionLost` when there is no connection."""
         if not self._bus.connected:
             raise ConnectionLost("there is no connection to the broker")

@@ -1,4 +1,4 @@
-"""Detokenizer to scheduler: sequences that nobody needs any more, although the device has not ended them."""
+"""Detokenizer to scheduler: sequences whose results are no longer needed, although the device has not ended them."""
 
 from enum import IntEnum
 
@@ -9,7 +9,7 @@ class AbortReason(IntEnum):
     """Why the detokenizer aborts a sequence."""
 
     STOP_STRING = 0
-    """Its text holds a stop string."""
+    """The text has a stop string."""
     CANCELLED = 1
     """The client cancelled the request or has disconnected, or the request ended with an error."""
     DEADLINE = 2
@@ -19,10 +19,10 @@ class AbortReason(IntEnum):
 
 
 class AbortSequences(Wire, frozen=True):
-    """Aborts sequences. Asked of the scheduler that attached them; repeating it is harmless."""
+    """Aborts sequences; sent to the scheduler that attached them. It is idempotent."""
 
     term: int
-    """Of the attachment."""
+    """Term of the `Attach`."""
     sequences: bytes
     """Packed ids."""
     reason: int
@@ -30,7 +30,7 @@ class AbortSequences(Wire, frozen=True):
 
 
 class AbortedSequences(Wire, frozen=True):
-    """The scheduler has aborted them: no step after those that are running will carry them."""
+    """Reply to `AbortSequences`: only steps that are already running may still have the sequences."""
 
     known: int
-    """How many of them were still running or waiting."""
+    """Number of the sequences that were still running or waiting."""

@@ -1,4 +1,4 @@
-"""Scheduler to detokenizer: these sequences are that request, from now on, in this term."""
+"""Scheduler to detokenizer: which sequences belong to a request."""
 
 from enum import IntEnum
 
@@ -6,37 +6,37 @@ from pagewire.shared.messages.codec import Wire
 
 
 class Attach(Wire, frozen=True):
-    """Binds the choices of a request to sequences. A later `Attach` replaces an earlier one."""
+    """Maps the choices of a request to sequences. A later `Attach` replaces an earlier one."""
 
     request_id: str
-    """Which stream."""
+    """Id of the request."""
     term: int
-    """Step outputs of another term are not this request's."""
+    """Only step outputs of this term have the request's tokens."""
     generation: int
     """Delivery count of the work item."""
     scheduler: str
-    """Instance that `Finish` goes to."""
+    """Instance that `AbortSequences` goes to."""
     executor: str
-    """Instance whose steps carry the sequences."""
+    """Instance that runs the sequences."""
     ack: str
-    """Subject that ends the work item; the detokenizer does it after the last frame."""
+    """Ack subject of the work item, which the detokenizer ends after the last frame."""
     first_sequence: int
     """Choice i is sequence `first_sequence + i`."""
     tokens: tuple[bytes, ...]
-    """Per choice, the generated tokens that the scheduler knows, packed."""
+    """Packed generated tokens that the scheduler knows, per choice."""
     finishes: bytes = b""
-    """Per choice one `step.Finish`: how the device ended it at the last of `tokens`. Empty: all go on."""
+    """One `step.Finish` per choice: whether the device ended it at the last of `tokens`. Empty: all are running."""
 
 
 class AttachState(IntEnum):
-    """What the detokenizer knows of the request."""
+    """What the detokenizer knows about a request."""
 
     OPEN = 0
     """Frames will follow."""
     ENDED = 1
-    """It is over, cancelled or past its deadline: the detokenizer ends the work item."""
+    """The request has ended, is cancelled or past its deadline: the detokenizer ends the work item."""
     UNKNOWN = 2
-    """No such stream here."""
+    """The detokenizer has no stream of this request."""
 
 
 class Attached(Wire, frozen=True):
@@ -45,6 +45,6 @@ class Attached(Wire, frozen=True):
     state: int
     """An `AttachState`."""
     tokens: tuple[bytes, ...]
-    """Per choice, the generated tokens known here, packed. The longer list wins on both sides."""
+    """Packed generated tokens that the detokenizer knows, per choice. Both sides use the longer list."""
     ended: bytes
-    """Packed indices of choices that are over already."""
+    """Packed indices of the choices that have ended."""

@@ -1,4 +1,4 @@
-"""The outer edge: what clients send and what they get back, in JSON or MessagePack maps."""
+"""The public messages: requests of clients and their replies, as maps in JSON or MessagePack."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -6,47 +6,47 @@ from typing import Literal
 import msgspec
 
 FRESH = "Pagewire-Fresh"
-"""Header of a generate request whose id was drawn for it and is sent for the first time: nobody looks for an earlier
-request of that id."""
+"""Header of a generate request that is sent for the first time with a random id: no earlier request can have the id,
+so none is looked for."""
 BATCH_INBOX = "Pagewire-Batch-Inbox"
-"""Header of a generate request that names another inbox of its connection: deltas may come there as `DeltaBatch`."""
+"""Header of a generate request: another inbox of its connection, to which deltas may be sent as `DeltaBatch`."""
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
-    """How tokens are chosen and when to stop. Names and defaults are vLLM's."""
+    """How tokens are sampled and when generation stops. Names and defaults are vLLM's."""
 
     n: int = 1
     """Completions per prompt."""
     max_tokens: int | None = 16
-    """Tokens to generate at most; None: up to the context limit."""
+    """Maximum number of generated tokens; None: up to the context length."""
     min_tokens: int = 0
-    """Tokens before which neither EOS nor a stop ends the text."""
+    """Number of generated tokens before which neither EOS nor a stop ends the text."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Scale of randomness; 0: greedy."""
     top_p: float = 1.0
-    """Smallest set of likeliest tokens whose mass reaches this; 1 is all."""
+    """Samples from the smallest set of likeliest tokens with this probability mass; 1: all tokens."""
     top_k: int = 0
-    """The k likeliest tokens; 0 or -1 is all."""
+    """Samples from the k likeliest tokens; 0 or -1: all tokens."""
     min_p: float = 0.0
-    """Tokens at least this likely, relative to the likeliest."""
+    """Samples from tokens with at least this probability, relative to the likeliest token's."""
     seed: int | None = None
-    """Makes sampling repeatable; drawn by the tokenizer when absent."""
+    """Seed that makes sampling repeatable; None: the tokenizer draws one."""
     stop: str | list[str] = []
     """Strings that end the text."""
     stop_token_ids: list[int] = []
-    """Tokens that end the text; kept in the ids, left out of the text."""
+    """Tokens that end the text; they are part of the ids, but not of the text."""
     ignore_eos: bool = False
-    """The model's own end does not end the text."""
+    """Whether generation continues after the model's EOS token."""
     include_stop_str_in_output: bool = False
-    """Whether the stop string, or the stop token's text, stays in the text."""
+    """Whether the stop string, or the stop token's text, is part of the text."""
     skip_special_tokens: bool = True
     """Whether special tokens are left out of the text."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that were generated."""
+    """Subtracted from the logits of generated tokens."""
     frequency_penalty: float = 0.0
-    """Subtracted per occurrence from the logits of tokens that were generated."""
+    """Subtracted from the logits of generated tokens, per occurrence."""
     repetition_penalty: float = 1.0
-    """Divides the logits of tokens in prompt and output."""
+    """Penalizes tokens of prompt and output: their positive logits are divided by it, negative ones multiplied."""
     logit_bias: dict[int, float] | None = None
     """Added to the logits, by token id."""
     allowed_token_ids: list[int] | None = None
@@ -54,51 +54,51 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     bad_words: list[str] | None = None
     """Texts that may not be generated."""
     logprobs: int | None = None
-    """Log-probabilities per generated token."""
+    """Number of log-probabilities per generated token."""
     prompt_logprobs: int | None = None
-    """Log-probabilities per prompt token."""
+    """Number of log-probabilities per prompt token."""
     structured_outputs: dict[str, object] | None = None
-    """A grammar that the text must follow."""
+    """Grammar that the text must follow."""
     beam_width: int | None = None
     """Beam search with this many beams."""
     length_penalty: float = 1.0
-    """Exponent of the length in a beam's score."""
+    """Exponent of the length by which a beam's score is divided."""
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     """One turn of a conversation."""
 
     role: str
-    """Who speaks, as the model's chat template knows it: system, user, assistant."""
+    """Role in the model's chat template: system, user, assistant."""
     content: str
-    """What is said."""
+    """Text of the turn."""
 
 
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A request to `pagewire.v1.generate.<model>`."""
 
     prompt: str | Sequence[int | str | Sequence[int]] | None = None
-    """Text, token ids, or several of either (not mixed); exactly one of `prompt` and `messages` is given."""
+    """Text, token ids, or several of either, not mixed. Exactly one of `prompt` and `messages` must be given."""
     messages: list[ChatMessage] | None = None
-    """A conversation, laid out by the model's chat template."""
+    """Conversation, which the model's chat template turns into a prompt."""
     stream: bool = False
-    """Frames as tokens arrive instead of one result."""
+    """Whether to send a frame per token instead of one result."""
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
-    """How tokens are chosen."""
+    """How tokens are sampled."""
     request_id: str | None = None
-    """The client's own id: the same id with the same body is the same request."""
+    """Id chosen by the client: the same id with the same body is the same request."""
     priority: int = 0
-    """Lower runs earlier."""
+    """Requests with lower values run earlier."""
     user: str = ""
-    """Who asks: users of one priority get fair shares."""
+    """User of the request: users of the same priority get equal shares."""
     cache_salt: str = ""
-    """Only requests with the same one share cached prefixes, so nobody else can learn from timing what was asked."""
+    """Only requests with the same salt share cached prefixes, so that timing reveals no other user's prompts."""
     timeout_ms: int = 60_000
     """Deadline, counted from arrival."""
 
 
 class Usage(msgspec.Struct):
-    """What a request used, in tokens."""
+    """Number of tokens that a request used."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -131,13 +131,13 @@ class Accepted(msgspec.Struct, tag="accepted", tag_field="type"):
     cancel: str
     """Subject that cancels the request."""
     resume: str
-    """Subject that repeats frames."""
+    """Subject to request frames from again."""
     prompt_tokens: int
-    """Of all prompts."""
+    """Number of tokens of all prompts."""
 
 
 class Queued(msgspec.Struct, tag="queued", tag_field="type"):
-    """Keep-alive until the first token."""
+    """Keep-alive frame before the first token."""
 
     request_id: str
 
@@ -149,18 +149,18 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     start: int
     """Position of the token in its completion."""
     text: str
-    """May be empty while a character or a stop string is open."""
+    """Text that the token adds; empty while a character or a possible stop string is incomplete."""
     token_ids: list[int]
     logprobs: None = None
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
-    """Deltas of several streams to one connection, as one message instead of one each."""
+    """Deltas of several streams of one connection in one message."""
 
     replies: list[str]
-    """The reply subject of each delta's request."""
+    """Reply subject of each delta's request."""
     deltas: list[Delta]
-    """Those of one stream are in order."""
+    """The deltas; those of one stream are in order."""
 
 
 class Final(msgspec.Struct, tag="final", tag_field="type"):
@@ -172,7 +172,7 @@ class Final(msgspec.Struct, tag="final", tag_field="type"):
 
 
 class Result(msgspec.Struct, tag="result", tag_field="type"):
-    """The one reply to a request without `stream`."""
+    """The only reply to a request without `stream`."""
 
     request_id: str
     choices: list[Choice]
@@ -184,7 +184,7 @@ class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=Tr
 
     code: int
     error: str
-    """Name of the error, as `pagewire.shared.errors` has it."""
+    """The error's `kind` in `pagewire.shared.errors`."""
     message: str
     retryable: bool
     request_id: str
@@ -193,23 +193,23 @@ class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=Tr
 
 
 Frame = Accepted | Queued | Delta | Final | Result | ErrorFrame
-"""Whatever a reply subject may receive, but for the empty message that closes a stream."""
+"""Every message to a reply subject, except for the empty message that closes a stream."""
 
 
 class ModelInfo(msgspec.Struct):
-    """One model in the answer of `pagewire.v1.models`."""
+    """A model in the reply of `pagewire.v1.models`."""
 
     name: str
     subject: str
-    """Where to send requests for it."""
+    """Subject to send requests for the model to."""
     max_model_len: int
-    """Context, in tokens."""
+    """Context length in tokens."""
     revision: str
-    """Fingerprint of its configuration and weights' names."""
+    """Fingerprint of the configuration and of the weight files' names and sizes."""
 
 
 class ModelList(msgspec.Struct):
-    """Answer of `pagewire.v1.models`."""
+    """Reply of `pagewire.v1.models`."""
 
     models: list[ModelInfo]
 
@@ -221,7 +221,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TokenizeReply(msgspec.Struct):
-    """Answer to a `TokenizeRequest`, and the body of a detokenize request."""
+    """Reply to a `TokenizeRequest`, and the body of a detokenize request."""
 
     token_ids: list[int]
 
@@ -233,19 +233,19 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DetokenizeReply(msgspec.Struct):
-    """Answer to a `DetokenizeRequest`."""
+    """Reply to a `DetokenizeRequest`."""
 
     text: str
 
 
 class CancelReply(msgspec.Struct):
-    """Answer of a `cancel` subject to a request."""
+    """Reply of a `cancel` subject."""
 
     state: Literal["cancelled", "ended", "unknown"]
-    """What the request was: running until now, over already, or never heard of."""
+    """Whether the request was running until now, had ended before, or is unknown."""
 
 
 class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Request to a `resume` subject: repeat the frames from position `start` on."""
+    """Request to a `resume` subject to repeat the frames from position `start` on."""
 
     start: int = 0

@@ -1,4 +1,4 @@
-"""How structs become bytes inside the pipeline: one version byte, then MessagePack."""
+"""Encodes the messages between services: one version byte, then MessagePack."""
 
 import sys
 from array import array
@@ -14,7 +14,7 @@ from pagewire.shared.errors import WireVersionError
 WIRE_VERSION = 3
 """Raised whenever a peer built from the previous version could misread a message."""
 UNREADABLE = (WireVersionError, msgspec.DecodeError)
-"""What `Decoder.decode` raises."""
+"""The errors that `Decoder.decode` raises."""
 
 _PREFIX = bytes([WIRE_VERSION])
 _encoder = msgspec.msgpack.Encoder()
@@ -22,15 +22,15 @@ _log = structlog.get_logger()
 T = TypeVar("T")
 
 if sys.byteorder != "little":
-    raise ImportError("packed columns are little-endian; this machine is not")
+    raise ImportError("Pagewire needs a little-endian machine")
 
 
 class Wire(msgspec.Struct, array_like=True, tag=True, frozen=True, gc=False):
-    """Base of every message between services: positional, tagged with the class name, immutable."""
+    """Base class of the messages between services: encoded by position, tagged with the class name, immutable."""
 
 
 def encode(message: Wire) -> bytes:
-    """The bytes of `message`, led by the wire version."""
+    """Encodes a message, preceded by the wire version."""
     return _PREFIX + _encoder.encode(message)
 
 
@@ -41,11 +41,11 @@ class Decoder(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(kind)
 
     def decode(self, data: bytes | memoryview) -> T:
-        """Returns the message in `data`.
+        """Decodes a message.
 
         Raises:
-            WireVersionError: the peer speaks another version.
-            msgspec.DecodeError: the bytes are not such a message.
+            WireVersionError: the sender uses another version.
+            msgspec.DecodeError: the bytes are not a message of this type.
         """
         view = memoryview(data)
         if not len(view):
@@ -55,17 +55,14 @@ class Decoder(Generic[T]):
         return self._decoder.decode(view[1:])
 
     def try_decode(self, data: bytes | memoryview) -> T | None:
-        """Returns the message in `data`, or None if it is unreadable.
-
-        For what is published over and over, such as heartbeats: a peer of another release counts as absent.
-        """
+        """Decodes a message; returns None if it is unreadable, for senders that then count as absent."""
         try:
             return self.decode(data)
         except UNREADABLE:
             return None
 
     def read(self, message: Message) -> T | None:
-        """Returns what a bus message holds; logs `message_unreadable` and returns None if it is unreadable."""
+        """Decodes a bus message; logs `message_unreadable` and returns None if it is unreadable."""
         try:
             return self.decode(message.data)
         except UNREADABLE as error:
@@ -74,10 +71,10 @@ class Decoder(Generic[T]):
 
 
 def pack(values: Iterable[int]) -> bytes:
-    """Integers in [0, 2**32) as packed little-endian u32."""
+    """Packs integers in [0, 2**32) as little-endian u32."""
     return array("I", values).tobytes()
 
 
 def unpack(data: bytes) -> list[int]:
-    """The integers that `pack` packed."""
+    """Returns the integers that `pack` has packed."""
     return memoryview(data).cast("I").tolist()

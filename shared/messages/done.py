@@ -1,4 +1,4 @@
-"""What ended in the last two minutes, so that no request is generated twice."""
+"""The stored record of an ended request, kept for two minutes so that no request is generated twice."""
 
 from typing import Literal
 
@@ -6,32 +6,32 @@ from pagewire.shared.messages.codec import Wire
 
 
 class DoneChoice(Wire, frozen=True):
-    """One completion as its client saw it."""
+    """One completion as it was sent to the client."""
 
     tokens: bytes
-    """Packed ids."""
+    """Packed token ids."""
     texts: tuple[str, ...]
     """Text of each token's frame; joined, the text of the completion."""
     finish_reason: Literal["stop", "length", "cancelled"]
-    """Why it ended."""
+    """Why the completion ended."""
     stop_reason: str | int | None
-    """What stopped it, as the client is told."""
+    """Stop string or stop token that ended the completion, as it was sent to the client."""
 
 
 class Done(Wire, frozen=True):
-    """A request that has ended."""
+    """How a request ended."""
 
     request_id: str
     """Key of the record."""
     digest: bytes
-    """Fingerprint of the body, to tell a repetition from a conflict."""
+    """Fingerprint of the request's body, which distinguishes a repetition from a conflict."""
     choices: tuple[DoneChoice, ...]
     """Empty when the request ended with an error."""
     prompt_tokens: int
-    """For `usage`."""
+    """Part of the usage."""
     cached_tokens: int
-    """For `usage`."""
+    """Part of the usage."""
     error: str
-    """Name of the error that ended it; empty: none."""
+    """Kind of the error that ended the request; empty: none."""
     message: str
-    """What the client was told of that error."""
+    """Message of that error."""

@@ -1,4 +1,4 @@
-"""Any to any: I am here, this far, this busy."""
+"""Every service to every service: state and load of an instance."""
 
 import msgspec
 
@@ -6,21 +6,21 @@ from pagewire.shared.messages.codec import Wire
 
 
 class Heartbeat(Wire, frozen=True):
-    """Sent twice a second and at every change of `ready`."""
+    """Sent twice a second and whenever `ready` changes."""
 
     service: str
     """tokenizer, scheduler, executor, detokenizer or gateway."""
     instance: str
     """Random id of the process."""
     ready: bool
-    """It could do its part of a request now."""
+    """Whether the instance can process requests now."""
     term: int
-    """Scheduler and executor: the term in force; detokenizer: the newest that it reads; others 0."""
+    """Scheduler and executor: the current term; detokenizer: the newest term that it reads; others: 0."""
     plan: int
-    """Last plan sent or applied."""
+    """Last plan sent (scheduler) or applied (executor)."""
     step: int
-    """Last step run or read."""
+    """Last step run (executor) or read (scheduler, detokenizer)."""
     load: dict[str, float]
-    """Named gauges and counters, for `pagewire status` and the benchmarks."""
+    """Gauges and counters by name, for `pagewire status` and the benchmarks."""
     reads: dict[int, int] = msgspec.field(default_factory=dict)
-    """Detokenizer: the last step read of each term, one per executor."""
+    """Detokenizer: last step read, by term; every executor has a term of its own."""

@@ -1,4 +1,4 @@
-"""Tokenizer to detokenizer: who will speak to the client, agreed before the work is stored."""
+"""Tokenizer to detokenizer: opens the client's stream before the request is queued."""
 
 from enum import IntEnum
 
@@ -9,73 +9,73 @@ class Encoding(IntEnum):
     """How frames to the client are encoded."""
 
     JSON = 0
-    """Unless the request said otherwise."""
+    """The default."""
     MSGPACK = 1
     """The request's `Content-Type` was application/msgpack."""
 
 
 class OpenStream(Wire, frozen=True):
-    """Opens the client's stream. The detokenizer answers `accepted` to the client from here on."""
+    """Opens the client's stream. From here on the detokenizer sends all frames to the client."""
 
     request_id: str
-    """Chosen by the client, or drawn."""
+    """Id chosen by the client, or a random one."""
     digest: bytes
-    """Fingerprint of the request's body: the same id with another body is refused."""
+    """Fingerprint of the request's body: the same id with a different body is refused."""
     reply: str
     """The client's inbox."""
     encoding: int
     """An `Encoding`."""
     stream: bool
-    """Frames as they come, or one result."""
+    """Whether to send a frame per token instead of one result."""
     prompts: tuple[bytes, ...]
-    """The last ids of each prompt, packed: context that the first characters of the text depend on."""
+    """Packed last ids of each prompt: context for decoding the first characters of the text."""
     prompt_lengths: bytes
-    """Packed length of each prompt: the position of the first token of its completions, and for `usage`."""
+    """Packed length of each prompt: the position of the first generated token, and part of the usage."""
     n: int
     """Completions per prompt. Choice `p * n + c` is completion c of prompt p."""
     stop: tuple[str, ...]
     """Stop strings."""
     stop_token_ids: tuple[int, ...]
-    """Stop tokens that the client named, reported as `stop_reason`."""
+    """Stop tokens of the request, reported as `stop_reason`."""
     include_stop: bool
-    """Whether what stopped the text stays in the text."""
+    """Whether the stop string or stop token is part of the text."""
     skip_special: bool
     """Whether special tokens are left out of the text."""
     min_tokens: int
-    """Tokens before which no stop string counts."""
+    """Number of tokens before which stop strings are ignored."""
     timeout_ms: int
-    """What is left of the deadline on arrival here."""
+    """Time left until the deadline, in milliseconds from arrival."""
     fresh: bool = False
-    """The id was drawn for this request, which comes for the first time: there is no record of it to look for."""
+    """The request is sent for the first time with a random id: no record of it can exist."""
     batch_inbox: str = ""
-    """Where deltas may come together with those of other streams; empty: nowhere."""
+    """Inbox for deltas of several streams in one message; empty: none."""
 
 
 class OpenState(IntEnum):
-    """What became of an `OpenStream`."""
+    """Result of an `OpenStream`."""
 
     OPENED = 0
-    """A new stream: the tokenizer stores the work now."""
+    """The stream is new: the tokenizer queues the request."""
     ATTACHED = 1
-    """The same request runs or has ended here: its frames go to the new inbox too, nothing is stored."""
+    """The same request is running or has ended: its frames go to the new inbox too, and nothing is queued."""
     CONFLICT = 2
-    """The id is taken by another body: the tokenizer answers 409."""
+    """A request with another body has the id: the tokenizer answers 409."""
     FULL = 3
-    """Too many streams: the tokenizer answers 429."""
+    """There are too many streams: the tokenizer answers 429."""
 
 
 class Opened(Wire, frozen=True):
-    """Answer to an `OpenStream`."""
+    """Reply to an `OpenStream`."""
 
     state: int
     """An `OpenState`."""
 
 
 class AbortStream(Wire, frozen=True):
-    """The work cannot be done, for instance because the queue did not take it: the stream ends with this error."""
+    """The request cannot be run, for instance because it could not be queued: its stream ends with this error."""
 
     request_id: str
     error: str
-    """Name of the error, as `pagewire.shared.errors` has it."""
+    """The error's `kind` in `pagewire.shared.errors`."""
     message: str
-    """What the client is told."""
+    """Message for the client."""

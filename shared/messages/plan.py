@@ -1,121 +1,120 @@
-"""Scheduler to executor: what changed. A plan takes effect at the next step boundary, whole."""
+"""Scheduler to executor: changes to the batch, which take effect together before the next step."""
 
 from pagewire.shared.messages.codec import Wire
 from pagewire.shared.messages.work import Sampling
 
 
 class AddSlot(Wire, frozen=True):
-    """A sequence takes a slot."""
+    """Adds a sequence in a slot."""
 
     slot: int
     """Row in the executor's tables, in [0, max_num_seqs)."""
     sequence: int
-    """Id within the term, as step outputs name it."""
+    """Id of the sequence in this term, which step outputs use."""
     tokens: bytes
-    """Packed ids of the prompt and of what was generated before."""
+    """Packed ids of the prompt and of the tokens generated before."""
     prompt_tokens: int
-    """How many of `tokens` are the prompt."""
+    """Number of `tokens` that belong to the prompt."""
     computed: int
-    """Leading positions whose KV is in the blocks already. Less than the number of tokens."""
+    """Leading positions whose KV is in the blocks already; less than the number of tokens."""
     blocks: bytes
     """Packed block ids; entry i holds positions [i * block_size, (i + 1) * block_size)."""
     limit: int
     """Positions that may be written."""
     sampling: Sampling
-    """How its tokens are picked."""
+    """How tokens are sampled."""
     prompt_index: int
-    """Which prompt of its request: part of the sampling counter."""
+    """Index of the prompt in its request: part of the sampling counter."""
     choice_index: int
-    """Which completion of that prompt: part of the sampling counter."""
+    """Index of the completion of that prompt: part of the sampling counter."""
     trace: str
     """`traceparent` that the executor's spans continue; empty: none."""
 
 
 class Fork(Wire, frozen=True):
-    """A sequence takes a slot and begins where another one stands. It is sampled and ends as its source would."""
+    """Adds a sequence in a slot as a fork of another one. Sampling parameters and stops are those of its source."""
 
     slot: int
-    """Row in the executor's tables. Like that of an `AddSlot`, it may be one that the plan removes."""
+    """Row in the executor's tables; as in `AddSlot`, a slot that the plan removes may be used."""
     sequence: int
-    """Id within the term, as step outputs name it."""
+    """Id of the sequence in this term, which step outputs use."""
     source: int
-    """Slot that it is forked from, as it was before the plan."""
+    """Slot of the source before the plan."""
     computed: int
-    """Leading positions that it has in common with its source. Their KV is in its blocks already."""
+    """Leading positions shared with the source, whose KV is in the blocks already."""
     tokens: bytes
     """Packed ids that follow these positions, at least one."""
     blocks: bytes
-    """Packed block ids: those that it shares with its source, then its own."""
+    """Packed block ids: the blocks shared with the source, then the fork's own."""
     limit: int
     """Positions that may be written."""
 
 
 class Plan(Wire, frozen=True):
-    """A delta to the executor's tables. Order of effect: copies, removed, added, forks, blocks, limits, order. Forks
-    read their sources before anything is removed."""
+    """Changes to the executor's tables, applied in this order: copies, removed, added, forks, blocks, limits, order."""
 
     term: int
-    """Fences: a plan of an older term than the executor's is ignored."""
+    """Fencing token: plans of a term older than the executor's are ignored."""
     number: int
-    """Dense within the term, from 1. None is applied across a gap."""
+    """Consecutive within the term, from 1. A plan is applied only after its predecessor."""
     removed: bytes
-    """Packed slots that end now."""
+    """Packed slots to free."""
     added: tuple[AddSlot, ...]
-    """Slots that begin now; they may reuse what `removed` freed."""
+    """Sequences to add; their slots and blocks may be those that `removed` freed."""
     blocks: bytes
-    """Packed pairs (slot, block), appended to the slot's table in this order."""
+    """Packed pairs (slot, block), appended to the slot's block table in this order."""
     limits: bytes
     """Packed pairs (slot, limit)."""
     order: bytes
-    """Packed slots in the order in which prompts are served, the others behind them; empty: unchanged."""
+    """Packed slots in the order in which prompts are served, before all others; empty: unchanged."""
     budget: int
     """Tokens per step."""
     lease_until: int
-    """The executor runs on its own while it has run fewer steps than this in the term. Answers without rows do not
-    count: else a plan that meets a used-up lease would be answered by what uses up the next one, for ever."""
+    """The executor runs while it has run fewer steps than this in the term. Outputs without rows do not count as steps:
+    otherwise the output that answers a plan after the lease has expired would use up the next lease, without end."""
     forks: tuple[Fork, ...] = ()
-    """Slots that begin now as a copy of another one; they may reuse what `removed` freed."""
+    """Forks to add, whose slots and blocks may be those that `removed` freed; their sources are read before that."""
     copies: bytes = b""
-    """Packed pairs (source block, target block): content that is copied first. No target is a source."""
+    """Packed pairs (source block, target block) of KV to copy first. No target is also a source."""
 
 
 class Claim(Wire, frozen=True):
-    """A scheduler asks a free executor to be its own."""
+    """Request of a scheduler to own an executor that has no owner."""
 
     scheduler: str
-    """Instance that claims."""
+    """Instance id of the scheduler."""
     term: int
-    """Higher than any before: it empties the executor."""
+    """New term, higher than all before; the executor drops all sequences."""
     model: str
     """Served name; an executor of another model declines."""
 
 
 class Claimed(Wire, frozen=True):
-    """Answer to a `Claim`."""
+    """Reply to a `Claim`."""
 
     executor: str
-    """Instance that answers."""
+    """Instance id of the executor."""
     accepted: bool
-    """False: it belongs to another scheduler that is alive, or serves another model."""
+    """False: the executor belongs to another live scheduler, or serves another model."""
     num_blocks: int
-    """Size of the KV pool. Block ids are in [0, num_blocks)."""
+    """Number of KV blocks; their ids are in [0, num_blocks)."""
     block_size: int
     """Positions per block."""
     max_num_seqs: int
-    """Slots."""
+    """Number of slots."""
     max_model_len: int
-    """Context, in tokens."""
+    """Context length in tokens."""
     max_candidates: int = 0
-    """Candidates that a row can report; 0: the device has none, so that there is no beam search."""
+    """Maximum number of candidates per row; 0: the device reports none and cannot do beam search."""
     max_step_tokens: int = 0
-    """Tokens up to which a step may grow where no budget is set; 0: it does not."""
+    """Tokens that a step may grow to without a configured budget; 0: steps do not grow."""
 
 
 class Replay(Wire, frozen=True):
-    """A reader missed steps: send again what the ring holds in [first, last]."""
+    """Request to send the step outputs in [first, last] again, as far as the executor still has them."""
 
     term: int
-    """Of the steps wanted."""
+    """Term of the steps."""
     first: int
     """First step missed."""
     last: int

@@ -1,14 +1,14 @@
-"""Scheduler to tokenizers: these prefixes are cached here."""
+"""Scheduler to tokenizers: the prefixes that a replica has cached."""
 
 from pagewire.shared.messages.codec import Wire
 
 
 class CachedPrefixes(Wire, frozen=True):
-    """Sent when it has changed, and now and then for tokenizers that have just come."""
+    """Sent after changes, and periodically for tokenizers that have just started."""
 
     scheduler: str
-    """Instance that can be the target of work."""
+    """Instance id of the scheduler, the target of work for this replica."""
     slots: int
-    """Sequences that it runs at once."""
+    """Sequences that the replica runs at once."""
     hashes: bytes
-    """Packed hashes (`pagewire.shared.prefix_hashes`), those used last at the end."""
+    """Packed hashes (`pagewire.shared.prefix_hashes`), the most recently used last."""

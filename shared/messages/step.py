@@ -1,51 +1,51 @@
-"""Executor to scheduler and detokenizers: one columnar message per step for the whole batch."""
+"""Executor to scheduler and detokenizers: the results of one step for the whole batch, as columns."""
 
 from enum import IntEnum
 
 from pagewire.shared.messages.codec import Wire
 
 NO_TOKEN = 0xFFFF_FFFF
-"""In `StepOutput.tokens`: the row sampled nothing, its prompt is unfinished."""
+"""In `StepOutput.tokens`: the row sampled no token, because its prompt is not complete."""
 
 RING_STEPS = 4096
-"""Step outputs that an executor keeps for readers that missed some."""
+"""Step outputs that an executor keeps for readers that have missed some."""
 
 
 class Finish(IntEnum):
     """Why the device ended a sequence."""
 
     NONE = 0
-    """It goes on."""
+    """The sequence has not ended."""
     STOP = 1
-    """It picked one of its `stop_ids`."""
+    """It sampled one of its `stop_ids`."""
     LENGTH = 2
     """It reached `max_tokens`."""
 
 
 class StepOutput(Wire, frozen=True):
-    """What one step did. A plan that was applied without a step is answered by one without rows."""
+    """Results of one step. For a plan that is applied without a step, an output without rows is sent."""
 
     term: int
-    """Of the last plan applied."""
+    """Term of the last applied plan."""
     step: int
-    """Dense within the term, from 0."""
+    """Consecutive within the term, from 0."""
     plan: int
     """Number of the last plan applied before the step."""
     sequences: bytes
-    """Packed sequence id of each row that was run."""
+    """Packed sequence id of each row."""
     starts: bytes
     """Packed first position that each row wrote."""
     counts: bytes
     """Packed number of positions that each row wrote."""
     tokens: bytes
-    """Packed token sampled at position start + count, or `NO_TOKEN`."""
+    """Packed token that each row sampled for position start + count, or `NO_TOKEN`."""
     finishes: bytes
     """One byte per row, a `Finish`."""
     elapsed_us: int
-    """Time that the device took, in microseconds."""
+    """Time of the step on the device, in microseconds."""
     candidate_counts: bytes = b""
     """Packed pairs (sequence, number of candidates) of the rows whose sampling asks for candidates."""
     candidates: bytes = b""
-    """Packed ids of their likeliest tokens, likeliest first, row after row."""
+    """Packed ids of these rows' candidates, likeliest first, row after row."""
     logprobs: bytes = b""
-    """Natural log-probabilities of these tokens before any filter, packed little-endian float32."""
+    """Natural log-probabilities of the candidates before any filter, packed little-endian float32."""

@@ -1,4 +1,4 @@
-"""Tokenizer to work queue: a request that will not be lost from here on."""
+"""Tokenizer to work queue: a request, which is durable once it is queued."""
 
 from pagewire.shared.messages.codec import Wire
 from pagewire.shared.sampling import record
@@ -21,31 +21,31 @@ class Sampling(Wire, frozen=True):
     seed: int = 0
     """64 bits, unsigned."""
     beam_width: int = 0
-    """Beams of a beam search; 0: tokens are picked one by one."""
+    """Number of beams; 0: no beam search."""
     length_penalty: float = 1.0
-    """Exponent of the length in the score of a beam that has ended."""
+    """Exponent of the length by which the score of an ended beam is divided."""
     candidates: int = 0
-    """Likeliest tokens that every row reports, so that the scheduler picks among them; 0: none."""
+    """Number of likeliest tokens that every row reports, for the scheduler to choose from; 0: none."""
 
 
 class WorkItem(Wire, frozen=True):
-    """One request in the queue. The trace context is in the message's headers."""
+    """A queued request. Its trace context is in the message's headers."""
 
     request_id: str
-    """Key of admission: the same id is never admitted twice."""
+    """Id of the request; the same id is never admitted twice."""
     detokenizer: str
-    """Instance that holds the client's stream."""
+    """Instance that has the client's stream."""
     prompts: tuple[bytes, ...]
     """Packed token ids of each prompt."""
     n: int
     """Completions per prompt."""
     sampling: Sampling
-    """How tokens are picked."""
+    """How tokens are sampled."""
     priority: int
-    """Lower runs earlier."""
+    """Requests with lower values run earlier."""
     deadline: float
-    """Unix time in seconds after which nobody waits for the result."""
+    """Unix time in seconds at which the request expires."""
     user: str = ""
-    """Who asks, as the client says: users of one priority get fair shares."""
+    """User of the request, as the client names it: users of the same priority get equal shares."""
     cache_salt: str = ""
-    """Only requests with the same one share cached prefixes."""
+    """Only requests with the same salt share cached prefixes."""

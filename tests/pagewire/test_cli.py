@@ -103,13 +103,13 @@ def test_a_model_that_is_not_known_ends_serve_with_a_clear_line(tmp_path: Path) 
     assert done.stdout == ""
 
 
-def test_doctor_says_what_to_mend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "--model", str(tmp_path), "--nats-url", "nats://127.0.0.1:1"]) == 1
     said = capsys.readouterr().out
-    assert f"WRONG  model: {tmp_path} has no config.json" in said
-    assert "WRONG  connection:" in said
+    assert f"FAILED model: {tmp_path} has no config.json" in said
+    assert "FAILED connection:" in said
     assert cli.main(["doctor", "--max-num-seqs", "none"]) == 1
-    assert "WRONG  settings" in capsys.readouterr().out
+    assert "FAILED settings" in capsys.readouterr().out
 
 
 def test_version_and_help() -> None:

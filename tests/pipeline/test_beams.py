@@ -18,6 +18,8 @@ from tests.support.checkpoints import checkpoint
 from tests.support.greedy import cases
 from tests.support.pipeline import Pipeline, running
 
+pytestmark = pytest.mark.anyio
+
 CONTEXT = 96
 
 
@@ -59,21 +61,18 @@ async def search(pipeline: Pipeline, case: BeamCase, *, stream: bool = False) ->
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("window", [1, 8])
-def test_one_after_the_other(name: str, window: int) -> None:
-    async def test() -> None:
-        async with running(settings_for(name, lease_window=window)) as pipeline:
-            for i, case in enumerate(beam_cases(name)):
-                await search(pipeline, case, stream=i % 2 == 0)
-            await pipeline.until_idle()
-
-    asyncio.run(test())
+async def test_one_after_the_other(name: str, window: int) -> None:
+    async with running(settings_for(name, lease_window=window)) as pipeline:
+        for i, case in enumerate(beam_cases(name)):
+            await search(pipeline, case, stream=i % 2 == 0)
+        await pipeline.until_idle()
 
 
 @pytest.mark.parametrize(
     "pool", [{}, {"num_kv_blocks": 28}, {"max_num_seqs": 5}], ids=["ample", "few-blocks", "few-slots"]
 )
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_among_others(pool: dict[str, Any], prefix_cache: bool) -> None:
+async def test_among_others(pool: dict[str, Any], prefix_cache: bool) -> None:
     async def greedy(pipeline: Pipeline) -> None:
         for case in cases("llama")[:12]:
             result = await pipeline.client.generate(
@@ -81,33 +80,26 @@ def test_among_others(pool: dict[str, Any], prefix_cache: bool) -> None:
             )
             assert result.choices[0].token_ids == case.tokens
 
-    async def test() -> None:
-        async with running(settings_for(prefix_cache=prefix_cache, **pool)) as pipeline:
-            searches = [search(pipeline, case, stream=i % 3 == 0) for i, case in enumerate(beam_cases("llama"))]
-            await asyncio.gather(greedy(pipeline), *searches)
-            await pipeline.until_idle()
-            assert pipeline.load("scheduler")["integrity_violations"] == 0
-
-    asyncio.run(test())
+    async with running(settings_for(prefix_cache=prefix_cache, **pool)) as pipeline:
+        searches = [search(pipeline, case, stream=i % 3 == 0) for i, case in enumerate(beam_cases("llama"))]
+        await asyncio.gather(greedy(pipeline), *searches)
+        await pipeline.until_idle()
+        assert pipeline.load("scheduler")["integrity_violations"] == 0
 
 
-def test_several_prompts_of_one_request() -> None:
+async def test_several_prompts_of_one_request() -> None:
     alike = [case for case in beam_cases("llama") if case.n == 1]
     first = alike[0]
-
-    async def test() -> None:
-        async with running(settings_for()) as pipeline:
-            prompts = [first.prompt, first.prompt[::-1], first.prompt]
-            results = await pipeline.client.generate(prompts, params(first))
-            alone = await pipeline.client.generate(prompts[1], params(first))
-            assert [choice.token_ids for choice in results.choices] == [
-                first.tokens[0],
-                alone.choices[0].token_ids,
-                first.tokens[0],
-            ]
-            await pipeline.until_idle()
-
-    asyncio.run(test())
+    async with running(settings_for()) as pipeline:
+        prompts = [first.prompt, first.prompt[::-1], first.prompt]
+        results = await pipeline.client.generate(prompts, params(first))
+        alone = await pipeline.client.generate(prompts[1], params(first))
+        assert [choice.token_ids for choice in results.choices] == [
+            first.tokens[0],
+            alone.choices[0].token_ids,
+            first.tokens[0],
+        ]
+        await pipeline.until_idle()
 
 
 async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
@@ -131,40 +123,31 @@ async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
 ENDLESS = SamplingParams(beam_width=8, n=2, max_tokens=230, ignore_eos=True)
 
 
-def test_a_cancelled_search_leaves_nothing_behind() -> None:
-    async def test() -> None:
-        async with running(settings_for(max_model_len=240)) as pipeline:
-            stream = pipeline.client.stream([5, 6, 7], ENDLESS)
-            result = asyncio.create_task(stream.result())
-            await until_deep(pipeline)
-            assert pipeline.load("scheduler")["requests"] <= 1
-            await stream.cancel()
-            ended = await result
-            assert [(choice.finish_reason, choice.token_ids) for choice in ended.choices] == [("cancelled", [])] * 2
-            await pipeline.until_idle()
-            await search(pipeline, beam_cases("llama")[0])
-
-    asyncio.run(test())
+async def test_a_cancelled_search_leaves_nothing_behind() -> None:
+    async with running(settings_for(max_model_len=240)) as pipeline:
+        stream = pipeline.client.stream([5, 6, 7], ENDLESS)
+        result = asyncio.create_task(stream.result())
+        await until_deep(pipeline)
+        assert pipeline.load("scheduler")["requests"] <= 1
+        await stream.cancel()
+        ended = await result
+        assert [(choice.finish_reason, choice.token_ids) for choice in ended.choices] == [("cancelled", [])] * 2
+        await pipeline.until_idle()
+        await search(pipeline, beam_cases("llama")[0])
 
 
-def test_a_deadline_ends_a_search() -> None:
-    async def test() -> None:
-        async with running(settings_for(max_model_len=240, max_num_batched_tokens=32)) as pipeline:
-            searching = asyncio.create_task(pipeline.client.generate([5, 6, 7], ENDLESS, timeout=0.2))
-            with pytest.raises(DeadlineExceeded):
-                await searching
-            await pipeline.until_idle()
-
-    asyncio.run(test())
+async def test_a_deadline_ends_a_search() -> None:
+    async with running(settings_for(max_model_len=240, max_num_batched_tokens=32)) as pipeline:
+        searching = asyncio.create_task(pipeline.client.generate([5, 6, 7], ENDLESS, timeout=0.2))
+        with pytest.raises(DeadlineExceeded):
+            await searching
+        await pipeline.until_idle()
 
 
-def test_beams_that_can_never_run_together_are_refused() -> None:
-    async def test() -> None:
-        async with running(settings_for(num_kv_blocks=14, max_num_seqs=5)) as pipeline:
-            with pytest.raises(InvalidRequest, match="KV blocks"):
-                await pipeline.client.generate([1] * 8, SamplingParams(beam_width=4, max_tokens=80))
-            with pytest.raises(InvalidRequest, match="beam_width must be at most 5"):
-                await pipeline.client.generate([1] * 8, SamplingParams(beam_width=6, max_tokens=1))
-            await pipeline.until_idle()
-
-    asyncio.run(test())
+async def test_beams_that_can_never_run_together_are_refused() -> None:
+    async with running(settings_for(num_kv_blocks=14, max_num_seqs=5)) as pipeline:
+        with pytest.raises(InvalidRequest, match="KV blocks"):
+            await pipeline.client.generate([1] * 8, SamplingParams(beam_width=4, max_tokens=80))
+        with pytest.raises(InvalidRequest, match="beam_width must be at most 5"):
+            await pipeline.client.generate([1] * 8, SamplingParams(beam_width=6, max_tokens=1))
+        await pipeline.until_idle()

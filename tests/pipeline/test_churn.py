@@ -14,6 +14,8 @@ from pagewire.shared.errors import PagewireError
 from tests.support.checkpoints import VOCABULARY, checkpoint
 from tests.support.pipeline import Pipeline, running
 
+pytestmark = pytest.mark.anyio
+
 SETTINGS = Settings(
     model=str(checkpoint("llama")),
     dtype="float32",
@@ -64,42 +66,33 @@ async def churn(pipeline: Pipeline, seed: int, requests: int = 500, cancelled: i
     return ends
 
 
-def test_every_request_ends_once_and_all_blocks_and_slots_are_free() -> None:
-    async def main() -> None:
-        async with running(SETTINGS) as pipeline:
-            ends = await churn(pipeline, seed=1)
-            assert sum(ends.values()) == 500
-            assert set(ends) == {"length", "stop", "cancelled"}
-            assert pipeline.load("executor")["num_slots"] == 0
-
-    asyncio.run(main())
+async def test_every_request_ends_once_and_all_blocks_and_slots_are_free() -> None:
+    async with running(SETTINGS) as pipeline:
+        ends = await churn(pipeline, seed=1)
+        assert sum(ends.values()) == 500
+        assert set(ends) == {"length", "stop", "cancelled"}
+        assert pipeline.load("executor")["num_slots"] == 0
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_memory_is_flat_over_ten_rounds() -> None:
-    async def main() -> None:
-        process = psutil.Process()
-        async with running(SETTINGS) as pipeline:
-            resident = []
-            for seed in range(10):
-                await churn(pipeline, seed)
-                gc.collect()
-                resident.append(process.memory_info().rss)
-            # The records of ended requests fill up in the first rounds: they are kept for a time, not for ever.
-            assert resident[-1] < resident[3] * 1.05, [size >> 20 for size in resident]
-
-    asyncio.run(main())
+async def test_memory_is_flat_over_ten_rounds() -> None:
+    process = psutil.Process()
+    async with running(SETTINGS) as pipeline:
+        resident = []
+        for seed in range(10):
+            await churn(pipeline, seed)
+            gc.collect()
+            resident.append(process.memory_info().rss)
+        # The records of ended requests fill up in the first rounds: they are kept for a time, not for ever.
+        assert resident[-1] < resident[3] * 1.05, [size >> 20 for size in resident]
 
 
-def test_a_client_that_leaves_its_stream_cancels_it() -> None:
-    async def main() -> None:
-        async with running(SETTINGS) as pipeline:
-            async for _ in pipeline.client.stream([5, 6], SamplingParams(max_tokens=90, ignore_eos=True)):
-                break
-            await pipeline.until_idle()
-            assert pipeline.load("executor")["sampled"] < 90
-            with pytest.raises(PagewireError):
-                await pipeline.client.generate("")
-
-    asyncio.run(main())
+async def test_a_client_that_leaves_its_stream_cancels_it() -> None:
+    async with running(SETTINGS) as pipeline:
+        async for _ in pipeline.client.stream([5, 6], SamplingParams(max_tokens=90, ignore_eos=True)):
+            break
+        await pipeline.until_idle()
+        assert pipeline.load("executor")["sampled"] < 90
+        with pytest.raises(PagewireError):
+            await pipeline.client.generate("")

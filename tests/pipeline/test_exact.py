@@ -14,6 +14,8 @@ from tests.support.greedy import Case, cases, long_pair
 from tests.support.pairwise import pairwise
 from tests.support.pipeline import Pipeline, running
 
+pytestmark = pytest.mark.anyio
+
 CONTEXT = 96
 FAMILIES = ["llama", "llama-llama3", "llama-sharded", "mistral", "qwen2", "qwen3", "opt"]
 AXES: dict[str, list[Any]] = {
@@ -81,17 +83,17 @@ async def check_preemption(pipeline: Pipeline, family: str) -> None:
 
 
 @pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))
-def test_greedy_equals_transformers(row: dict[str, Any]) -> None:
-    asyncio.run(check_greedy(row))
+async def test_greedy_equals_transformers(row: dict[str, Any]) -> None:
+    await check_greedy(row)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("row", pairwise(AXES), ids=lambda row: "-".join(map(str, row.values())))
-def test_greedy_equals_transformers_on_a_gpu(row: dict[str, Any]) -> None:
+async def test_greedy_equals_transformers_on_a_gpu(row: dict[str, Any]) -> None:
     """In float32, whose products are IEEE's on this device."""
-    asyncio.run(check_greedy(row, device="cuda"))
+    await check_greedy(row, device="cuda")
 
 
 @pytest.mark.full
@@ -100,14 +102,14 @@ def test_greedy_equals_transformers_on_a_gpu(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize("budget", AXES["budget"])
 @pytest.mark.parametrize("block_size", AXES["block_size"])
 @pytest.mark.parametrize("pool", AXES["pool"])
-def test_greedy_equals_transformers_everywhere(
+async def test_greedy_equals_transformers_everywhere(
     family: str, window: int, budget: int, block_size: int, pool: str
 ) -> None:
     row = {"family": family, "window": window, "budget": budget, "block_size": block_size, "pool": pool}
-    asyncio.run(check_greedy(row | {"prefix_cache": True}))
+    await check_greedy(row | {"prefix_cache": True})
 
 
-def test_seeded_sampling_gives_the_same_tokens_under_all_settings() -> None:
+async def test_seeded_sampling_gives_the_same_tokens_under_all_settings() -> None:
     axes = AXES | {"family": ["llama"]}
     wanted = cases("llama")[:12]
     seen: list[list[list[int]]] = []
@@ -127,6 +129,6 @@ def test_seeded_sampling_gives_the_same_tokens_under_all_settings() -> None:
             return [choice.token_ids for result in results for choice in result.choices]
 
     for row in pairwise(axes):
-        seen.append(asyncio.run(sample(row)))
+        seen.append(await sample(row))
     assert all(tokens == seen[0] for tokens in seen)
     assert len({tuple(tokens) for tokens in seen[0]}) > len(wanted)

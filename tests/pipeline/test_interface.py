@@ -1,8 +1,8 @@
-"""A client that knows nats-py and the outer face, and nothing else of this project."""
+"""The public interface as a client sees it that uses nothing but nats-py."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
 
+pytestmark = pytest.mark.anyio
+
 SETTINGS = Settings(
     model=str(checkpoint("llama")),
     served_model_name="my model/1",
@@ -33,17 +35,23 @@ SUBJECT = "pagewire.v1.generate.my_model_1"
 Frames = list[dict[str, Any]]
 
 
-def with_client(test: Callable[[Client, Pipeline], Awaitable[None]], settings: Settings = SETTINGS) -> None:
-    async def main() -> None:
-        async with running(settings) as pipeline:
-            client = await nats.connect(pipeline.url)
-            try:
-                await test(client, pipeline)
-                await pipeline.until_idle()
-            finally:
-                await client.close()
+@pytest.fixture
+def settings() -> Settings:
+    return SETTINGS
 
-    asyncio.run(main())
+
+@pytest.fixture
+async def pipeline(settings: Settings) -> AsyncIterator[Pipeline]:
+    async with running(settings) as pipeline:
+        yield pipeline
+        await pipeline.until_idle()
+
+
+@pytest.fixture
+async def client(pipeline: Pipeline) -> AsyncIterator[Client]:
+    client = await nats.connect(pipeline.url)
+    yield client
+    await client.close()
 
 
 async def ask(client: Client, body: Any, subject: str = SUBJECT) -> dict[str, Any]:
@@ -75,80 +83,68 @@ async def stream(
     return frames
 
 
-def test_a_result_and_a_stream_say_the_same() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        body = {"prompt": "The morning train", "sampling": {"max_tokens": 12, "temperature": 0, "ignore_eos": True}}
-        result = await ask(client, body)
-        assert result["type"] == "result"
-        (choice,) = result["choices"]
-        assert choice["index"] == 0
-        assert choice["finish_reason"] == "length"
-        assert choice["stop_reason"] is None
-        assert len(choice["token_ids"]) == 12
-        assert result["usage"]["completion_tokens"] == 12
+async def test_a_result_and_a_stream_say_the_same(client: Client) -> None:
+    body = {"prompt": "The morning train", "sampling": {"max_tokens": 12, "temperature": 0, "ignore_eos": True}}
+    result = await ask(client, body)
+    assert result["type"] == "result"
+    (choice,) = result["choices"]
+    assert choice["index"] == 0
+    assert choice["finish_reason"] == "length"
+    assert choice["stop_reason"] is None
+    assert len(choice["token_ids"]) == 12
+    assert result["usage"]["completion_tokens"] == 12
 
-        frames = await stream(client, body)
-        assert frames[0]["type"] == "accepted"
-        assert frames[0]["request_id"]
-        deltas = [frame for frame in frames if frame["type"] == "delta"]
-        assert [frame["start"] for frame in deltas] == list(range(12))
-        assert [token for frame in deltas for token in frame["token_ids"]] == choice["token_ids"]
-        assert "".join(frame["text"] for frame in deltas) == choice["text"]
-        assert frames[-1]["type"] == "final"
-        assert frames[-1]["choices"] == [{"index": 0, "finish_reason": "length", "stop_reason": None}]
-        assert frames[-1]["usage"]["prompt_tokens"] == result["usage"]["prompt_tokens"]
-        assert {frame["type"] for frame in frames} <= {"accepted", "queued", "delta", "final"}
-
-    with_client(test)
+    frames = await stream(client, body)
+    assert frames[0]["type"] == "accepted"
+    assert frames[0]["request_id"]
+    deltas = [frame for frame in frames if frame["type"] == "delta"]
+    assert [frame["start"] for frame in deltas] == list(range(12))
+    assert [token for frame in deltas for token in frame["token_ids"]] == choice["token_ids"]
+    assert "".join(frame["text"] for frame in deltas) == choice["text"]
+    assert frames[-1]["type"] == "final"
+    assert frames[-1]["choices"] == [{"index": 0, "finish_reason": "length", "stop_reason": None}]
+    assert frames[-1]["usage"]["prompt_tokens"] == result["usage"]["prompt_tokens"]
+    assert {frame["type"] for frame in frames} <= {"accepted", "queued", "delta", "final"}
 
 
-def test_batches_and_several_completions_have_an_index_each() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        result = await ask(client, {"prompt": ["One", "Two"], "sampling": {"n": 3, "seed": 7, "max_tokens": 4}})
-        assert [choice["index"] for choice in result["choices"]] == list(range(6))
-        assert result["usage"]["completion_tokens"] == sum(len(c["token_ids"]) for c in result["choices"])
-        frames = await stream(client, {"prompt": ["One", "Two"], "sampling": {"n": 3, "seed": 7, "max_tokens": 4}})
-        for choice in result["choices"]:
-            mine = [f for f in frames if f["type"] == "delta" and f["index"] == choice["index"]]
-            assert [t for f in mine for t in f["token_ids"]] == choice["token_ids"]
-
-    with_client(test)
+async def test_batches_and_several_completions_have_an_index_each(client: Client) -> None:
+    result = await ask(client, {"prompt": ["One", "Two"], "sampling": {"n": 3, "seed": 7, "max_tokens": 4}})
+    assert [choice["index"] for choice in result["choices"]] == list(range(6))
+    assert result["usage"]["completion_tokens"] == sum(len(c["token_ids"]) for c in result["choices"])
+    frames = await stream(client, {"prompt": ["One", "Two"], "sampling": {"n": 3, "seed": 7, "max_tokens": 4}})
+    for choice in result["choices"]:
+        mine = [f for f in frames if f["type"] == "delta" and f["index"] == choice["index"]]
+        assert [t for f in mine for t in f["token_ids"]] == choice["token_ids"]
 
 
-def test_messagepack_is_answered_in_messagepack() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        body = msgspec.msgpack.encode({"prompt": [5, 6, 7], "sampling": {"max_tokens": 3}})
-        reply = await client.request(SUBJECT, body, timeout=10, headers={"Content-Type": "application/msgpack"})
-        assert len(msgspec.msgpack.decode(reply.data)["choices"][0]["token_ids"]) <= 3
-        reply = await client.request(SUBJECT, b"\xc1", timeout=10, headers={"Content-Type": "application/msgpack"})
-        assert msgspec.msgpack.decode(reply.data)["code"] == 400
-
-    with_client(test)
+async def test_messagepack_is_answered_in_messagepack(client: Client) -> None:
+    body = msgspec.msgpack.encode({"prompt": [5, 6, 7], "sampling": {"max_tokens": 3}})
+    reply = await client.request(SUBJECT, body, timeout=10, headers={"Content-Type": "application/msgpack"})
+    assert len(msgspec.msgpack.decode(reply.data)["choices"][0]["token_ids"]) <= 3
+    reply = await client.request(SUBJECT, b"\xc1", timeout=10, headers={"Content-Type": "application/msgpack"})
+    assert msgspec.msgpack.decode(reply.data)["code"] == 400
 
 
-def test_the_verbs_beside_generate() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        (model,) = (await ask(client, {}, "pagewire.v1.models"))["models"]
-        assert model["name"] == "my model/1"
-        assert model["subject"] == SUBJECT
-        assert model["max_model_len"] == 96
-        ids = (await ask(client, {"text": "The train"}, "pagewire.v1.tokenize.my_model_1"))["token_ids"]
-        assert (await ask(client, {"token_ids": ids}, "pagewire.v1.detokenize.my_model_1"))["text"] == "The train"
-        found = []
-        inbox = client.new_inbox()
-        done = asyncio.Event()
+async def test_the_verbs_beside_generate(client: Client) -> None:
+    (model,) = (await ask(client, {}, "pagewire.v1.models"))["models"]
+    assert model["name"] == "my model/1"
+    assert model["subject"] == SUBJECT
+    assert model["max_model_len"] == 96
+    ids = (await ask(client, {"text": "The train"}, "pagewire.v1.tokenize.my_model_1"))["token_ids"]
+    assert (await ask(client, {"token_ids": ids}, "pagewire.v1.detokenize.my_model_1"))["text"] == "The train"
+    found = []
+    inbox = client.new_inbox()
+    done = asyncio.Event()
 
-        async def collect(message: Msg) -> None:
-            found.append(json.loads(message.data)["name"])
-            if len(found) >= 4:
-                done.set()
+    async def collect(message: Msg) -> None:
+        found.append(json.loads(message.data)["name"])
+        if len(found) >= 4:
+            done.set()
 
-        await client.subscribe(inbox, cb=collect)
-        await client.publish("$SRV.PING", b"", reply=inbox)
-        await asyncio.wait_for(done.wait(), 30)
-        assert sorted(found) == [f"pagewire-{name}" for name in ("detokenizer", "executor", "scheduler", "tokenizer")]
-
-    with_client(test)
+    await client.subscribe(inbox, cb=collect)
+    await client.publish("$SRV.PING", b"", reply=inbox)
+    await asyncio.wait_for(done.wait(), 30)
+    assert sorted(found) == [f"pagewire-{name}" for name in ("detokenizer", "executor", "scheduler", "tokenizer")]
 
 
 BAD_REQUESTS: list[tuple[Any, int, str]] = [
@@ -174,25 +170,22 @@ BAD_REQUESTS: list[tuple[Any, int, str]] = [
 ]
 
 
-def test_bad_requests_get_one_typed_answer_at_once() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        clock = asyncio.get_running_loop().time
-        for body, code, error in BAD_REQUESTS:
-            before = clock()
-            answer = await ask(client, body)
-            assert (answer["type"], answer["code"], answer["error"]) == ("error", code, error), str(body)[:80]
-            assert answer["retryable"] is False
-            assert answer["tokens_emitted"] == 0
-            assert clock() - before < 1.0, str(body)[:80]
-        frames = await stream(client, {"prompt": "a", "sampling": {"best_of": 3}})
-        assert [frame["type"] for frame in frames] == ["error"]
-        answer = await ask(client, {"prompt": "a"}, "pagewire.v1.generate.another")
-        assert (answer["code"], answer["error"]) == (404, "model_not_found")
-
-    with_client(test)
+async def test_bad_requests_get_one_typed_answer_at_once(client: Client) -> None:
+    clock = asyncio.get_running_loop().time
+    for body, code, error in BAD_REQUESTS:
+        before = clock()
+        answer = await ask(client, body)
+        assert (answer["type"], answer["code"], answer["error"]) == ("error", code, error), str(body)[:80]
+        assert answer["retryable"] is False
+        assert answer["tokens_emitted"] == 0
+        assert clock() - before < 1.0, str(body)[:80]
+    frames = await stream(client, {"prompt": "a", "sampling": {"best_of": 3}})
+    assert [frame["type"] for frame in frames] == ["error"]
+    answer = await ask(client, {"prompt": "a"}, "pagewire.v1.generate.another")
+    assert (answer["code"], answer["error"]) == (404, "model_not_found")
 
 
-def test_what_is_not_built_is_refused_by_name() -> None:
+async def test_what_is_not_built_is_refused_by_name(client: Client) -> None:
     fields = {
         "presence_penalty": 0.5,
         "frequency_penalty": 0.5,
@@ -204,77 +197,94 @@ def test_what_is_not_built_is_refused_by_name() -> None:
         "prompt_logprobs": 1,
         "structured_outputs": {"regex": "a"},
     }
-
-    async def test(client: Client, _: Pipeline) -> None:
-        for name, value in fields.items():
-            answer = await ask(client, {"prompt": "a", "sampling": {name: value}})
-            assert answer["code"] == 400
-            assert name in answer["message"]
-
-    with_client(test)
+    for name, value in fields.items():
+        answer = await ask(client, {"prompt": "a", "sampling": {name: value}})
+        assert answer["code"] == 400
+        assert name in answer["message"]
 
 
-def test_a_prompt_is_found_again_by_those_of_the_same_salt_alone() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        async def cached(salt: str) -> int:
-            body = {"prompt": list(range(50, 90)), "cache_salt": salt, "sampling": {"max_tokens": 2}}
-            return int((await ask(client, body))["usage"]["cached_tokens"])
+async def test_a_prompt_is_found_again_by_those_of_the_same_salt_alone(client: Client) -> None:
+    async def cached(salt: str) -> int:
+        body = {"prompt": list(range(50, 90)), "cache_salt": salt, "sampling": {"max_tokens": 2}}
+        return int((await ask(client, body))["usage"]["cached_tokens"])
 
-        assert [await cached(salt) for salt in ("", "a", "b", "a", "b", "")] == [0, 0, 0, 32, 32, 32]
-
-    with_client(test)
+    assert [await cached(salt) for salt in ("", "a", "b", "a", "b", "")] == [0, 0, 0, 32, 32, 32]
 
 
-def test_the_same_request_id_is_the_same_request() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        body = {"prompt": "One", "request_id": "mine", "sampling": {"max_tokens": 6}}
-        first, second = await asyncio.gather(ask(client, body), ask(client, body))
-        assert first == second == await ask(client, body)
-        answer = await ask(client, body | {"prompt": "Two"})
-        assert (answer["code"], answer["error"]) == (409, "duplicate_request")
-
-    with_client(test)
+async def test_the_same_request_id_is_the_same_request(client: Client) -> None:
+    body = {"prompt": "One", "request_id": "mine", "sampling": {"max_tokens": 6}}
+    first, second = await asyncio.gather(ask(client, body), ask(client, body))
+    assert first == second == await ask(client, body)
+    answer = await ask(client, body | {"prompt": "Two"})
+    assert (answer["code"], answer["error"]) == (409, "duplicate_request")
 
 
-def test_a_deadline_ends_a_request_with_408() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        sampling = {"max_tokens": 80, "ignore_eos": True}
-        answer = await ask(client, {"prompt": "One", "timeout_ms": 1, "sampling": sampling})
-        assert (answer["code"], answer["error"], answer["retryable"]) == (408, "deadline_exceeded", True)
-
-    with_client(test)
+async def test_a_deadline_ends_a_request_with_408(client: Client) -> None:
+    sampling = {"max_tokens": 80, "ignore_eos": True}
+    answer = await ask(client, {"prompt": "One", "timeout_ms": 1, "sampling": sampling})
+    assert (answer["code"], answer["error"], answer["retryable"]) == (408, "deadline_exceeded", True)
 
 
-def test_too_many_requests_are_refused_with_429_and_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def four_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestTasks.__init__, "__defaults__", (4, MAX_BYTES))
 
-    async def test(client: Client, _: Pipeline) -> None:
-        body = {"prompt": "One", "sampling": {"max_tokens": 1}}
-        answers = await asyncio.gather(*(ask(client, body) for _ in range(60)))
-        refused = [answer for answer in answers if answer["type"] == "error"]
-        assert 0 < len(refused) < len(answers)
-        for answer in refused:
-            assert (answer["code"], answer["error"], answer["retryable"]) == (429, "overloaded", True)
-            assert answer["retry_after_ms"] > 0
 
-    with_client(test)
-
-
-def test_a_result_that_no_message_could_hold_is_refused_with_413() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        body = {"prompt": "One", "sampling": {"n": 256, "max_tokens": 2000}}
-        answer = await ask(client, body, "pagewire.v1.generate.bundled")
-        assert (answer["code"], answer["error"]) == (413, "payload_too_large")
-
-    with_client(test, Settings(dtype="float32", num_kv_blocks=200, log_level="error"))
+@pytest.mark.usefixtures("four_in_flight")
+async def test_too_many_requests_are_refused_with_429_and_a_time(client: Client) -> None:
+    body = {"prompt": "One", "sampling": {"max_tokens": 1}}
+    answers = await asyncio.gather(*(ask(client, body) for _ in range(60)))
+    refused = [answer for answer in answers if answer["type"] == "error"]
+    assert 0 < len(refused) < len(answers)
+    for answer in refused:
+        assert (answer["code"], answer["error"], answer["retryable"]) == (429, "overloaded", True)
+        assert answer["retry_after_ms"] > 0
 
 
-def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None:
-    """On a simulated device with steps of 0.2 s: a message that the machine holds up must still arrive within one."""
-    write_folder("llama-3-70b", tmp_path)
-    slow = msgspec.structs.replace(SETTINGS, model=str(tmp_path), device="sim:l40s", dtype="auto")
+@pytest.mark.parametrize("settings", [Settings(dtype="float32", num_kv_blocks=200, log_level="error")])
+async def test_a_result_that_no_message_could_hold_is_refused_with_413(client: Client) -> None:
+    body = {"prompt": "One", "sampling": {"n": 256, "max_tokens": 2000}}
+    answer = await ask(client, body, "pagewire.v1.generate.bundled")
+    assert (answer["code"], answer["error"]) == (413, "payload_too_large")
 
-    async def test(client: Client, pipeline: Pipeline) -> None:
+
+async def test_a_finished_stream_can_be_read_again_from_any_token(client: Client) -> None:
+    frames = await stream(client, {"prompt": "One", "sampling": {"max_tokens": 9, "ignore_eos": True}})
+    inbox = client.new_inbox()
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    await client.subscribe(inbox, cb=arrived.put)
+    await client.publish(frames[0]["resume"], b'{"start": 4}', reply=inbox)
+    again = []
+    while (message := await asyncio.wait_for(arrived.get(), 30)).data:
+        again.append(json.loads(message.data))
+    wanted = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
+    assert [f for f in again if f["type"] in {"delta", "final"}] == wanted
+
+
+async def test_a_reply_subject_that_is_no_inbox_is_never_answered(client: Client, pipeline: Pipeline) -> None:
+    """A client may not read there, but a service that answered would publish with its own permissions."""
+    received: list[str] = []
+    await pipeline.bus.subscribe("pagewire.svc.abort.>", lambda m: received.append(m.subject))
+    await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: received.append(m.subject))
+    long = "_INBOX." + "x" * 4000
+    await pipeline.bus.subscribe(long, lambda m: received.append(m.subject))
+    body = json.dumps({"prompt": "One", "sampling": {"max_tokens": 1}}).encode()
+    for reply in ("pagewire.svc.abort.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
+        await client.publish(SUBJECT, body, reply=reply)
+    await client.publish(SUBJECT, body)
+    assert (await ask(client, {"prompt": "One", "sampling": {"max_tokens": 1}}))["type"] == "result"
+    assert received == []
+
+
+class TestOnASlowDevice:
+    """A simulated device with steps of 0.2 s, so that even a delayed message arrives within one step."""
+
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        write_folder("llama-3-70b", tmp_path)
+        return msgspec.structs.replace(SETTINGS, model=str(tmp_path), device="sim:l40s", dtype="auto")
+
+    async def test_cancel_stops_within_two_steps_and_reports_usage(self, client: Client, pipeline: Pipeline) -> None:
         seen_at_cancel: list[int] = []
         replies: list[asyncio.Task[Msg]] = []
         cancel = ""
@@ -301,64 +311,22 @@ def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None
         unknown = await client.request(cancel.rsplit(".", 1)[0] + ".nobody", b"", timeout=30)
         assert json.loads(unknown.data)["state"] == "unknown"
 
-    with_client(test, slow)
-
-
-def test_a_client_that_was_killed_costs_no_more_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection ends without a word; the broker then says that nobody listens to its frames."""
-    monkeypatch.setattr(frame_sender, "MAX_UNDELIVERED", 2)
-    write_folder("llama-3-70b", tmp_path)
-    slow = msgspec.structs.replace(SETTINGS, model=str(tmp_path), device="sim:l40s", dtype="auto")
-
-    async def test(_: Client, pipeline: Pipeline) -> None:
+    async def test_a_client_that_was_killed_costs_no_more_steps(
+        self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its connection ends without a cancellation; the broker then reports that its frames have no subscriber."""
+        monkeypatch.setattr(frame_sender, "MAX_UNDELIVERED", 2)
         killed = await nats.connect(pipeline.url)
-        inbox, heard = killed.new_inbox(), asyncio.Event()
+        inbox, received = killed.new_inbox(), asyncio.Event()
 
         async def on_frame(message: Msg) -> None:
             if json.loads(message.data)["type"] == "delta":
-                heard.set()
+                received.set()
 
         await killed.subscribe(inbox, cb=on_frame)
         body = {"prompt": "One", "sampling": {"max_tokens": 90, "ignore_eos": True}, "stream": True}
         await killed.publish(SUBJECT, json.dumps(body).encode(), reply=inbox)
-        await asyncio.wait_for(heard.wait(), 30)
+        await asyncio.wait_for(received.wait(), 30)
         await killed.close()
         await pipeline.until_idle()
         assert pipeline.load("executor")["sampled"] < 60
-
-    with_client(test, slow)
-
-
-def test_a_finished_stream_can_be_read_again_from_any_token() -> None:
-    async def test(client: Client, _: Pipeline) -> None:
-        frames = await stream(client, {"prompt": "One", "sampling": {"max_tokens": 9, "ignore_eos": True}})
-        inbox = client.new_inbox()
-        arrived: asyncio.Queue[Msg] = asyncio.Queue()
-        await client.subscribe(inbox, cb=arrived.put)
-        await client.publish(frames[0]["resume"], b'{"start": 4}', reply=inbox)
-        again = []
-        while (message := await asyncio.wait_for(arrived.get(), 30)).data:
-            again.append(json.loads(message.data))
-        wanted = [f for f in frames if f["type"] == "final" or (f["type"] == "delta" and f["start"] >= 4)]
-        assert [f for f in again if f["type"] in {"delta", "final"}] == wanted
-
-    with_client(test)
-
-
-def test_a_reply_subject_that_is_no_inbox_is_never_answered() -> None:
-    """Race 19. The client's own permissions would stop it from reading there; the tokenizer must not write there."""
-
-    async def test(client: Client, pipeline: Pipeline) -> None:
-        heard: list[str] = []
-        await pipeline.bus.subscribe("pagewire.svc.abort.>", lambda m: heard.append(m.subject))
-        await pipeline.bus.subscribe("pagewire.v1.models.>", lambda m: heard.append(m.subject))
-        long = "_INBOX." + "x" * 4000
-        await pipeline.bus.subscribe(long, lambda m: heard.append(m.subject))
-        body = json.dumps({"prompt": "One", "sampling": {"max_tokens": 1}}).encode()
-        for reply in ("pagewire.svc.abort.x", "pagewire.v1.models.x", "$JS.API.INFO", long):
-            await client.publish(SUBJECT, body, reply=reply)
-        await client.publish(SUBJECT, body)
-        assert (await ask(client, {"prompt": "One", "sampling": {"max_tokens": 1}}))["type"] == "result"
-        assert heard == []
-
-    with_client(test)

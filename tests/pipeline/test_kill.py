@@ -12,7 +12,7 @@ from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 
 TOKENS = 200
 SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
@@ -52,19 +52,16 @@ async def search(client: AsyncClient) -> list[str]:
     return [choice.text for choice in (await client.generate(PROMPTS[0], BEAMS)).choices]
 
 
-def test_streams_survive_the_death_of_a_tokenizer_a_scheduler_and_an_executor() -> None:
-    async def main() -> None:
-        settings = Settings(
-            model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error"
-        )
-        async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
-            wanted = await asyncio.gather(search(client), *(stream(client, prompt) for prompt in PROMPTS))
-            for victim in ("tokenizer", "scheduler", "executor"):
-                found = await asyncio.gather(
-                    search(client),
-                    *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS)),
-                )
-                assert found == wanted, victim
-                await stack.ready()
-
-    asyncio.run(main())
+async def test_streams_survive_the_death_of_a_tokenizer_a_scheduler_and_an_executor() -> None:
+    settings = Settings(
+        model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error"
+    )
+    async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
+        wanted = await asyncio.gather(search(client), *(stream(client, prompt) for prompt in PROMPTS))
+        for victim in ("tokenizer", "scheduler", "executor"):
+            found = await asyncio.gather(
+                search(client),
+                *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS)),
+            )
+            assert found == wanted, victim
+            await stack.ready()

@@ -12,7 +12,7 @@ from pagewire.shared.discovery import Stats, ask
 from tests.pipeline.test_kill import PROMPTS, stream
 from tests.support.checkpoints import checkpoint
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 
 
 async def executors(url: str) -> list[Stats]:
@@ -24,27 +24,24 @@ async def executors(url: str) -> list[Stats]:
 
 
 @pytest.mark.timeout(120)
-def test_streams_of_two_replicas_survive_the_death_of_a_scheduler_and_of_an_executor() -> None:
-    async def main() -> None:
-        settings = Settings(
-            model=str(checkpoint("llama")),
-            dtype="float32",
-            num_kv_blocks=100,
-            max_num_seqs=2,
-            data_parallel_size=2,
-            nats_port=0,
-            log_level="error",
-        )
-        async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
-            wanted = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
-            worked = [float(stats.metadata["load.sampled"]) for stats in await executors((await stack.ready()).nats)]
-            assert len(worked) == 2
-            assert all(worked), "one replica did everything"
-            for victim in ("scheduler", "executor"):
-                found = await asyncio.gather(
-                    *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS))
-                )
-                assert found == wanted, victim
-                await stack.ready()
-
-    asyncio.run(main())
+async def test_streams_of_two_replicas_survive_the_death_of_a_scheduler_and_of_an_executor() -> None:
+    settings = Settings(
+        model=str(checkpoint("llama")),
+        dtype="float32",
+        num_kv_blocks=100,
+        max_num_seqs=2,
+        data_parallel_size=2,
+        nats_port=0,
+        log_level="error",
+    )
+    async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
+        wanted = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
+        worked = [float(stats.metadata["load.sampled"]) for stats in await executors((await stack.ready()).nats)]
+        assert len(worked) == 2
+        assert all(worked), "one replica did everything"
+        for victim in ("scheduler", "executor"):
+            found = await asyncio.gather(
+                *(stream(client, prompt, victim if i == 0 else "") for i, prompt in enumerate(PROMPTS))
+            )
+            assert found == wanted, victim
+            await stack.ready()

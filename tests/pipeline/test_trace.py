@@ -1,16 +1,18 @@
 """One request with a `traceparent` leaves one trace through all four services."""
 
-import asyncio
 import json
 from pathlib import Path
 
 import nats
+import pytest
 
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import spans
 from pagewire.shared.config import Settings
 from pagewire.shared.spans import Span
 from tests.support.checkpoints import checkpoint
+
+pytestmark = pytest.mark.anyio
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
@@ -44,8 +46,8 @@ async def traced(folder: Path) -> list[Span]:
     return [span for span in spans.read(folder) if span.trace_id == TRACE]
 
 
-def test_the_tree(tmp_path: Path) -> None:
-    found = asyncio.run(traced(tmp_path))
+async def test_the_tree(tmp_path: Path) -> None:
+    found = await traced(tmp_path)
     assert sorted((span.service, span.name) for span in found) == [
         ("detokenizer", "stream"),
         ("executor", "decode"),

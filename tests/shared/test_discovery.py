@@ -1,4 +1,3 @@
-import asyncio
 from typing import Any
 
 import msgspec
@@ -12,6 +11,8 @@ from pagewire.shared.messages import WIRE_VERSION
 from pagewire.shared.messages.heartbeat import Heartbeat
 from tests.support.responder import settle
 
+pytestmark = pytest.mark.anyio
+
 
 class Service:
     def heartbeat(self) -> Heartbeat:
@@ -21,28 +22,25 @@ class Service:
         """Not needed here."""
 
 
-def ask(subject: str, name: str = "tokenizer") -> Any:
-    async def main() -> Any:
-        broker = MemoryBroker()
-        responder = Responder(MemoryBus(broker), name, "i1", Settings(served_model_name="m"), Service())
-        await responder.listen()
-        reply = await MemoryBus(broker, inbox_prefix="_INBOX").request(subject, b"", timeout=1)
-        return msgspec.json.decode(reply.data)
-
-    return asyncio.run(main())
+async def ask(subject: str, name: str = "tokenizer") -> Any:
+    broker = MemoryBroker()
+    responder = Responder(MemoryBus(broker), name, "i1", Settings(served_model_name="m"), Service())
+    await responder.listen()
+    reply = await MemoryBus(broker, inbox_prefix="_INBOX").request(subject, b"", timeout=1)
+    return msgspec.json.decode(reply.data)
 
 
 @pytest.mark.parametrize("suffix", ["", ".pagewire-tokenizer", ".pagewire-tokenizer.i1"])
-def test_answers_whoever_asks_all_or_this_one(suffix: str) -> None:
-    answer = ask(f"$SRV.PING{suffix}")
+async def test_answers_whoever_asks_all_or_this_one(suffix: str) -> None:
+    answer = await ask(f"$SRV.PING{suffix}")
     assert answer["type"] == "io.nats.micro.v1.ping_response"
     assert (answer["name"], answer["id"]) == ("pagewire-tokenizer", "i1")
     assert answer["metadata"] == {"model": "m", "wire_version": str(WIRE_VERSION)}
     assert answer["version"].count(".") == 2
 
 
-def test_info_names_the_endpoints() -> None:
-    answer = ask("$SRV.INFO")
+async def test_info_names_the_endpoints() -> None:
+    answer = await ask("$SRV.INFO")
     assert answer["type"] == "io.nats.micro.v1.info_response"
     assert {endpoint["name"]: endpoint["subject"] for endpoint in answer["endpoints"]} == {
         "generate": "pagewire.v1.generate.*",
@@ -52,33 +50,29 @@ def test_info_names_the_endpoints() -> None:
     assert all(set(endpoint) == {"name", "subject", "queue_group", "metadata"} for endpoint in answer["endpoints"])
 
 
-def test_what_the_detokenizer_answers() -> None:
-    endpoints = ask("$SRV.INFO", name="detokenizer")["endpoints"]
+async def test_what_the_detokenizer_answers() -> None:
+    endpoints = (await ask("$SRV.INFO", name="detokenizer"))["endpoints"]
     assert [endpoint["name"] for endpoint in endpoints] == ["detokenize", "cancel", "resume"]
 
 
-def test_stats_tell_the_load_and_whether_it_is_ready() -> None:
-    answer = ask("$SRV.STATS.pagewire-scheduler", name="scheduler")
+async def test_stats_tell_the_load_and_whether_it_is_ready() -> None:
+    answer = await ask("$SRV.STATS.pagewire-scheduler", name="scheduler")
     assert answer["type"] == "io.nats.micro.v1.stats_response"
     assert answer["metadata"]["ready"] == "true"
     assert answer["metadata"]["load.requests"] == "3"
     assert answer["started"].endswith("Z")
     assert answer["endpoints"] == []
-    statistics = ask("$SRV.STATS")["endpoints"][0]
+    statistics = (await ask("$SRV.STATS"))["endpoints"][0]
     assert {"num_requests", "num_errors", "last_error", "processing_time", "average_processing_time"} < set(statistics)
 
 
-def test_nothing_is_sent_to_what_is_no_inbox() -> None:
+async def test_nothing_is_sent_to_what_is_no_inbox() -> None:
     """A client could otherwise make a service publish on a subject of ours."""
-
-    async def main() -> None:
-        broker = MemoryBroker()
-        await Responder(MemoryBus(broker), "tokenizer", "i1", Settings(), Service()).listen()
-        bus = MemoryBus(broker)
-        heard: list[Message] = []
-        await bus.subscribe("pagewire.svc.plan.e1", heard.append)
-        bus.publish("$SRV.PING", b"", reply="pagewire.svc.plan.e1")
-        await settle()
-        assert heard == []
-
-    asyncio.run(main())
+    broker = MemoryBroker()
+    await Responder(MemoryBus(broker), "tokenizer", "i1", Settings(), Service()).listen()
+    bus = MemoryBus(broker)
+    received: list[Message] = []
+    await bus.subscribe("pagewire.svc.plan.e1", received.append)
+    bus.publish("$SRV.PING", b"", reply="pagewire.svc.plan.e1")
+    await settle()
+    assert received == []

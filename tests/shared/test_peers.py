@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 
 from pagewire.shared import peers, subjects
@@ -9,42 +7,38 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.anyio
+
 
 def beat(bus: MemoryBus, service: str, instance: str, term: int = 0) -> None:
     data = encode(Heartbeat(service, instance, True, term, 0, 0, {}))
     bus.publish(f"{subjects.HEARTBEAT}.{service}.{instance}", data)
 
 
-def test_the_last_heartbeat_of_each_instance_of_what_is_listened_to() -> None:
-    async def main() -> None:
-        bus = MemoryBus(MemoryBroker())
-        heard: list[int] = []
-        found = Peers(bus, heard=lambda: heard.append(len(found.alive("scheduler"))))
-        await found.listen("scheduler")
-        await found.listen("executor")
-        bus.publish(f"{subjects.HEARTBEAT}.scheduler.x", b"nonsense")
-        for service, instance, term in (("scheduler", "b", 1), ("scheduler", "a", 2), ("gateway", "g", 3)):
-            beat(bus, service, instance, term)
-        beat(bus, "scheduler", "b", 4)
-        beat(bus, "executor", "e")
-        await until(lambda: len(heard) == 4)
-        assert heard == [1, 2, 2, 2], "whoever is told of a heartbeat finds it"
-        assert [(b.instance, b.term) for b in found.alive("scheduler")] == [("a", 2), ("b", 4)]
-        assert found.alive("gateway") == []
-        assert found.find("e") is not None
-
-    asyncio.run(main())
+async def test_the_last_heartbeat_of_each_instance_of_what_is_listened_to() -> None:
+    bus = MemoryBus(MemoryBroker())
+    received: list[int] = []
+    found = Peers(bus, on_heartbeat=lambda: received.append(len(found.alive("scheduler"))))
+    await found.listen("scheduler")
+    await found.listen("executor")
+    bus.publish(f"{subjects.HEARTBEAT}.scheduler.x", b"nonsense")
+    for service, instance, term in (("scheduler", "b", 1), ("scheduler", "a", 2), ("gateway", "g", 3)):
+        beat(bus, service, instance, term)
+    beat(bus, "scheduler", "b", 4)
+    beat(bus, "executor", "e")
+    await until(lambda: len(received) == 4)
+    assert received == [1, 2, 2, 2], "the callback finds the heartbeat"
+    assert [(b.instance, b.term) for b in found.alive("scheduler")] == [("a", 2), ("b", 4)]
+    assert found.alive("gateway") == []
+    assert found.find("e") is not None
 
 
-def test_a_silent_instance_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        bus = MemoryBus(MemoryBroker())
-        found = Peers(bus)
-        await found.listen()
-        beat(bus, "scheduler", "a")
-        await until(lambda: found.find("a"))
-        monkeypatch.setattr(peers, "SILENCE", 0.0)
-        assert found.find("a") is None
-        assert found.alive("scheduler") == []
-
-    asyncio.run(main())
+async def test_a_silent_instance_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = MemoryBus(MemoryBroker())
+    found = Peers(bus)
+    await found.listen()
+    beat(bus, "scheduler", "a")
+    await until(lambda: found.find("a"))
+    monkeypatch.setattr(peers, "SILENCE", 0.0)
+    assert found.find("a") is None
+    assert found.alive("scheduler") == []

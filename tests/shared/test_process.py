@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pagewire.shared.process import leave_turns
+from pagewire.shared.process import use_batch_scheduling
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
 
@@ -19,5 +19,5 @@ def test_a_sandbox_may_refuse_to_schedule_otherwise(monkeypatch: pytest.MonkeyPa
         raise refusal
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    leave_turns()
+    use_batch_scheduling()
     assert asked == [os.SCHED_BATCH]

@@ -68,27 +68,27 @@ def test_a_higher_term_begins_anew_at_its_step_0() -> None:
 def test_the_last_output_is_missed_when_the_executor_tells_of_it() -> None:
     reader = StepReader()
     feed(reader, 0)
-    reader.hear(1, 2)
+    reader.note_run(1, 2)
     assert reader.missing == (1, 2)
     assert feed(reader, 1, 2) == [1, 2]
-    reader.hear(1, 2)
+    reader.note_run(1, 2)
     assert reader.missing is None
 
 
 def test_the_first_output_of_a_term_is_missed_too() -> None:
     reader = StepReader()
     feed(reader, 9)
-    reader.hear(2, -1)
+    reader.note_run(2, -1)
     assert (reader.term, reader.missing) == (2, None)
-    reader.hear(2, 0)
+    reader.note_run(2, 0)
     assert reader.missing == (0, 0)
-    reader.hear(1, 50)
+    reader.note_run(1, 50)
     assert reader.missing == (0, 0)
 
 
 def test_hearing_of_steps_does_not_begin_the_reading() -> None:
     reader = StepReader()
-    reader.hear(1, 30)
+    reader.note_run(1, 30)
     assert reader.missing is None
     assert feed(reader, 31) == [31]
 
@@ -104,17 +104,17 @@ def test_a_gap_that_nobody_can_fill_is_given_up() -> None:
 def test_steps_with_nothing_behind_them_are_never_given_up() -> None:
     reader = StepReader()
     feed(reader, 0)
-    reader.hear(1, 3)
+    reader.note_run(1, 3)
     assert reader.skip() == []
     assert feed(reader, 1, 2, 3) == [1, 2, 3]
 
 
 def test_what_is_kept_aside_is_bounded_and_asked_for_again() -> None:
     reader = StepReader()
-    end = step_reader.KEPT + 10
+    end = step_reader.MAX_BUFFERED + 10
     assert feed(reader, 0, *range(2, end)) == [0]
-    assert feed(reader, 1) == list(range(1, step_reader.KEPT + 2))
-    assert reader.missing == (step_reader.KEPT + 2, end - 1)
+    assert feed(reader, 1) == list(range(1, step_reader.MAX_BUFFERED + 2))
+    assert reader.missing == (step_reader.MAX_BUFFERED + 2, end - 1)
 
 
 @given(st.integers(1, 30), st.integers(0, 2**32), st.floats(0, 0.7))
@@ -125,7 +125,7 @@ def test_whatever_the_bus_does_each_step_comes_once_and_in_order(count: int, see
     wire = sorted(wire, key=lambda step: step + chance.random() * 4)
     reader = StepReader(term=1)
     got = feed(reader, *wire)
-    reader.hear(1, count - 1)
+    reader.note_run(1, count - 1)
     while reader.missing is not None:
         first, last = reader.missing
         got += feed(reader, chance.randint(first, last))

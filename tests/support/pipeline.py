@@ -58,9 +58,9 @@ class Pipeline:
             await self._next_heartbeat("executor")
 
     async def _next_heartbeat(self, service: str) -> None:
-        heard = asyncio.Event()
-        subscription = await self.bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", lambda _: heard.set())
-        await heard.wait()
+        received = asyncio.Event()
+        subscription = await self.bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", lambda _: received.set())
+        await received.wait()
         await subscription.unsubscribe()
 
     async def until_ready(self) -> None:

@@ -1,5 +1,3 @@
-import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -19,16 +17,22 @@ from tests.support.broker import connect_service, running_broker
 from tests.support.responder import MODEL, WORDS, Responder, deltas
 
 TEXT = "".join(WORDS)
-Scenario = Callable[[AsyncClient, Responder], Coroutine[Any, Any, None]]
+pytestmark = pytest.mark.anyio
 
 
-def play(scenario: Scenario, model: str = "") -> None:
-    async def main() -> None:
-        broker = MemoryBroker()
-        responder = await Responder(MemoryBus(broker)).start()
-        await scenario(AsyncClient(model=model, bus=MemoryBus(broker, inbox_prefix="_INBOX")), responder)
+@pytest.fixture
+def memory() -> MemoryBroker:
+    return MemoryBroker()
 
-    asyncio.run(main())
+
+@pytest.fixture
+async def responder(memory: MemoryBroker) -> Responder:
+    return await Responder(MemoryBus(memory)).start()
+
+
+@pytest.fixture
+def client(memory: MemoryBroker, responder: Responder) -> AsyncClient:
+    return AsyncClient(bus=MemoryBus(memory, inbox_prefix="_INBOX"))
 
 
 def test_the_package_exports_what_users_need_and_nothing_else() -> None:
@@ -36,73 +40,54 @@ def test_the_package_exports_what_users_need_and_nothing_else() -> None:
     assert all(hasattr(pagewire, name) for name in pagewire.__all__)
 
 
-def test_without_a_name_the_only_model_is_meant() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        assert (await client.generate("x")).choices[0].text == TEXT
-        assert [info.name for info in await client.models()] == [MODEL]
-
-    play(scenario)
+async def test_without_a_name_the_only_model_is_meant(client: AsyncClient) -> None:
+    assert (await client.generate("x")).choices[0].text == TEXT
+    assert [info.name for info in await client.models()] == [MODEL]
 
 
-def test_sampling_is_a_struct_or_keywords_but_not_both() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        await client.generate("x", SamplingParams(max_tokens=3, top_p=0.5))
-        await client.generate("x", max_tokens=3, top_p=0.5)
-        first, second = (request.sampling for request in responder.requests)
-        assert first == second == SamplingParams(max_tokens=3, top_p=0.5)
-        with pytest.raises(InvalidRequest, match="top_k"):
-            client.stream("x", SamplingParams(), top_k=3)
-
-    play(scenario)
+async def test_sampling_is_a_struct_or_keywords_but_not_both(client: AsyncClient, responder: Responder) -> None:
+    await client.generate("x", SamplingParams(max_tokens=3, top_p=0.5))
+    await client.generate("x", max_tokens=3, top_p=0.5)
+    first, second = (request.sampling for request in responder.requests)
+    assert first == second == SamplingParams(max_tokens=3, top_p=0.5)
+    with pytest.raises(InvalidRequest, match="top_k"):
+        client.stream("x", SamplingParams(), top_k=3)
 
 
 @pytest.mark.parametrize("wrong", [{"max_token": 3}, {"max_tokens": "many"}, {"messages": [{"role": "user"}]}])
-def test_a_wrong_argument_is_refused_before_anything_is_sent(wrong: dict[str, Any]) -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        with pytest.raises(InvalidRequest):
-            client.stream("x", **wrong)
-        assert responder.requests == []
-
-    play(scenario)
+async def test_a_wrong_argument_is_refused_before_anything_is_sent(
+    client: AsyncClient, responder: Responder, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        client.stream("x", **wrong)
+    assert responder.requests == []
 
 
 @pytest.mark.parametrize("prompt", ["text", [1, 2], ["a", "b"], [[1], [2, 3]]])
-def test_every_form_of_prompt_is_passed_on(prompt: Any) -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        await client.generate(prompt)
-        assert responder.requests[0].prompt == prompt
-
-    play(scenario)
+async def test_every_form_of_prompt_is_passed_on(client: AsyncClient, responder: Responder, prompt: Any) -> None:
+    await client.generate(prompt)
+    assert responder.requests[0].prompt == prompt
 
 
-def test_messages_priority_and_timeout_are_passed_on() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        await client.generate(messages=[{"role": "user", "content": "hi"}], priority=3, timeout=2.5)
-        (request,) = responder.requests
-        assert request.messages is not None
-        assert request.messages[0].content == "hi"
-        assert (request.priority, request.timeout_ms) == (3, 2500)
-
-    play(scenario)
+async def test_messages_priority_and_timeout_are_passed_on(client: AsyncClient, responder: Responder) -> None:
+    await client.generate(messages=[{"role": "user", "content": "hi"}], priority=3, timeout=2.5)
+    (request,) = responder.requests
+    assert request.messages is not None
+    assert request.messages[0].content == "hi"
+    assert (request.priority, request.timeout_ms) == (3, 2500)
 
 
-def test_request_ids_are_drawn_and_differ() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        await client.generate("x")
-        await client.generate("x")
-        first, second = (request.request_id for request in responder.requests)
-        assert first != second
-        assert all(subjects.is_token(request.request_id or "") for request in responder.requests)
-
-    play(scenario)
+async def test_request_ids_are_drawn_and_differ(client: AsyncClient, responder: Responder) -> None:
+    await client.generate("x")
+    await client.generate("x")
+    first, second = (request.request_id for request in responder.requests)
+    assert first != second
+    assert all(subjects.is_token(request.request_id or "") for request in responder.requests)
 
 
-def test_cancel_by_id() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        assert await client.cancel("r9") == "cancelled"
-        assert responder.cancels == ["r9"]
-
-    play(scenario)
+async def test_cancel_by_id(client: AsyncClient, responder: Responder) -> None:
+    assert await client.cancel("r9") == "cancelled"
+    assert responder.cancels == ["r9"]
 
 
 async def _verbs(bus: Bus) -> None:
@@ -122,17 +107,14 @@ async def _verbs(bus: Bus) -> None:
     await bus.subscribe(f"{subjects.DETOKENIZE}.{MODEL}", detokenize)
 
 
-def test_tokenize_and_back() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        await _verbs(responder.bus)
-        assert await client.tokenize("ab") == [1, 2]
-        assert await client.detokenize([1, 2]) == "ab"
-        with pytest.raises(InvalidRequest, match="vocabulary"):
-            await client.detokenize([9])
-        with pytest.raises(ModelNotFound):
-            await client.tokenize("ab", model="other")
-
-    play(scenario)
+async def test_tokenize_and_back(client: AsyncClient, responder: Responder) -> None:
+    await _verbs(responder.bus)
+    assert await client.tokenize("ab") == [1, 2]
+    assert await client.detokenize([1, 2]) == "ab"
+    with pytest.raises(InvalidRequest, match="vocabulary"):
+        await client.detokenize([9])
+    with pytest.raises(ModelNotFound):
+        await client.tokenize("ab", model="other")
 
 
 def test_a_client_that_is_not_connected_says_so() -> None:
@@ -140,12 +122,9 @@ def test_a_client_that_is_not_connected_says_so() -> None:
         AsyncClient().stream("x")
 
 
-def test_nobody_at_the_address() -> None:
-    async def main() -> None:
-        with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
-            await AsyncClient("nats://127.0.0.1:1", connect_timeout=0.1).__aenter__()
-
-    asyncio.run(main())
+async def test_nobody_at_the_address() -> None:
+    with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
+        await AsyncClient("nats://127.0.0.1:1", connect_timeout=0.1).__aenter__()
 
 
 def test_over_nats_also_without_a_loop_of_ones_own() -> None:

@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 
 from pagewire import AsyncClient
 from pagewire.client import stream
-from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import Bus
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages.client import BATCH_INBOX, Delta, DeltaBatch
@@ -17,12 +15,13 @@ from tests.support.responder import MODEL, WORDS, Responder, deltas, final
 from tests.support.waiting import until
 
 TEXT = "".join(WORDS)
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE", 0.05)
-    monkeypatch.setattr(stream, "TICK", 0.01)
+    monkeypatch.setattr(stream, "FRAME_TIMEOUT", 0.05)
+    monkeypatch.setattr(stream, "CHECK_INTERVAL", 0.01)
 
 
 class Pipeline(Responder):
@@ -46,143 +45,131 @@ class Pipeline(Responder):
         return []
 
 
-def play(scenario: Callable[[AsyncClient, Pipeline], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        broker = MemoryBroker()
-        pipeline = Pipeline(MemoryBus(broker))
-        await pipeline.start()
-        async with asyncio.timeout(10):
-            await scenario(AsyncClient(model=MODEL, bus=MemoryBus(broker, inbox_prefix="_INBOX")), pipeline)
+@pytest.fixture
+def memory() -> MemoryBroker:
+    return MemoryBroker()
 
-    asyncio.run(main())
+
+@pytest.fixture
+async def pipeline(memory: MemoryBroker) -> Pipeline:
+    pipeline = Pipeline(MemoryBus(memory))
+    await pipeline.start()
+    return pipeline
+
+
+@pytest.fixture
+def client(memory: MemoryBroker, pipeline: Pipeline) -> AsyncClient:
+    return AsyncClient(model=MODEL, bus=MemoryBus(memory, inbox_prefix="_INBOX"))
 
 
 async def read(request: stream.Stream) -> list[Delta]:
     return [delta async for delta in request]
 
 
-def test_each_stream_gets_its_own_deltas_of_a_batch() -> None:
-    async def scenario(client: AsyncClient, pipeline: Pipeline) -> None:
-        reading = [asyncio.create_task(read(client.stream("x"))) for _ in range(2)]
-        await until(lambda: len(pipeline.replies) == 2)
-        inboxes = {headers[BATCH_INBOX] for headers in pipeline.headers}
-        assert len(inboxes) == 1
-        assert not inboxes & set(pipeline.replies)
-        a, b = pipeline.replies
-        ours, theirs = deltas(), deltas(words=[word.upper() for word in WORDS])
-        for one, other in zip(ours, theirs, strict=True):
-            pipeline.send_batch((a, one), ("_INBOX.of.nobody", one), (b, other))
-        pipeline.end(a)
-        pipeline.end(b)
-        assert await asyncio.gather(*reading) == [ours, theirs]
-
-    play(scenario)
+async def test_each_stream_gets_its_own_deltas_of_a_batch(client: AsyncClient, pipeline: Pipeline) -> None:
+    reading = [asyncio.create_task(read(client.stream("x"))) for _ in range(2)]
+    await until(lambda: len(pipeline.replies) == 2)
+    inboxes = {headers[BATCH_INBOX] for headers in pipeline.headers}
+    assert len(inboxes) == 1
+    assert not inboxes & set(pipeline.replies)
+    a, b = pipeline.replies
+    ours, theirs = deltas(), deltas(words=[word.upper() for word in WORDS])
+    for one, other in zip(ours, theirs, strict=True):
+        pipeline.send_batch((a, one), ("_INBOX.of.nobody", one), (b, other))
+    pipeline.end(a)
+    pipeline.end(b)
+    assert await asyncio.gather(*reading) == [ours, theirs]
 
 
-def test_deltas_may_come_either_way_and_again() -> None:
-    async def scenario(client: AsyncClient, pipeline: Pipeline) -> None:
-        reading = asyncio.create_task(read(client.stream("x")))
-        await until(lambda: pipeline.replies)
-        (reply,) = pipeline.replies
-        parts = deltas()
-        pipeline.send(parts[0])
-        pipeline.send_batch((reply, parts[0]), (reply, parts[1]), (reply, parts[2]))
-        pipeline.send(*parts[2:4])
-        pipeline.send_batch((reply, parts[4]))
-        pipeline.end(reply)
-        assert await reading == parts
-        assert pipeline.resumes == []
-
-    play(scenario)
+async def test_deltas_may_come_either_way_and_again(client: AsyncClient, pipeline: Pipeline) -> None:
+    reading = asyncio.create_task(read(client.stream("x")))
+    await until(lambda: pipeline.replies)
+    (reply,) = pipeline.replies
+    parts = deltas()
+    pipeline.send(parts[0])
+    pipeline.send_batch((reply, parts[0]), (reply, parts[1]), (reply, parts[2]))
+    pipeline.send(*parts[2:4])
+    pipeline.send_batch((reply, parts[4]))
+    pipeline.end(reply)
+    assert await reading == parts
+    assert pipeline.resumes == []
 
 
 @pytest.mark.parametrize("lost", [b"\xc1", None])
-def test_what_a_batch_did_not_bring_is_asked_for(lost: bytes | None) -> None:
+async def test_what_a_batch_did_not_bring_is_asked_for(
+    client: AsyncClient, pipeline: Pipeline, lost: bytes | None
+) -> None:
     """The batch is unreadable, or does not come at all."""
-
-    async def scenario(client: AsyncClient, pipeline: Pipeline) -> None:
-        reading = asyncio.create_task(read(client.stream("x")))
-        await until(lambda: pipeline.replies)
-        parts = deltas()
-        pipeline.full = [*parts, final("", parts), None]
-        pipeline.send_batch((pipeline.replies[0], parts[0]))
-        if lost is not None:
-            pipeline.bus.publish(pipeline.headers[0][BATCH_INBOX], lost)
-        pipeline.send_batch((pipeline.replies[0], parts[3]))
-        assert await reading == parts
-        assert pipeline.resumes[0] == 1
-
-    play(scenario)
+    reading = asyncio.create_task(read(client.stream("x")))
+    await until(lambda: pipeline.replies)
+    parts = deltas()
+    pipeline.full = [*parts, final("", parts), None]
+    pipeline.send_batch((pipeline.replies[0], parts[0]))
+    if lost is not None:
+        pipeline.bus.publish(pipeline.headers[0][BATCH_INBOX], lost)
+    pipeline.send_batch((pipeline.replies[0], parts[3]))
+    assert await reading == parts
+    assert pipeline.resumes[0] == 1
 
 
-def test_batches_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batches_are_signs_of_life(
+    client: AsyncClient, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now))
+    got: list[Delta] = []
 
-    async def scenario(client: AsyncClient, pipeline: Pipeline) -> None:
-        nonlocal now
-        got: list[Delta] = []
+    async def follow() -> None:
+        async for delta in client.stream("x", max_tokens=30):
+            got.append(delta)
 
-        async def follow() -> None:
-            async for delta in client.stream("x", max_tokens=30):
-                got.append(delta)
+    reading = asyncio.create_task(follow())
+    await until(lambda: pipeline.replies)
+    parts = deltas(words=["x"] * 12)
+    sent = []
+    for part in parts:
+        now += 0.04
+        pipeline.send_batch((pipeline.replies[0], part))
+        sent.append(part)
+        await until(lambda: got == sent)
+    assert pipeline.resumes == []
+    now += 0.06
+    await until(lambda: pipeline.resumes)
+    pipeline.send(final("", parts), None)
+    await reading
 
-        reading = asyncio.create_task(follow())
+
+async def test_the_inbox_is_there_while_a_stream_reads(client: AsyncClient, pipeline: Pipeline) -> None:
+    for _ in range(2):
+        pipeline.replies.clear()
+        reading = asyncio.create_task(read(client.stream("x")))
         await until(lambda: pipeline.replies)
-        parts = deltas(words=["x"] * 12)
-        sent = []
-        for part in parts:
-            now += 0.04
-            pipeline.send_batch((pipeline.replies[0], part))
-            sent.append(part)
-            await until(lambda: got == sent)
-        assert pipeline.resumes == []
-        now += 0.06
-        await until(lambda: pipeline.resumes)
-        pipeline.send(final("", parts), None)
-        await reading
-
-    play(scenario)
-
-
-def test_the_inbox_is_there_while_a_stream_reads() -> None:
-    async def scenario(client: AsyncClient, pipeline: Pipeline) -> None:
-        for _ in range(2):
-            pipeline.replies.clear()
-            reading = asyncio.create_task(read(client.stream("x")))
-            await until(lambda: pipeline.replies)
-            for part in deltas():
-                pipeline.send_batch((pipeline.replies[-1], part))
-            pipeline.end(pipeline.replies[-1])
-            assert "".join(part.text for part in await reading) == TEXT
-        first, second = (headers[BATCH_INBOX] for headers in pipeline.headers)
-        assert first != second
-
-    play(scenario)
-
-
-def test_a_stream_that_is_left_takes_nothing_more() -> None:
-    async def scenario(client: AsyncClient, pipeline: Pipeline) -> None:
-        left, kept = client.stream("x"), client.stream("x")
-        reading = asyncio.create_task(read(kept))
-        await until(lambda: pipeline.replies)
-        leaving = asyncio.create_task(anext(aiter(left)))
-        await until(lambda: len(pipeline.replies) == 2)
-        leaving.cancel()
-        await asyncio.wait({leaving})
         for part in deltas():
-            pipeline.send_batch((pipeline.replies[1], part), (pipeline.replies[0], part))
-        pipeline.end(pipeline.replies[0])
-        assert await reading == deltas()
-        await until(lambda: pipeline.cancels)
+            pipeline.send_batch((pipeline.replies[-1], part))
+        pipeline.end(pipeline.replies[-1])
+        assert "".join(part.text for part in await reading) == TEXT
+    first, second = (headers[BATCH_INBOX] for headers in pipeline.headers)
+    assert first != second
 
-    play(scenario)
+
+async def test_a_stream_that_is_left_takes_nothing_more(client: AsyncClient, pipeline: Pipeline) -> None:
+    left, kept = client.stream("x"), client.stream("x")
+    reading = asyncio.create_task(read(kept))
+    await until(lambda: pipeline.replies)
+    leaving = asyncio.create_task(anext(aiter(left)))
+    await until(lambda: len(pipeline.replies) == 2)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    for part in deltas():
+        pipeline.send_batch((pipeline.replies[1], part), (pipeline.replies[0], part))
+    pipeline.end(pipeline.replies[0])
+    assert await reading == deltas()
+    await until(lambda: pipeline.cancels)
 
 
-def test_another_connection_has_an_inbox_of_its_own() -> None:
+async def test_another_connection_has_an_inbox_of_its_own() -> None:
     """A stream of the first one has not been left yet."""
-
-    async def main(broker: Broker) -> None:
+    with running_broker() as broker:
         pipeline = Pipeline(await connect_service(broker))
         await pipeline.start()
         client = AsyncClient(broker.url, model=MODEL)
@@ -202,6 +189,3 @@ def test_another_connection_has_an_inbox_of_its_own() -> None:
             assert pipeline.resumes == []
         await left.aclose()
         await pipeline.bus.close()
-
-    with running_broker() as broker:
-        asyncio.run(asyncio.wait_for(main(broker), 20))

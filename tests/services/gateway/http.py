@@ -1,7 +1,6 @@
-"""A gateway over the memory bus, and requests to it as its server would make them."""
+"""A gateway over the memory bus, and ASGI requests to it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from tests.support.responder import Responder
 
 @dataclass
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -44,7 +43,7 @@ class Answer:
 
 
 class Gateway:
-    """The application with everything behind it in memory."""
+    """The gateway's application over the memory bus."""
 
     def __init__(self, broker: MemoryBroker, responder: Responder, api_key: str = "") -> None:
         self.bus = MemoryBus(broker, inbox_prefix="_INBOX")
@@ -78,7 +77,7 @@ class Gateway:
         gone: asyncio.Event | None = None,
         slow: asyncio.Event | None = None,
     ) -> Answer:
-        """One request. `gone` set is a client that hangs up, `slow` unset one that does not read."""
+        """Sends a request. The client disconnects when `gone` is set, and reads only once `slow` is set."""
         answer = Answer()
         scope = {
             "type": "http",
@@ -109,14 +108,9 @@ class Gateway:
         return answer
 
 
-def play(scenario: Callable[[Gateway], Coroutine[Any, Any, None]], api_key: str = "") -> None:
-    """Runs a scenario against a gateway whose pipeline is a `Responder`."""
-
-    async def main() -> None:
-        broker = MemoryBroker()
-        gateway = Gateway(broker, await Responder(MemoryBus(broker)).start(), api_key)
-        await gateway.health.listen()
-        async with asyncio.timeout(10):
-            await scenario(gateway)
-
-    asyncio.run(main())
+async def start_gateway(api_key: str = "") -> Gateway:
+    """Starts a gateway whose pipeline is a `Responder`."""
+    broker = MemoryBroker()
+    gateway = Gateway(broker, await Responder(MemoryBus(broker)).start(), api_key)
+    await gateway.health.listen()
+    return gateway

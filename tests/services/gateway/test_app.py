@@ -4,103 +4,84 @@ import pytest
 
 from pagewire.services.gateway import health
 from pagewire.shared import peers
-from tests.services.gateway.http import Gateway, play
+from tests.services.gateway.http import Gateway, start_gateway
 from tests.support.responder import MODEL, settle
 
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
-def test_alive_whatever_the_others_do() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        assert (await gateway.get("/livez")).status == 200
 
-    play(scenario)
+async def test_alive_whatever_the_others_do(gateway: Gateway) -> None:
+    assert (await gateway.get("/livez")).status == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz"])
-def test_healthy_only_while_a_request_would_be_served(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(gateway: Gateway) -> None:
-        for service in health.NEEDED:
-            answer = await gateway.get(path)
-            assert answer.status == 503
-            assert answer.body.decode() == f"no {service} is there"
-            gateway.beat(service, ready=False)
-            await settle()
-            assert (await gateway.get(path)).body.decode() == f"no {service} is ready"
-            assert gateway.changes == 0
-            gateway.beat(service)
-            await settle()
-        assert (await gateway.get(path)).status == 200
-        assert gateway.changes == 1
-        gateway.beat("scheduler", ready=False)
+async def test_healthy_only_while_a_request_would_be_served(
+    gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in health.REQUIRED:
+        answer = await gateway.get(path)
+        assert answer.status == 503
+        assert answer.body.decode() == f"no {service} is running"
+        gateway.beat(service, ready=False)
         await settle()
-        assert gateway.changes == 2
-        gateway.beat("scheduler")
+        assert (await gateway.get(path)).body.decode() == f"no {service} is ready"
+        assert gateway.changes == 0
+        gateway.beat(service)
         await settle()
-        assert (await gateway.get(path)).status == 200
-        monkeypatch.setattr(peers, "SILENCE", 0.0)
-        assert (await gateway.get(path)).status == 503
-
-    play(scenario)
-
-
-def test_without_a_broker_nothing_is_served() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        await gateway.bus.close()
-        answer = await gateway.get("/health")
-        assert (answer.status, answer.body) == (503, b"there is no connection to the broker")
-
-    play(scenario)
+    assert (await gateway.get(path)).status == 200
+    assert gateway.changes == 1
+    gateway.beat("scheduler", ready=False)
+    await settle()
+    assert gateway.changes == 2
+    gateway.beat("scheduler")
+    await settle()
+    assert (await gateway.get(path)).status == 200
+    monkeypatch.setattr(peers, "SILENCE", 0.0)
+    assert (await gateway.get(path)).status == 503
 
 
-def test_models() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        listed = (await gateway.get("/v1/models")).json
-        assert listed["object"] == "list"
-        (model,) = listed["data"]
-        assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 64)
-        assert (await gateway.get(f"/v1/models/{MODEL}")).json == model
-        missing = await gateway.get("/v1/models/other/name")
-        assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
-
-    play(scenario)
+async def test_without_a_broker_nothing_is_served(gateway: Gateway) -> None:
+    await gateway.bus.close()
+    answer = await gateway.get("/health")
+    assert (answer.status, answer.body) == (503, b"there is no connection to the broker")
 
 
-def test_paths_and_methods_that_do_not_exist_have_the_shape_of_errors() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        lost = await gateway.get("/v1/nowhere")
-        assert (lost.status, lost.json["error"]["code"]) == (404, "not_found")
-        assert (await gateway.get("/v1/completions")).status == 405
-
-    play(scenario)
-
-
-def test_a_key_guards_what_is_under_v1_and_nothing_else() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        refused = await gateway.get("/v1/models")
-        assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
-        assert (await gateway.get("/v1/models", authorization="Bearer wrong")).status == 401
-        assert (await gateway.get("/v1/models", authorization="Bearer secret")).status == 200
-        assert (await gateway.post({"prompt": "x"})).status == 401
-        assert gateway.responder.requests == []
-        assert (await gateway.post({"prompt": "x"}, authorization="Bearer secret")).status == 200
-        assert (await gateway.get("/livez")).status == 200
-
-    play(scenario, api_key="secret")
+async def test_models(gateway: Gateway) -> None:
+    listed = (await gateway.get("/v1/models")).json
+    assert listed["object"] == "list"
+    (model,) = listed["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 64)
+    assert (await gateway.get(f"/v1/models/{MODEL}")).json == model
+    missing = await gateway.get("/v1/models/other/name")
+    assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")
 
 
-def test_without_a_pipeline_it_is_unavailable() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        await gateway.responder.bus.close()
-        answer = await gateway.post({"model": MODEL, "prompt": "x"})
-        assert (answer.status, answer.json["error"]["type"]) == (503, "server_error")
-
-    play(scenario)
+async def test_paths_and_methods_that_do_not_exist_have_the_shape_of_errors(gateway: Gateway) -> None:
+    lost = await gateway.get("/v1/nowhere")
+    assert (lost.status, lost.json["error"]["code"]) == (404, "not_found")
+    assert (await gateway.get("/v1/completions")).status == 405
 
 
-def test_many_at_once() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        body = {"model": MODEL, "prompt": "x", "stream": True}
-        answers = await asyncio.gather(*(gateway.post(body) for _ in range(20)))
-        assert all(answer.status == 200 and answer.events for answer in answers)
-        assert gateway.completions.served == 20
+async def test_a_key_guards_what_is_under_v1_and_nothing_else() -> None:
+    gateway = await start_gateway(api_key="secret")
+    refused = await gateway.get("/v1/models")
+    assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
+    assert (await gateway.get("/v1/models", authorization="Bearer wrong")).status == 401
+    assert (await gateway.get("/v1/models", authorization="Bearer secret")).status == 200
+    assert (await gateway.post({"prompt": "x"})).status == 401
+    assert gateway.responder.requests == []
+    assert (await gateway.post({"prompt": "x"}, authorization="Bearer secret")).status == 200
+    assert (await gateway.get("/livez")).status == 200
 
-    play(scenario)
+
+async def test_without_a_pipeline_it_is_unavailable(gateway: Gateway) -> None:
+    await gateway.responder.bus.close()
+    answer = await gateway.post({"model": MODEL, "prompt": "x"})
+    assert (answer.status, answer.json["error"]["type"]) == (503, "server_error")
+
+
+async def test_many_at_once(gateway: Gateway) -> None:
+    body = {"model": MODEL, "prompt": "x", "stream": True}
+    answers = await asyncio.gather(*(gateway.post(body) for _ in range(20)))
+    assert all(answer.status == 200 and answer.events for answer in answers)
+    assert gateway.completions.served == 20

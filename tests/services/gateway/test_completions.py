@@ -14,96 +14,79 @@ from pagewire.shared.errors import (
     Overloaded,
     RequestError,
 )
-from tests.services.gateway.http import Gateway, play
+from tests.services.gateway.http import Gateway
 from tests.support.responder import MODEL, WORDS, deltas, final, settle
 from tests.support.waiting import until
 
 TEXT = "".join(WORDS)
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
 
-def test_a_completion_has_openais_shape() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        answer = await gateway.post({"model": MODEL, "prompt": "x", "n": 2, "request_id": "r1"})
-        assert answer.status == 200
-        assert answer.headers["content-type"] == "application/json"
-        body = answer.json
-        assert (body["id"], body["object"], body["model"]) == ("cmpl-r1", "text_completion", MODEL)
-        assert body["choices"][1] == {
-            "index": 1,
-            "text": TEXT,
-            "logprobs": None,
-            "finish_reason": "length",
-            "stop_reason": None,
-        }
-        assert body["usage"] == {
-            "prompt_tokens": 3,
-            "completion_tokens": 4,
-            "total_tokens": 7,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        }
-
-    play(scenario)
+async def test_a_completion_has_openais_shape(gateway: Gateway) -> None:
+    answer = await gateway.post({"model": MODEL, "prompt": "x", "n": 2, "request_id": "r1"})
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json
+    assert (body["id"], body["object"], body["model"]) == ("cmpl-r1", "text_completion", MODEL)
+    assert body["choices"][1] == {
+        "index": 1,
+        "text": TEXT,
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+    }
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
-def test_a_stream_is_events_and_done() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        answer = await gateway.post({"model": MODEL, "prompt": "x", "stream": True})
-        assert answer.status == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        *parts, end = answer.events
-        assert "".join(event["choices"][0]["text"] for event in parts) == TEXT
-        assert all(event["choices"][0]["finish_reason"] is None for event in parts)
-        assert all(event["choices"][0]["text"] for event in parts), "an event without text tells nothing"
-        assert end["choices"][0]["finish_reason"] == "length"
-        assert len({event["id"] for event in answer.events}) == 1
-
-    play(scenario)
+async def test_a_stream_is_events_and_done(gateway: Gateway) -> None:
+    answer = await gateway.post({"model": MODEL, "prompt": "x", "stream": True})
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *parts, end = answer.events
+    assert "".join(event["choices"][0]["text"] for event in parts) == TEXT
+    assert all(event["choices"][0]["finish_reason"] is None for event in parts)
+    assert all(event["choices"][0]["text"] for event in parts), "an event without text tells nothing"
+    assert end["choices"][0]["finish_reason"] == "length"
+    assert len({event["id"] for event in answer.events}) == 1
 
 
-def test_usage_comes_last_when_it_is_wanted() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
-        *others, last = (await gateway.post(body)).events
-        assert last["choices"] == []
-        assert last["usage"]["total_tokens"] == 8
-        assert all(event["usage"] is None for event in others)
-
-    play(scenario)
+async def test_usage_comes_last_when_it_is_wanted(gateway: Gateway) -> None:
+    body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
+    *others, last = (await gateway.post(body)).events
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 8
+    assert all(event["usage"] is None for event in others)
 
 
-def test_usage_comes_with_every_event_when_it_is_wanted() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": options}
-        *others, last = (await gateway.post(body)).events
-        prompt_tokens = last["usage"]["prompt_tokens"]
-        assert {event["usage"]["prompt_tokens"] for event in others} == {prompt_tokens}
-        counts = [event["usage"]["completion_tokens"] for event in others]
-        assert counts[0] < counts[-1] == last["usage"]["completion_tokens"]
-        assert counts == sorted(counts)
-        alone = {**body, "stream_options": {"continuous_usage_stats": True}}
-        assert all(event["usage"] is None for event in (await gateway.post(alone)).events)
-
-    play(scenario)
+async def test_usage_comes_with_every_event_when_it_is_wanted(gateway: Gateway) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": MODEL, "prompt": "x", "stream": True, "stream_options": options}
+    *others, last = (await gateway.post(body)).events
+    prompt_tokens = last["usage"]["prompt_tokens"]
+    assert {event["usage"]["prompt_tokens"] for event in others} == {prompt_tokens}
+    counts = [event["usage"]["completion_tokens"] for event in others]
+    assert counts[0] < counts[-1] == last["usage"]["completion_tokens"]
+    assert counts == sorted(counts)
+    alone = {**body, "stream_options": {"continuous_usage_stats": True}}
+    assert all(event["usage"] is None for event in (await gateway.post(alone)).events)
 
 
-def test_each_choice_of_a_stream_ends_by_itself() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        events = (await gateway.post({"model": MODEL, "prompt": "x", "n": 2, "stream": True})).events
-        texts = {0: "", 1: ""}
-        for event in events:
-            texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
-        assert texts == {0: TEXT, 1: TEXT}
-        assert [event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]] == [0, 1]
-
-    play(scenario)
+async def test_each_choice_of_a_stream_ends_by_itself(gateway: Gateway) -> None:
+    events = (await gateway.post({"model": MODEL, "prompt": "x", "n": 2, "stream": True})).events
+    texts = {0: "", 1: ""}
+    for event in events:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == {0: TEXT, 1: TEXT}
+    assert [event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]] == [0, 1]
 
 
-def test_without_a_model_the_only_one_is_meant_and_named() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        assert (await gateway.post({"prompt": "x"})).json["model"] == MODEL
-
-    play(scenario)
+async def test_without_a_model_the_only_one_is_meant_and_named(gateway: Gateway) -> None:
+    assert (await gateway.post({"prompt": "x"})).json["model"] == MODEL
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -118,123 +101,98 @@ def test_without_a_model_the_only_one_is_meant_and_named() -> None:
         (Internal("a fault"), "server_error", "internal"),
     ],
 )
-def test_an_error_of_the_pipeline_has_its_status(error: RequestError, kind: str, code: str, stream: bool) -> None:
-    async def scenario(gateway: Gateway) -> None:
-        gateway.responder.script = lambda request: [error, None]
-        answer = await gateway.post({"model": MODEL, "prompt": "x", "stream": stream})
-        assert answer.status == error.code
-        expected = {"message": error.message, "type": kind, "code": code}
-        assert {name: answer.json["error"][name] for name in expected} == expected
+async def test_an_error_of_the_pipeline_has_its_status(
+    gateway: Gateway, error: RequestError, kind: str, code: str, stream: bool
+) -> None:
+    gateway.responder.script = lambda request: [error, None]
+    answer = await gateway.post({"model": MODEL, "prompt": "x", "stream": stream})
+    assert answer.status == error.code
+    expected = {"message": error.message, "type": kind, "code": code}
+    assert {name: answer.json["error"][name] for name in expected} == expected
 
-    play(scenario)
 
-
-def test_the_field_to_blame_is_named() -> None:
+async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
     async def blamed(gateway: Gateway, body: Any) -> Any:
         answer = await gateway.post(body)
         assert answer.status == 400
         return answer.json["error"]["param"]
 
-    async def scenario(gateway: Gateway) -> None:
-        assert await blamed(gateway, {"prompt": "x", "max_token": 3}) == "max_token"
-        assert await blamed(gateway, {"prompt": "x", "max_tokens": "3"}) == "max_tokens"
-        assert await blamed(gateway, {"prompt": "x", "echo": True}) == "echo"
-        assert await blamed(gateway, {"max_tokens": 3}) == "prompt"
-        assert await blamed(gateway, b"not json") is None
-        gateway.responder.script = lambda request: [InvalidRequest("top_k must be at least 1"), None]
-        assert await blamed(gateway, {"model": MODEL, "prompt": "x", "top_k": -5}) == "top_k"
-        gateway.responder.script = lambda request: [InvalidRequest("a stop string is empty"), None]
-        assert await blamed(gateway, {"model": MODEL, "prompt": "x", "stop": [""]}) is None
-
-    play(scenario)
+    assert await blamed(gateway, {"prompt": "x", "max_token": 3}) == "max_token"
+    assert await blamed(gateway, {"prompt": "x", "max_tokens": "3"}) == "max_tokens"
+    assert await blamed(gateway, {"prompt": "x", "echo": True}) == "echo"
+    assert await blamed(gateway, {"max_tokens": 3}) == "prompt"
+    assert await blamed(gateway, b"not json") is None
+    gateway.responder.script = lambda request: [InvalidRequest("top_k must be at least 1"), None]
+    assert await blamed(gateway, {"model": MODEL, "prompt": "x", "top_k": -5}) == "top_k"
+    gateway.responder.script = lambda request: [InvalidRequest("a stop string is empty"), None]
+    assert await blamed(gateway, {"model": MODEL, "prompt": "x", "stop": [""]}) is None
 
 
-def test_an_overloaded_pipeline_says_when_to_come_back() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        gateway.responder.script = lambda request: [Overloaded("full", retry_after_ms=2400), None]
-        answer = await gateway.post({"model": MODEL, "prompt": "x"})
-        assert (answer.status, answer.headers["retry-after"]) == (429, "2")
-        assert answer.json["error"]["type"] == "rate_limit_error"
-
-    play(scenario)
+async def test_an_overloaded_pipeline_says_when_to_come_back(gateway: Gateway) -> None:
+    gateway.responder.script = lambda request: [Overloaded("full", retry_after_ms=2400), None]
+    answer = await gateway.post({"model": MODEL, "prompt": "x"})
+    assert (answer.status, answer.headers["retry-after"]) == (429, "2")
+    assert answer.json["error"]["type"] == "rate_limit_error"
 
 
-def test_an_error_behind_the_first_token_is_an_event() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        release = asyncio.Event()
-        gateway.responder.script = lambda request: [*deltas()[:1]]
-        body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": True})
-        calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, slow=release))
-        await until(lambda: gateway.responder.requests)
-        await settle()
-        gateway.responder.send(Internal("a fault"), None)
-        release.set()
-        answer = await calling
-        assert answer.status == 200
-        first, error = answer.events
-        assert first["choices"][0]["text"] == WORDS[0]
-        assert error["error"]["code"] == "internal"
-
-    play(scenario)
+async def test_an_error_behind_the_first_token_is_an_event(gateway: Gateway) -> None:
+    release = asyncio.Event()
+    gateway.responder.script = lambda request: [*deltas()[:1]]
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": True})
+    calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, slow=release))
+    await until(lambda: gateway.responder.requests)
+    await settle()
+    gateway.responder.send(Internal("a fault"), None)
+    release.set()
+    answer = await calling
+    assert answer.status == 200
+    first, error = answer.events
+    assert first["choices"][0]["text"] == WORDS[0]
+    assert error["error"]["code"] == "internal"
 
 
-def test_another_model_is_not_found() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        answer = await gateway.post({"model": "other", "prompt": "x"})
-        assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
-
-    play(scenario)
+async def test_another_model_is_not_found(gateway: Gateway) -> None:
+    answer = await gateway.post({"model": "other", "prompt": "x"})
+    assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_body_beyond_what_the_broker_takes_is_refused() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        assert (await gateway.post({"model": MODEL, "prompt": "x" * 20_000})).status == 413
-
-    play(scenario)
+async def test_a_body_beyond_what_the_broker_takes_is_refused(gateway: Gateway) -> None:
+    assert (await gateway.post({"model": MODEL, "prompt": "x" * 20_000})).status == 413
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_cancels_its_request(stream: bool) -> None:
-    async def scenario(gateway: Gateway) -> None:
-        gone = asyncio.Event()
-        gateway.responder.script = lambda request: [*deltas()[:1]] if stream else []
-        body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": stream, "request_id": "r5"})
-        calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, gone=gone))
-        await until(lambda: gateway.responder.requests)
-        await settle()
-        assert gateway.completions.running == 1
-        gone.set()
-        await calling
-        await settle()
-        assert gateway.responder.cancels == ["r5"]
-        assert (gateway.completions.running, gateway.completions.served) == (0, 1)
-
-    play(scenario)
+async def test_a_client_that_hangs_up_cancels_its_request(gateway: Gateway, stream: bool) -> None:
+    gone = asyncio.Event()
+    gateway.responder.script = lambda request: [*deltas()[:1]] if stream else []
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": stream, "request_id": "r5"})
+    calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, gone=gone))
+    await until(lambda: gateway.responder.requests)
+    await settle()
+    assert gateway.completions.running == 1
+    gone.set()
+    await calling
+    await settle()
+    assert gateway.responder.cancels == ["r5"]
+    assert (gateway.completions.running, gateway.completions.served) == (0, 1)
 
 
-def test_a_slow_reader_gets_the_same_text_in_fewer_events() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        parts = deltas(words=["w"] * 400)
-        gateway.responder.script = lambda request: [parts[0]]
-        release = asyncio.Event()
-        body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": True})
-        calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, slow=release))
-        await until(lambda: gateway.responder.requests)
-        await settle()
-        gateway.responder.send(*parts[1:], final("", parts), None)
-        await settle()
-        release.set()
-        events = (await calling).events
-        assert "".join(event["choices"][0]["text"] for event in events) == "w" * 400
-        assert len(events) < 100
-
-    play(scenario)
+async def test_a_slow_reader_gets_the_same_text_in_fewer_events(gateway: Gateway) -> None:
+    parts = deltas(words=["w"] * 400)
+    gateway.responder.script = lambda request: [parts[0]]
+    release = asyncio.Event()
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x", "stream": True})
+    calling = asyncio.create_task(gateway.call("POST", "/v1/completions", body, {}, slow=release))
+    await until(lambda: gateway.responder.requests)
+    await settle()
+    gateway.responder.send(*parts[1:], final("", parts), None)
+    await settle()
+    release.set()
+    events = (await calling).events
+    assert "".join(event["choices"][0]["text"] for event in events) == "w" * 400
+    assert len(events) < 100
 
 
-def test_the_trace_of_the_caller_is_continued() -> None:
-    async def scenario(gateway: Gateway) -> None:
-        traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
-        await gateway.post({"model": MODEL, "prompt": "x"}, traceparent=traceparent)
-        assert gateway.responder.headers[0]["traceparent"] == traceparent
-
-    play(scenario)
+async def test_the_trace_of_the_caller_is_continued(gateway: Gateway) -> None:
+    traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    await gateway.post({"model": MODEL, "prompt": "x"}, traceparent=traceparent)
+    assert gateway.responder.headers[0]["traceparent"] == traceparent

@@ -11,7 +11,7 @@ import pytest
 from pagewire.client.sync import LoopThread
 from pagewire.services.gateway import server
 from pagewire.services.gateway.service import Gateway
-from pagewire.shared import pulse, subjects
+from pagewire.shared import heartbeater, subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
@@ -61,7 +61,7 @@ def running(api_key: str = "") -> Iterator[Running]:
     thread = LoopThread()
     gateway = Running()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pulse, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
+        patch.setattr(heartbeater, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
         thread.run(gateway.start(api_key))
         try:
             yield gateway

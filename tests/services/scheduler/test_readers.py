@@ -1,8 +1,7 @@
 import pytest
 
-from pagewire.services.scheduler import readers
 from pagewire.services.scheduler.readers import Readers
-from pagewire.shared import subjects
+from pagewire.shared import peers, subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -44,5 +43,5 @@ async def test_a_silent_reader_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
     bus.publish(f"{subjects.HEARTBEAT}.detokenizer.b", b"nonsense")
     await until(lambda: len(heard) == 1)
     assert found.slowest(7) == 1
-    monkeypatch.setattr(readers, "SILENCE", 0.0)
+    monkeypatch.setattr(peers, "SILENCE", 0.0)
     assert found.slowest(7) is None

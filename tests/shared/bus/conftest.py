@@ -1,11 +1,9 @@
-"""Both buses behind one door: `run` gives a scenario a way to connect, and ends every connection behind it."""
+"""The fixture `world` runs a test on each kind of bus and closes its connections at the end."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
-import uvloop
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import Bus
@@ -16,20 +14,16 @@ from tests.support.broker import connect_service, running_broker
 
 @dataclass
 class World:
-    """One broker, of either kind, for one scenario."""
+    """The broker of one test, of either kind."""
 
     open: Callable[[], Awaitable[Bus]]
     ack_wait: float
     opened: list[Bus] = field(default_factory=list)
 
     async def connect(self) -> Bus:
-        """Another connection."""
+        """Opens another connection."""
         self.opened.append(await self.open())
         return self.opened[-1]
-
-
-Scenario = Callable[[World], Awaitable[None]]
-Run = Callable[[Scenario], None]
 
 
 def in_memory() -> World:
@@ -52,20 +46,14 @@ def server() -> Iterator[Broker]:
 
 
 @pytest.fixture(params=["memory", "nats", "nats-on-uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
+def kind(request: pytest.FixtureRequest) -> str:
     """Services run on uvloop, tests and clients on any loop."""
-    run_loop = uvloop.run if request.param == "nats-on-uvloop" else asyncio.run
+    return str(request.param)
 
-    def run_scenario(scenario: Scenario) -> None:
-        world = in_memory() if request.param == "memory" else over_nats(request.getfixturevalue("server"))
 
-        async def main() -> None:
-            try:
-                await scenario(world)
-            finally:
-                for bus in world.opened:
-                    await bus.close()
-
-        run_loop(main())
-
-    return run_scenario
+@pytest.fixture
+async def world(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    world = in_memory() if kind == "memory" else over_nats(request.getfixturevalue("server"))
+    yield world
+    for bus in world.opened:
+        await bus.close()

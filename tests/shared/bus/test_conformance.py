@@ -9,8 +9,15 @@ import pytest
 
 from pagewire.shared.bus import Handler, Message
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
-from tests.shared.bus.conftest import Run, World
+from tests.shared.bus.conftest import World
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend(kind: str) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": kind == "nats-on-uvloop"}
 
 
 def unique(name: str) -> str:
@@ -35,597 +42,491 @@ class TestSubjects:
             ("*.>", ["a.b", "b.a.c"], ["a"]),
         ],
     )
-    def test_wildcards(self, run: Run, pattern: str, hits: list[str], misses: list[str]) -> None:
-        async def scenario(world: World) -> None:
-            publisher, subscriber = await world.connect(), await world.connect()
-            root = unique("t")
-            heard: list[str] = []
-            await subscriber.subscribe(f"{root}.{pattern}", lambda message: heard.append(message.subject))
-            await subscriber.subscribe(f"{root}.end", lambda message: heard.append("end"))
-            for subject in [*hits, *misses]:
-                publisher.publish(f"{root}.{subject}", b"")
-            await publisher.flush()
-            await subscriber.flush()
-            await until(lambda: len(heard) >= len(hits))
-            assert heard == [f"{root}.{subject}" for subject in hits]
-
-        run(scenario)
+    async def test_wildcards(self, world: World, pattern: str, hits: list[str], misses: list[str]) -> None:
+        publisher, subscriber = await world.connect(), await world.connect()
+        root = unique("t")
+        received: list[str] = []
+        await subscriber.subscribe(f"{root}.{pattern}", lambda message: received.append(message.subject))
+        await subscriber.subscribe(f"{root}.end", lambda message: received.append("end"))
+        for subject in [*hits, *misses]:
+            publisher.publish(f"{root}.{subject}", b"")
+        await publisher.flush()
+        await subscriber.flush()
+        await until(lambda: len(received) >= len(hits))
+        assert received == [f"{root}.{subject}" for subject in hits]
 
     @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x", "a.*", "a.>", "\u00e9"])
-    def test_no_message_goes_to_what_is_no_subject(self, run: Run, subject: str) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            with pytest.raises(ValueError, match="not a subject"):
-                bus.publish(subject, b"")
-            with pytest.raises(ValueError, match="not a subject"):
-                await bus.request(subject, b"", timeout=1)
-            await bus.flush()
-
-        run(scenario)
+    async def test_no_message_goes_to_what_is_no_subject(self, world: World, subject: str) -> None:
+        bus = await world.connect()
+        with pytest.raises(ValueError, match="not a subject"):
+            bus.publish(subject, b"")
+        with pytest.raises(ValueError, match="not a subject"):
+            await bus.request(subject, b"", timeout=1)
+        await bus.flush()
 
     @pytest.mark.parametrize("pattern", ["", "a..b", "a.>.b", "a.b*", ".a", "a.", "a b"])
-    def test_no_subscription_to_what_is_no_pattern(self, run: Run, pattern: str) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            with pytest.raises(ValueError, match="not a subject"):
-                await bus.subscribe(pattern, lambda message: None)
-            await bus.flush()
+    async def test_no_subscription_to_what_is_no_pattern(self, world: World, pattern: str) -> None:
+        bus = await world.connect()
+        with pytest.raises(ValueError, match="not a subject"):
+            await bus.subscribe(pattern, lambda message: None)
+        await bus.flush()
 
-        run(scenario)
-
-    def test_inboxes_differ_and_carry_the_prefix(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            one, two = await world.connect(), await world.connect()
-            inboxes = {bus.new_inbox() for bus in (one, two) for _ in range(100)}
-            assert len(inboxes) == 200
-            assert all(inbox.startswith("_SVC.") for inbox in inboxes)
-
-        run(scenario)
+    async def test_inboxes_differ_and_carry_the_prefix(self, world: World) -> None:
+        one, two = await world.connect(), await world.connect()
+        inboxes = {bus.new_inbox() for bus in (one, two) for _ in range(100)}
+        assert len(inboxes) == 200
+        assert all(inbox.startswith("_SVC.") for inbox in inboxes)
 
 
 class TestDelivery:
-    def test_subject_data_reply_and_headers_arrive(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            heard: list[Message] = []
-            await bus.subscribe(subject, heard.append)
-            bus.publish(subject, b"\x00\r\n\xff", reply="r.s", headers={"One": "1", "two": "\u00fc:x"})
-            bus.publish(subject, b"")
-            await until(lambda: len(heard) == 2)
-            assert heard == [
-                Message(subject, b"\x00\r\n\xff", "r.s", {"One": "1", "two": "\u00fc:x"}),
-                Message(subject, b""),
-            ]
+    async def test_subject_data_reply_and_headers_arrive(self, world: World) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        received: list[Message] = []
+        await bus.subscribe(subject, received.append)
+        bus.publish(subject, b"\x00\r\n\xff", reply="r.s", headers={"One": "1", "two": "\u00fc:x"})
+        bus.publish(subject, b"")
+        await until(lambda: len(received) == 2)
+        assert received == [
+            Message(subject, b"\x00\r\n\xff", "r.s", {"One": "1", "two": "\u00fc:x"}),
+            Message(subject, b""),
+        ]
 
-        run(scenario)
+    async def test_a_line_break_in_a_header_ends_nothing(self, world: World) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        received: list[Message] = []
+        await bus.subscribe(subject, received.append)
+        bus.publish(subject, b"x", headers={"Error": "one\r\nPUB two"})
+        with pytest.raises(ValueError, match="header name"):
+            bus.publish(subject, b"x", headers={"a: b\r\n": "c"})
+        await until(lambda: received)
+        assert set(received[0].headers) == {"Error"}
 
-    def test_a_line_break_in_a_header_ends_nothing(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            heard: list[Message] = []
-            await bus.subscribe(subject, heard.append)
-            bus.publish(subject, b"x", headers={"Error": "one\r\nPUB two"})
-            with pytest.raises(ValueError, match="header name"):
-                bus.publish(subject, b"x", headers={"a: b\r\n": "c"})
-            await until(lambda: heard)
-            assert set(heard[0].headers) == {"Error"}
-
-        run(scenario)
-
-    def test_messages_of_one_publisher_keep_their_order(self, run: Run) -> None:
+    async def test_messages_of_one_publisher_keep_their_order(self, world: World) -> None:
         """Also across the subjects of one subscription."""
-
-        async def scenario(world: World) -> None:
-            publisher, subscriber = await world.connect(), await world.connect()
-            root = unique("t")
-            heard: list[int] = []
-            await subscriber.subscribe(f"{root}.*", lambda message: heard.append(int(message.data)))
-            for number in range(20_000):
-                publisher.publish(f"{root}.{number % 7}", b"%d" % number)
-                if number % 1000 == 0:
-                    await publisher.flush()
-            await until(lambda: len(heard) == 20_000)
-            assert heard == list(range(20_000))
-
-        run(scenario)
-
-    def test_a_handler_is_never_called_from_within_publish(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            depth = deepest = calls = 0
-
-            def handler(message: Message) -> None:
-                nonlocal depth, deepest, calls
-                depth += 1
-                calls += 1
-                deepest = max(deepest, depth)
-                if calls < 5:
-                    bus.publish(subject, b"")
-                depth -= 1
-
-            await bus.subscribe(subject, handler)
-            bus.publish(subject, b"")
-            assert calls == 0
-            await until(lambda: calls == 5)
-            assert deepest == 1
-
-        run(scenario)
-
-    def test_each_message_goes_to_one_of_a_queue_group_and_to_every_other(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            publisher = await world.connect()
-            members = [await world.connect() for _ in range(3)]
-            subject = unique("t")
-            shared_by: list[list[bytes]] = [[], [], []]
-            everything: list[bytes] = []
-            other_group: list[bytes] = []
-            for member, heard in zip(members, shared_by, strict=True):
-                await member.subscribe(subject, collect(heard), queue="q")
-            await members[0].subscribe(subject, lambda message: other_group.append(message.data), queue="other")
-            await members[1].subscribe(subject, lambda message: everything.append(message.data))
-            wanted = [b"%d" % number for number in range(300)]
-            for data in wanted:
-                publisher.publish(subject, data)
-            await until(lambda: len(everything) == len(other_group) == sum(map(len, shared_by)) == 300)
-            assert everything == other_group == wanted
-            assert sorted(itertools.chain(*shared_by), key=int) == wanted
-            assert all(shared_by), "one member got nothing of 300 messages"
-
-        run(scenario)
-
-    def test_subscribe_is_a_barrier(self, run: Run) -> None:
-        """What anyone publishes after `subscribe` has returned is delivered."""
-
-        async def scenario(world: World) -> None:
-            publisher, subscriber = await world.connect(), await world.connect()
-            root = unique("t")
-            heard: list[str] = []
-            for number in range(300):
-                subject = f"{root}.{number}"
-                subscription = await subscriber.subscribe(subject, lambda message: heard.append(message.subject))
-                publisher.publish(subject, b"")
+        publisher, subscriber = await world.connect(), await world.connect()
+        root = unique("t")
+        received: list[int] = []
+        await subscriber.subscribe(f"{root}.*", lambda message: received.append(int(message.data)))
+        for number in range(20_000):
+            publisher.publish(f"{root}.{number % 7}", b"%d" % number)
+            if number % 1000 == 0:
                 await publisher.flush()
-                await subscriber.flush()
-                await subscription.unsubscribe()
-            assert heard == [f"{root}.{number}" for number in range(300)]
+        await until(lambda: len(received) == 20_000)
+        assert received == list(range(20_000))
 
-        run(scenario)
+    async def test_a_handler_is_never_called_from_within_publish(self, world: World) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        depth = deepest = calls = 0
+
+        def handler(message: Message) -> None:
+            nonlocal depth, deepest, calls
+            depth += 1
+            calls += 1
+            deepest = max(deepest, depth)
+            if calls < 5:
+                bus.publish(subject, b"")
+            depth -= 1
+
+        await bus.subscribe(subject, handler)
+        bus.publish(subject, b"")
+        assert calls == 0
+        await until(lambda: calls == 5)
+        assert deepest == 1
+
+    async def test_each_message_goes_to_one_of_a_queue_group_and_to_every_other(self, world: World) -> None:
+        publisher = await world.connect()
+        members = [await world.connect() for _ in range(3)]
+        subject = unique("t")
+        shared_by: list[list[bytes]] = [[], [], []]
+        everything: list[bytes] = []
+        other_group: list[bytes] = []
+        for member, received in zip(members, shared_by, strict=True):
+            await member.subscribe(subject, collect(received), queue="q")
+        await members[0].subscribe(subject, lambda message: other_group.append(message.data), queue="other")
+        await members[1].subscribe(subject, lambda message: everything.append(message.data))
+        wanted = [b"%d" % number for number in range(300)]
+        for data in wanted:
+            publisher.publish(subject, data)
+        await until(lambda: len(everything) == len(other_group) == sum(map(len, shared_by)) == 300)
+        assert everything == other_group == wanted
+        assert sorted(itertools.chain(*shared_by), key=int) == wanted
+        assert all(shared_by), "one member got nothing of 300 messages"
+
+    async def test_subscribe_is_a_barrier(self, world: World) -> None:
+        """What anyone publishes after `subscribe` has returned is delivered."""
+        publisher, subscriber = await world.connect(), await world.connect()
+        root = unique("t")
+        received: list[str] = []
+        for number in range(300):
+            subject = f"{root}.{number}"
+            subscription = await subscriber.subscribe(subject, lambda message: received.append(message.subject))
+            publisher.publish(subject, b"")
+            await publisher.flush()
+            await subscriber.flush()
+            await subscription.unsubscribe()
+        assert received == [f"{root}.{number}" for number in range(300)]
 
     @pytest.mark.parametrize("error", [ValueError("bad"), asyncio.CancelledError()])
-    def test_what_a_handler_raises_ends_nothing(self, run: Run, error: BaseException) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            heard: list[bytes] = []
+    async def test_what_a_handler_raises_ends_nothing(self, world: World, error: BaseException) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        received: list[bytes] = []
 
-            def handler(message: Message) -> None:
-                heard.append(message.data)
-                if message.data == b"bad":
-                    raise error
+        def handler(message: Message) -> None:
+            received.append(message.data)
+            if message.data == b"bad":
+                raise error
 
-            await bus.subscribe(subject, handler)
-            for data in (b"bad", b"good", b"bad", b"good"):
-                bus.publish(subject, data)
-            await until(lambda: len(heard) == 4)
-            await bus.subscribe(f"{subject}.echo", lambda message: bus.publish(message.reply, message.data))
-            assert (await bus.request(f"{subject}.echo", b"alive", timeout=30)).data == b"alive"
-
-        run(scenario)
+        await bus.subscribe(subject, handler)
+        for data in (b"bad", b"good", b"bad", b"good"):
+            bus.publish(subject, data)
+        await until(lambda: len(received) == 4)
+        await bus.subscribe(f"{subject}.echo", lambda message: bus.publish(message.reply, message.data))
+        assert (await bus.request(f"{subject}.echo", b"alive", timeout=30)).data == b"alive"
 
 
 class TestEnd:
-    def test_unsubscribe_loses_nothing_of_a_queue_group(self, run: Run) -> None:
+    async def test_unsubscribe_loses_nothing_of_a_queue_group(self, world: World) -> None:
         """Members come and go under traffic; each message is still seen once."""
+        publisher, first, second = await world.connect(), await world.connect(), await world.connect()
+        subject = unique("t")
+        received: list[int] = []
+        sent = 0
 
-        async def scenario(world: World) -> None:
-            publisher, first, second = await world.connect(), await world.connect(), await world.connect()
-            subject = unique("t")
-            heard: list[int] = []
-            sent = 0
+        def take(message: Message) -> None:
+            received.append(int(message.data))
 
-            def take(message: Message) -> None:
-                heard.append(int(message.data))
+        async def send() -> None:
+            nonlocal sent
+            while True:
+                for _ in range(50):
+                    publisher.publish(subject, b"%d" % sent)
+                    sent += 1
+                await publisher.flush()
 
-            async def send() -> None:
-                nonlocal sent
-                while True:
-                    for _ in range(50):
-                        publisher.publish(subject, b"%d" % sent)
-                        sent += 1
-                    await publisher.flush()
+        def more_than(count: int) -> bool:
+            return sent > count
 
-            def more_than(count: int) -> bool:
-                return sent > count
-
-            await first.subscribe(subject, take, queue="q")
-            sending = asyncio.create_task(send())
-            for _ in range(25):
-                subscription = await second.subscribe(subject, take, queue="q")
-                await until(partial(more_than, sent + 100))
-                await subscription.unsubscribe()
-            sending.cancel()
-            await asyncio.wait({sending})
-            await until(lambda: len(heard) >= sent)
-            assert sorted(heard) == list(range(sent))
-
-        run(scenario)
-
-    def test_nothing_is_delivered_after_unsubscribe(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            heard: list[bytes] = []
-            subscription = await bus.subscribe(subject, lambda message: heard.append(message.data))
-            bus.publish(subject, b"before")
+        await first.subscribe(subject, take, queue="q")
+        sending = asyncio.create_task(send())
+        for _ in range(25):
+            subscription = await second.subscribe(subject, take, queue="q")
+            await until(partial(more_than, sent + 100))
             await subscription.unsubscribe()
-            assert heard == [b"before"]
-            bus.publish(subject, b"after")
+        sending.cancel()
+        await asyncio.wait({sending})
+        await until(lambda: len(received) >= sent)
+        assert sorted(received) == list(range(sent))
+
+    async def test_nothing_is_delivered_after_unsubscribe(self, world: World) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        received: list[bytes] = []
+        subscription = await bus.subscribe(subject, lambda message: received.append(message.data))
+        bus.publish(subject, b"before")
+        await subscription.unsubscribe()
+        assert received == [b"before"]
+        bus.publish(subject, b"after")
+        await bus.flush()
+        assert received == [b"before"]
+        await subscription.unsubscribe()
+
+    async def test_close_delivers_what_has_arrived_and_writes_what_was_published(self, world: World) -> None:
+        reader, closing = await world.connect(), await world.connect()
+        subject = unique("t")
+        received: list[bytes] = []
+        answers: list[bytes] = []
+        await closing.subscribe(subject, lambda message: received.append(message.data))
+        await closing.subscribe(subject, lambda message: closing.publish(f"{subject}.answer", message.data))
+        await reader.subscribe(f"{subject}.answer", lambda message: answers.append(message.data))
+        wanted = [b"%d" % number for number in range(1000)]
+        for data in wanted:
+            reader.publish(subject, data)
+        await reader.flush()
+        await closing.close()
+        assert received == wanted
+        await until(lambda: len(answers) == 1000)
+        assert answers == wanted
+
+    async def test_a_closed_bus_says_so(self, world: World) -> None:
+        bus = await world.connect()
+        other = await world.connect()
+        subject = unique("t")
+        await other.subscribe(subject, lambda message: None)
+        waiting = asyncio.create_task(bus.request(subject, b"", timeout=30))
+        await asyncio.sleep(0)
+        await asyncio.gather(bus.close(), bus.close())
+        await bus.close()
+        assert not bus.connected
+        with pytest.raises(BusUnavailable):
+            await waiting
+        with pytest.raises(BusUnavailable):
+            bus.publish(subject, b"")
+        with pytest.raises(BusUnavailable):
+            await bus.request(subject, b"", timeout=1)
+        with pytest.raises(BusUnavailable):
+            await bus.subscribe(subject, lambda message: None)
+        with pytest.raises(BusUnavailable):
             await bus.flush()
-            assert heard == [b"before"]
-            await subscription.unsubscribe()
-
-        run(scenario)
-
-    def test_close_delivers_what_has_arrived_and_writes_what_was_published(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            reader, closing = await world.connect(), await world.connect()
-            subject = unique("t")
-            heard: list[bytes] = []
-            answers: list[bytes] = []
-            await closing.subscribe(subject, lambda message: heard.append(message.data))
-            await closing.subscribe(subject, lambda message: closing.publish(f"{subject}.answer", message.data))
-            await reader.subscribe(f"{subject}.answer", lambda message: answers.append(message.data))
-            wanted = [b"%d" % number for number in range(1000)]
-            for data in wanted:
-                reader.publish(subject, data)
-            await reader.flush()
-            await closing.close()
-            assert heard == wanted
-            await until(lambda: len(answers) == 1000)
-            assert answers == wanted
-
-        run(scenario)
-
-    def test_a_closed_bus_says_so(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            other = await world.connect()
-            subject = unique("t")
-            await other.subscribe(subject, lambda message: None)
-            waiting = asyncio.create_task(bus.request(subject, b"", timeout=30))
-            await asyncio.sleep(0)
-            await asyncio.gather(bus.close(), bus.close())
-            await bus.close()
-            assert not bus.connected
-            with pytest.raises(BusUnavailable):
-                await waiting
-            with pytest.raises(BusUnavailable):
-                bus.publish(subject, b"")
-            with pytest.raises(BusUnavailable):
-                await bus.request(subject, b"", timeout=1)
-            with pytest.raises(BusUnavailable):
-                await bus.subscribe(subject, lambda message: None)
-            with pytest.raises(BusUnavailable):
-                await bus.flush()
-
-        run(scenario)
 
 
 class TestInboxes:
-    def test_each_hears_its_own_messages_until_it_is_closed(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus, service = await world.connect(), await world.connect()
-            first: list[bytes] = []
-            second: list[bytes] = []
-            with bus.inbox(lambda message: second.append(message.data)) as kept:
-                with bus.inbox(lambda message: first.append(message.data)) as closed:
-                    assert closed != kept
-                    for number in range(50):
-                        service.publish(closed, b"%d" % number)
-                        service.publish(kept, b"%d" % number)
-                    await until(lambda: len(second) == 50)
-                    assert first == second == [b"%d" % number for number in range(50)]
-                service.publish(closed, b"late")
-                service.publish(kept, b"last")
-                await until(lambda: second[-1] == b"last")
-            assert len(first) == 50
+    async def test_each_hears_its_own_messages_until_it_is_closed(self, world: World) -> None:
+        bus, service = await world.connect(), await world.connect()
+        first: list[bytes] = []
+        second: list[bytes] = []
+        with bus.inbox(lambda message: second.append(message.data)) as kept:
+            with bus.inbox(lambda message: first.append(message.data)) as closed:
+                assert closed != kept
+                for number in range(50):
+                    service.publish(closed, b"%d" % number)
+                    service.publish(kept, b"%d" % number)
+                await until(lambda: len(second) == 50)
+                assert first == second == [b"%d" % number for number in range(50)]
+            service.publish(closed, b"late")
+            service.publish(kept, b"last")
+            await until(lambda: second[-1] == b"last")
+        assert len(first) == 50
 
-        run(scenario)
+    async def test_tells_that_nobody_is_there(self, world: World) -> None:
+        bus = await world.connect()
+        received: list[Message] = []
+        with bus.inbox(received.append) as inbox:
+            bus.publish(unique("t"), b"", reply=inbox)
+            await until(lambda: received)
+        assert received[0].headers["Status"] == "503"
 
-    def test_tells_that_nobody_is_there(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            heard: list[Message] = []
-            with bus.inbox(heard.append) as inbox:
-                bus.publish(unique("t"), b"", reply=inbox)
-                await until(lambda: heard)
-            assert heard[0].headers["Status"] == "503"
-
-        run(scenario)
-
-    def test_without_a_connection_there_is_none(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            await bus.close()
-            with pytest.raises(ConnectionLost), bus.inbox(lambda _: None):
-                pass
-
-        run(scenario)
+    async def test_without_a_connection_there_is_none(self, world: World) -> None:
+        bus = await world.connect()
+        await bus.close()
+        with pytest.raises(ConnectionLost), bus.inbox(lambda _: None):
+            pass
 
 
 class TestRequests:
-    def test_each_request_gets_its_own_reply(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            client, service = await world.connect(), await world.connect()
-            subject = unique("t")
-            await service.subscribe(
-                subject, lambda message: service.publish(message.reply, message.data, headers={"Seen": "yes"})
-            )
-            replies = await asyncio.gather(
-                *(client.request(subject, b"%d" % number, timeout=5, headers={"N": "1"}) for number in range(500))
-            )
-            assert [reply.data for reply in replies] == [b"%d" % number for number in range(500)]
-            assert replies[0].headers == {"Seen": "yes"}
+    async def test_each_request_gets_its_own_reply(self, world: World) -> None:
+        client, service = await world.connect(), await world.connect()
+        subject = unique("t")
+        await service.subscribe(
+            subject, lambda message: service.publish(message.reply, message.data, headers={"Seen": "yes"})
+        )
+        replies = await asyncio.gather(
+            *(client.request(subject, b"%d" % number, timeout=5, headers={"N": "1"}) for number in range(500))
+        )
+        assert [reply.data for reply in replies] == [b"%d" % number for number in range(500)]
+        assert replies[0].headers == {"Seen": "yes"}
 
-        run(scenario)
+    async def test_nobody_there_is_known_at_once(self, world: World) -> None:
+        bus = await world.connect()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with pytest.raises(NoResponders):
+            await bus.request(unique("t"), b"", timeout=30)
+        with pytest.raises(NoResponders):
+            await anext(bus.request_many(unique("t"), b"", stall=30))
+        assert loop.time() - started < 5
 
-    def test_nobody_there_is_known_at_once(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            loop = asyncio.get_running_loop()
-            started = loop.time()
-            with pytest.raises(NoResponders):
-                await bus.request(unique("t"), b"", timeout=30)
-            with pytest.raises(NoResponders):
-                await anext(bus.request_many(unique("t"), b"", stall=30))
-            assert loop.time() - started < 5
-
-        run(scenario)
-
-    def test_a_reply_subject_hears_that_nobody_is_there(self, run: Run) -> None:
+    async def test_a_reply_subject_hears_that_nobody_is_there(self, world: World) -> None:
         """So a publisher finds out that its reader is gone, without waiting."""
+        bus, other = await world.connect(), await world.connect()
+        inbox = bus.new_inbox()
+        received: list[Message] = []
+        others: list[Message] = []
+        await bus.subscribe(inbox, received.append)
+        await other.subscribe(inbox, others.append)
+        bus.publish(unique("t"), b"frame", reply=inbox)
+        await until(lambda: received)
+        await other.flush()
+        assert (received[0].data, received[0].headers["Status"]) == (b"", "503")
+        assert not others, "only the publisher gets the status"
 
-        async def scenario(world: World) -> None:
-            bus, other = await world.connect(), await world.connect()
-            inbox = bus.new_inbox()
-            heard: list[Message] = []
-            overheard: list[Message] = []
-            await bus.subscribe(inbox, heard.append)
-            await other.subscribe(inbox, overheard.append)
-            bus.publish(unique("t"), b"frame", reply=inbox)
-            await until(lambda: heard)
-            await other.flush()
-            assert (heard[0].data, heard[0].headers["Status"]) == (b"", "503")
-            assert not overheard, "only the publisher is told"
+    async def test_silence_is_a_timeout(self, world: World) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        requests: list[Message] = []
+        await bus.subscribe(subject, requests.append)
+        with pytest.raises(RequestTimeout):
+            await bus.request(subject, b"", timeout=0.05)
+        bus.publish(requests[0].reply, b"too late")
+        await bus.subscribe(subject + ".echo", lambda message: bus.publish(message.reply, b"in time"))
+        assert (await bus.request(subject + ".echo", b"", timeout=30)).data == b"in time"
 
-        run(scenario)
+    async def test_many_replies_end_with_an_empty_one(self, world: World) -> None:
+        client, service = await world.connect(), await world.connect()
+        subject = unique("t")
 
-    def test_silence_is_a_timeout(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            requests: list[Message] = []
-            await bus.subscribe(subject, requests.append)
-            with pytest.raises(RequestTimeout):
-                await bus.request(subject, b"", timeout=0.05)
-            bus.publish(requests[0].reply, b"too late")
-            await bus.subscribe(subject + ".echo", lambda message: bus.publish(message.reply, b"in time"))
-            assert (await bus.request(subject + ".echo", b"", timeout=30)).data == b"in time"
+        def stream(message: Message) -> None:
+            for number in range(100):
+                service.publish(message.reply, message.data + b"%d" % number)
+            service.publish(message.reply, b"")
 
-        run(scenario)
+        await service.subscribe(subject, stream)
 
-    def test_many_replies_end_with_an_empty_one(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            client, service = await world.connect(), await world.connect()
-            subject = unique("t")
+        async def read(name: bytes) -> list[bytes]:
+            return [message.data async for message in client.request_many(subject, name, stall=5)]
 
-            def stream(message: Message) -> None:
-                for number in range(100):
-                    service.publish(message.reply, message.data + b"%d" % number)
-                service.publish(message.reply, b"")
+        streams = await asyncio.gather(read(b"a"), read(b"b"), read(b"c"))
+        assert list(streams) == [[name + b"%d" % number for number in range(100)] for name in (b"a", b"b", b"c")]
 
-            await service.subscribe(subject, stream)
-
-            async def read(name: bytes) -> list[bytes]:
-                return [message.data async for message in client.request_many(subject, name, stall=5)]
-
-            streams = await asyncio.gather(read(b"a"), read(b"b"), read(b"c"))
-            assert list(streams) == [[name + b"%d" % number for number in range(100)] for name in (b"a", b"b", b"c")]
-
-        run(scenario)
-
-    def test_a_stream_that_falls_silent_is_a_timeout(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            await bus.subscribe(subject, lambda message: bus.publish(message.reply, b"one"))
-            stream = bus.request_many(subject, b"", stall=0.1)
-            assert (await anext(stream)).data == b"one"
-            with pytest.raises(RequestTimeout):
-                await anext(stream)
-
-        run(scenario)
+    async def test_a_stream_that_falls_silent_is_a_timeout(self, world: World) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        await bus.subscribe(subject, lambda message: bus.publish(message.reply, b"one"))
+        stream = bus.request_many(subject, b"", stall=0.1)
+        assert (await anext(stream)).data == b"one"
+        with pytest.raises(RequestTimeout):
+            await anext(stream)
 
 
 class TestSize:
-    def test_header_and_payload_count_together(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            subject = unique("t")
-            sizes: list[int] = []
-            await bus.subscribe(subject, lambda message: sizes.append(len(message.data)))
-            headers = {"Name": "value"}
-            overhead = len("NATS/1.0\r\nName: value\r\n\r\n")
-            full = bytes(bus.max_payload)
-            bus.publish(subject, full)
-            with pytest.raises(MessageTooLarge):
-                bus.publish(subject, full + b"x")
-            bus.publish(subject, full[overhead:], headers=headers)
-            with pytest.raises(MessageTooLarge) as refused:
-                bus.publish(subject, full[overhead - 1 :], headers=headers)
-            assert (refused.value.size, refused.value.limit) == (bus.max_payload + 1, bus.max_payload)
-            with pytest.raises(MessageTooLarge):
-                await bus.request(subject, full, timeout=5, headers=headers)
-            with pytest.raises(MessageTooLarge):
-                await bus.store.put_work(unique("m"), full, headers=headers)
-            await until(lambda: len(sizes) == 2)
-            assert sizes == [bus.max_payload, bus.max_payload - overhead]
-            assert bus.connected
-
-        run(scenario)
+    async def test_header_and_payload_count_together(self, world: World) -> None:
+        bus = await world.connect()
+        subject = unique("t")
+        sizes: list[int] = []
+        await bus.subscribe(subject, lambda message: sizes.append(len(message.data)))
+        headers = {"Name": "value"}
+        overhead = len("NATS/1.0\r\nName: value\r\n\r\n")
+        full = bytes(bus.max_payload)
+        bus.publish(subject, full)
+        with pytest.raises(MessageTooLarge):
+            bus.publish(subject, full + b"x")
+        bus.publish(subject, full[overhead:], headers=headers)
+        with pytest.raises(MessageTooLarge) as refused:
+            bus.publish(subject, full[overhead - 1 :], headers=headers)
+        assert (refused.value.size, refused.value.limit) == (bus.max_payload + 1, bus.max_payload)
+        with pytest.raises(MessageTooLarge):
+            await bus.request(subject, full, timeout=5, headers=headers)
+        with pytest.raises(MessageTooLarge):
+            await bus.store.put_work(unique("m"), full, headers=headers)
+        await until(lambda: len(sizes) == 2)
+        assert sizes == [bus.max_payload, bus.max_payload - overhead]
+        assert bus.connected
 
 
 class TestStore:
-    def test_an_item_is_delivered_as_it_was_put(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            tokenizer, scheduler, detokenizer = [await world.connect() for _ in range(3)]
-            model = unique("m")
-            await tokenizer.store.put_work(model, b"data", headers={"traceparent": "00-1-2-01"})
-            (item,) = await scheduler.store.pull_work(model, 10, expires=5)
-            assert (item.data, dict(item.headers)) == (b"data", {"traceparent": "00-1-2-01"})
-            assert item.deliveries == 1
-            assert item.stored_at > 1_700_000_000
-            await detokenizer.store.end_work(item.ack)
-            await detokenizer.store.end_work(item.ack)
-            assert await scheduler.store.pull_work(model, 10, expires=0.05) == []
+    async def test_an_item_is_delivered_as_it_was_put(self, world: World) -> None:
+        tokenizer, scheduler, detokenizer = [await world.connect() for _ in range(3)]
+        model = unique("m")
+        await tokenizer.store.put_work(model, b"data", headers={"traceparent": "00-1-2-01"})
+        (item,) = await scheduler.store.pull_work(model, 10, expires=5)
+        assert (item.data, dict(item.headers)) == (b"data", {"traceparent": "00-1-2-01"})
+        assert item.deliveries == 1
+        assert item.stored_at > 1_700_000_000
+        await detokenizer.store.end_work(item.ack)
+        await detokenizer.store.end_work(item.ack)
+        assert await scheduler.store.pull_work(model, 10, expires=0.05) == []
 
-        run(scenario)
+    async def test_items_come_in_order_and_once_among_several_pullers(self, world: World) -> None:
+        one, two = await world.connect(), await world.connect()
+        model, other = unique("m"), unique("m")
+        for number in range(20):
+            await one.store.put_work(model, b"%d" % number)
+        await one.store.put_work(other, b"of another model")
+        first = await one.store.pull_work(model, 5, expires=5)
+        rest = await two.store.pull_work(model, 100, expires=5)
+        assert [item.data for item in first + rest] == [b"%d" % number for number in range(20)]
+        for item in first + rest:
+            await two.store.end_work(item.ack)
 
-    def test_items_come_in_order_and_once_among_several_pullers(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            one, two = await world.connect(), await world.connect()
-            model, other = unique("m"), unique("m")
-            for number in range(20):
-                await one.store.put_work(model, b"%d" % number)
-            await one.store.put_work(other, b"of another model")
-            first = await one.store.pull_work(model, 5, expires=5)
-            rest = await two.store.pull_work(model, 100, expires=5)
-            assert [item.data for item in first + rest] == [b"%d" % number for number in range(20)]
-            for item in first + rest:
-                await two.store.end_work(item.ack)
+    async def test_queues_of_one_prefix_are_apart_and_tell_which_hold_items(self, world: World) -> None:
+        one, two = await world.connect(), await world.connect()
+        model, longer = unique("m"), unique("m")
+        queues = [f"{model}.urgent.any", f"{model}.normal.any", f"{model}.normal.replica-1"]
+        assert await one.store.nonempty_queues(model) == []
+        for queue in queues:
+            await one.store.put_work(queue, queue.encode())
+        await one.store.put_work(f"{longer}.normal.any", b"of another model")
+        assert await two.store.nonempty_queues(model) == sorted(queues)
+        for queue in queues:
+            (item,) = await two.store.pull_work(queue, 10, expires=5)
+            assert item.data == queue.encode()
+            assert queue in await one.store.nonempty_queues(model), "a delivered item is not gone"
+            await one.store.end_work(item.ack)
+            assert queue not in await one.store.nonempty_queues(model)
 
-        run(scenario)
+    async def test_a_pull_waits_for_the_first_item_only(self, world: World) -> None:
+        putter, puller = await world.connect(), await world.connect()
+        model = unique("m")
+        assert await puller.store.pull_work(model, 10, expires=0.05) == []
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=30))
+        await putter.store.put_work(model, b"one")
+        (item,) = await pulling
+        assert item.data == b"one"
+        assert loop.time() - started < 5
+        await puller.store.end_work(item.ack)
 
-    def test_queues_of_one_prefix_are_apart_and_tell_which_hold_items(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            one, two = await world.connect(), await world.connect()
-            model, longer = unique("m"), unique("m")
-            queues = [f"{model}.urgent.any", f"{model}.normal.any", f"{model}.normal.replica-1"]
-            assert await one.store.stocked(model) == []
-            for queue in queues:
-                await one.store.put_work(queue, queue.encode())
-            await one.store.put_work(f"{longer}.normal.any", b"of another model")
-            assert await two.store.stocked(model) == sorted(queues)
-            for queue in queues:
-                (item,) = await two.store.pull_work(queue, 10, expires=5)
-                assert item.data == queue.encode()
-                assert queue in await one.store.stocked(model), "a delivered item is not gone"
-                await one.store.end_work(item.ack)
-                assert queue not in await one.store.stocked(model)
-
-        run(scenario)
-
-    def test_a_pull_waits_for_the_first_item_only(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            putter, puller = await world.connect(), await world.connect()
-            model = unique("m")
-            assert await puller.store.pull_work(model, 10, expires=0.05) == []
+    async def test_a_pull_that_is_given_up_takes_nothing_with_it(self, world: World) -> None:
+        bus = await world.connect()
+        model = unique("m")
+        await bus.store.pull_work(model, 1, expires=0.05)
+        for _ in range(20):
+            pulling = asyncio.create_task(bus.store.pull_work(model, 1, expires=30))
+            putting = asyncio.create_task(bus.store.put_work(model, b"x"))
+            await asyncio.sleep(0)
+            pulling.cancel()
+            await asyncio.wait({pulling, putting})
+            items = [] if pulling.cancelled() else pulling.result()
             loop = asyncio.get_running_loop()
             started = loop.time()
-            pulling = asyncio.create_task(puller.store.pull_work(model, 10, expires=30))
-            await putter.store.put_work(model, b"one")
-            (item,) = await pulling
-            assert item.data == b"one"
-            assert loop.time() - started < 5
-            await puller.store.end_work(item.ack)
+            items = items or await bus.store.pull_work(model, 1, expires=5)
+            assert loop.time() - started < world.ack_wait / 2, "it came with the redelivery only"
+            await bus.store.end_work(items[0].ack)
 
-        run(scenario)
+    async def test_redelivery(self, world: World) -> None:
+        owner, thief = await world.connect(), await world.connect()
+        model = unique("m")
+        for name in (b"lost", b"renewed", b"ended", b"returned"):
+            await owner.store.put_work(model, name)
+        lost, renewed, ended, returned = await owner.store.pull_work(model, 4, expires=5)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await owner.store.end_work(ended.ack)
+        await owner.store.return_work(returned.ack)
+        (again,) = await thief.store.pull_work(model, 4, expires=5)
+        assert (again.data, again.deliveries) == (b"returned", 2)
+        assert loop.time() - started < world.ack_wait / 2, "returned items come again at once"
+        await thief.store.end_work(again.ack)
+        came: list[tuple[bytes, int]] = []
+        while loop.time() - started < world.ack_wait * 1.6:
+            await owner.store.renew_work(renewed.ack)
+            for item in await thief.store.pull_work(model, 4, expires=world.ack_wait / 8):
+                came.append((item.data, item.deliveries))
+                assert loop.time() - started > world.ack_wait * 0.9
+                await thief.store.end_work(item.ack)
+        assert came == [(b"lost", 2)]
+        await owner.store.end_work(renewed.ack)
+        assert lost.ack != renewed.ack
 
-    def test_a_pull_that_is_given_up_takes_nothing_with_it(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            model = unique("m")
-            await bus.store.pull_work(model, 1, expires=0.05)
-            for _ in range(20):
-                pulling = asyncio.create_task(bus.store.pull_work(model, 1, expires=30))
-                putting = asyncio.create_task(bus.store.put_work(model, b"x"))
-                await asyncio.sleep(0)
-                pulling.cancel()
-                await asyncio.wait({pulling, putting})
-                items = [] if pulling.cancelled() else pulling.result()
-                loop = asyncio.get_running_loop()
-                started = loop.time()
-                items = items or await bus.store.pull_work(model, 1, expires=5)
-                assert loop.time() - started < world.ack_wait / 2, "it came with the redelivery only"
-                await bus.store.end_work(items[0].ack)
+    async def test_more_than_a_thousand_items_may_be_out(self, world: World) -> None:
+        bus = await world.connect()
+        model = unique("m")
+        for start in range(0, 1200, 100):
+            await asyncio.gather(*(bus.store.put_work(model, b"%d" % (start + n)) for n in range(100)))
+        seen: set[bytes] = set()
+        while len(seen) < 1200:
+            items = await bus.store.pull_work(model, 200, expires=0.2)
+            assert items, f"the queue holds back after {len(seen)} items"
+            seen |= {item.data for item in items}
+        assert len(seen) == 1200
 
-        run(scenario)
+    async def test_what_ended_is_remembered(self, world: World) -> None:
+        one, two = await world.connect(), await world.connect()
+        request_id = unique("request")
+        assert await two.store.get_done(request_id) is None
+        await one.store.put_done(request_id, b"first")
+        await one.store.put_done(request_id, b"second")
+        await one.store.put_done(unique("request"), b"other")
+        assert await two.store.get_done(request_id) == b"second"
 
-    def test_redelivery(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            owner, thief = await world.connect(), await world.connect()
-            model = unique("m")
-            for name in (b"lost", b"renewed", b"ended", b"returned"):
-                await owner.store.put_work(model, name)
-            lost, renewed, ended, returned = await owner.store.pull_work(model, 4, expires=5)
-            loop = asyncio.get_running_loop()
-            started = loop.time()
-            await owner.store.end_work(ended.ack)
-            await owner.store.return_work(returned.ack)
-            (again,) = await thief.store.pull_work(model, 4, expires=5)
-            assert (again.data, again.deliveries) == (b"returned", 2)
-            assert loop.time() - started < world.ack_wait / 2, "returned items come again at once"
-            await thief.store.end_work(again.ack)
-            came: list[tuple[bytes, int]] = []
-            while loop.time() - started < world.ack_wait * 1.6:
-                await owner.store.renew_work(renewed.ack)
-                for item in await thief.store.pull_work(model, 4, expires=world.ack_wait / 8):
-                    came.append((item.data, item.deliveries))
-                    assert loop.time() - started > world.ack_wait * 0.9
-                    await thief.store.end_work(item.ack)
-            assert came == [(b"lost", 2)]
-            await owner.store.end_work(renewed.ack)
-            assert lost.ack != renewed.ack
-
-        run(scenario)
-
-    def test_more_than_a_thousand_items_may_be_out(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            bus = await world.connect()
-            model = unique("m")
-            for start in range(0, 1200, 100):
-                await asyncio.gather(*(bus.store.put_work(model, b"%d" % (start + n)) for n in range(100)))
-            seen: set[bytes] = set()
-            while len(seen) < 1200:
-                items = await bus.store.pull_work(model, 200, expires=0.2)
-                assert items, f"the queue holds back after {len(seen)} items"
-                seen |= {item.data for item in items}
-            assert len(seen) == 1200
-
-        run(scenario)
-
-    def test_what_ended_is_remembered(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            one, two = await world.connect(), await world.connect()
-            request_id = unique("request")
-            assert await two.store.get_done(request_id) is None
-            await one.store.put_done(request_id, b"first")
-            await one.store.put_done(request_id, b"second")
-            await one.store.put_done(unique("request"), b"other")
-            assert await two.store.get_done(request_id) == b"second"
-
-        run(scenario)
-
-    def test_terms_only_grow(self, run: Run) -> None:
-        async def scenario(world: World) -> None:
-            buses = [await world.connect() for _ in range(3)]
-            terms = [await bus.store.next_term() for bus in buses * 3]
-            assert terms == sorted(set(terms))
-            together = await asyncio.gather(*(bus.store.next_term() for bus in buses * 3))
-            assert len(set(together)) == 9
-            assert min(together) > max(terms)
-
-        run(scenario)
+    async def test_terms_only_grow(self, world: World) -> None:
+        buses = [await world.connect() for _ in range(3)]
+        terms = [await bus.store.next_term() for bus in buses * 3]
+        assert terms == sorted(set(terms))
+        together = await asyncio.gather(*(bus.store.next_term() for bus in buses * 3))
+        assert len(set(together)) == 9
+        assert min(together) > max(terms)

@@ -11,6 +11,8 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from tests.support.broker import CLIENT_INBOX, connect_service
 from tests.support.wire import FakeServer
 
+pytestmark = pytest.mark.anyio
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -18,84 +20,65 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_nobody_listens() -> None:
-    async def main() -> None:
-        with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:\d+: .*refused|Connect call failed"):
-            await nats.connect(f"nats://user:secret@127.0.0.1:{free_port()}", name="test", connect_timeout=0.2)
-
-    asyncio.run(main())
+async def test_nobody_listens() -> None:
+    with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:\d+: .*refused|Connect call failed"):
+        await nats.connect(f"nats://user:secret@127.0.0.1:{free_port()}", name="test", connect_timeout=0.2)
 
 
-def test_a_server_that_says_nothing() -> None:
-    async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            port = silent.getsockname()[1]
-            with pytest.raises(BusUnavailable, match=f"127.0.0.1:{port}"):
-                await nats.connect(f"nats://127.0.0.1:{port}", name="test", connect_timeout=0.2)
-
-    asyncio.run(main())
+async def test_a_server_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(BusUnavailable, match=f"127.0.0.1:{port}"):
+            await nats.connect(f"nats://127.0.0.1:{port}", name="test", connect_timeout=0.2)
 
 
 @pytest.mark.parametrize(
     "url", ["nats://127.0.0.1:port", "nats://", "http://127.0.0.1:4222", "localhost", "nats://[::1"]
 )
-def test_an_address_that_is_none(url: str) -> None:
-    async def main() -> None:
-        with pytest.raises(ConfigurationError, match=r"nats://127\.0\.0\.1:4222"):
-            await nats.connect(url, name="test", connect_timeout=0.2)
-
-    asyncio.run(main())
+async def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"nats://127\.0\.0\.1:4222"):
+        await nats.connect(url, name="test", connect_timeout=0.2)
 
 
-def test_a_broker_that_starts_later_is_found() -> None:
-    async def main() -> None:
-        broker = Broker(port=free_port())
-        connecting = asyncio.create_task(connect_service(broker))
-        await asyncio.sleep(0)
-        async with broker:
-            bus = await connecting
-            await bus.flush()
-            await bus.close()
-
-    asyncio.run(main())
+async def test_a_broker_that_starts_later_is_found() -> None:
+    broker = Broker(port=free_port())
+    connecting = asyncio.create_task(connect_service(broker))
+    await asyncio.sleep(0)
+    async with broker:
+        bus = await connecting
+        await bus.flush()
+        await bus.close()
 
 
-def test_a_connection_that_breaks_at_once_is_an_error_or_made_again() -> None:
-    async def main() -> None:
-        async with FakeServer() as wire:
-            bus = await nats.connect(wire.url, name="test", inbox_prefix=CLIENT_INBOX)
-            again = asyncio.Event()
-            bus.on_reconnect(again.set)
-            wire.cut()
-            async with asyncio.timeout(5):
-                await again.wait()
-            await bus.flush()
-            await bus.close()
-
-    asyncio.run(main())
+async def test_a_connection_that_breaks_at_once_is_an_error_or_made_again() -> None:
+    async with FakeServer() as wire:
+        bus = await nats.connect(wire.url, name="test", inbox_prefix=CLIENT_INBOX)
+        again = asyncio.Event()
+        bus.on_reconnect(again.set)
+        wire.cut()
+        async with asyncio.timeout(5):
+            await again.wait()
+        await bus.flush()
+        await bus.close()
 
 
-def test_a_flush_after_a_reconnection_is_a_barrier_again() -> None:
+async def test_a_flush_after_a_reconnection_is_a_barrier_again() -> None:
     """Pings that were never sent are not sent on the next connection: they would answer for later ones."""
-
-    async def main() -> None:
-        async with FakeServer() as wire:
-            bus = await nats.connect(wire.url, name="test", inbox_prefix=CLIENT_INBOX)
-            again = asyncio.Event()
-            bus.on_reconnect(again.set)
-            flushing = asyncio.create_task(bus.flush())
-            await asyncio.sleep(0)  # its ping is in the buffer
-            wire.commands.clear()
-            bus._client.cut()
-            with pytest.raises(BusUnavailable):
-                await flushing
-            async with asyncio.timeout(5):
-                await again.wait()
-            bus.publish("a", b"x")
-            await bus.flush()
-            heard = [command.split(" ")[0] for command in wire.commands]
-            assert heard[-2:] == ["PUB", "PING"]
-            assert heard.count("PING") == 3, "two of the parent's own while it connects, and the barrier"
-            await bus.close()
-
-    asyncio.run(main())
+    async with FakeServer() as wire:
+        bus = await nats.connect(wire.url, name="test", inbox_prefix=CLIENT_INBOX)
+        again = asyncio.Event()
+        bus.on_reconnect(again.set)
+        flushing = asyncio.create_task(bus.flush())
+        await asyncio.sleep(0)  # its ping is in the buffer
+        wire.commands.clear()
+        bus._client.abort()
+        with pytest.raises(BusUnavailable):
+            await flushing
+        async with asyncio.timeout(5):
+            await again.wait()
+        bus.publish("a", b"x")
+        await bus.flush()
+        received = [command.split(" ")[0] for command in wire.commands]
+        assert received[-2:] == ["PUB", "PING"]
+        assert received.count("PING") == 3, "two of nats-py's own while it connects, and the barrier"
+        await bus.close()

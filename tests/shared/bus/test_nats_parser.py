@@ -1,6 +1,5 @@
 """The parser delivers what nats-py's own parser does, in the same order, however the wire is cut."""
 
-import asyncio
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -12,36 +11,38 @@ from nats.protocol.parser import Parser
 
 from pagewire.shared.bus.nats_parser import BulkParser
 
-Heard = tuple[object, ...]
+pytestmark = pytest.mark.anyio
+
+Call = tuple[object, ...]
 HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n"
 
 
 @dataclass
 class Listener:
-    """Notes what a parser calls it for."""
+    """Records the calls of a parser."""
 
-    heard: list[Heard] = field(default_factory=list)
-    in_bulk: int = 0
-    """Messages that took the shorter way."""
+    calls: list[Call] = field(default_factory=list)
+    fast: int = 0
+    """Messages that took the fast path."""
 
     def deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        self.in_bulk += 1
-        self.heard.append((sid, subject, reply, data, headers or None))
+        self.fast += 1
+        self.calls.append((sid, subject, reply, data, headers or None))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        self.heard.append((sid, bytes(subject), bytes(reply), data, headers))
+        self.calls.append((sid, bytes(subject), bytes(reply), data, headers))
 
     async def _process_ping(self) -> None:
-        self.heard.append(("ping",))
+        self.calls.append(("ping",))
 
     async def _process_pong(self) -> None:
-        self.heard.append(("pong",))
+        self.calls.append(("pong",))
 
     async def _process_err(self, text: str) -> None:
-        self.heard.append(("error", text))
+        self.calls.append(("error", text))
 
     async def _process_info(self, info: dict[str, object]) -> None:
-        self.heard.append(("info", info))
+        self.calls.append(("info", info))
 
 
 def message(subject: str, sid: int, reply: str, data: bytes, headers: bytes = b"") -> bytes:
@@ -66,12 +67,9 @@ messages = st.builds(
 others = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Slow'\r\n", b'INFO {"a": 1}\r\n'])
 
 
-def parse(parser: Parser, pieces: list[bytes]) -> None:
-    async def feed() -> None:
-        for piece in pieces:
-            await parser.parse(piece)
-
-    asyncio.run(feed())
+async def parse(parser: Parser, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        await parser.parse(piece)
 
 
 def bulk() -> tuple[Listener, BulkParser]:
@@ -81,34 +79,34 @@ def bulk() -> tuple[Listener, BulkParser]:
 
 @settings(deadline=None)
 @given(commands=st.lists(st.one_of(messages, messages, others), max_size=12), data=st.data())
-def test_hears_what_nats_py_hears(commands: list[bytes], data: st.DataObject) -> None:
+async def test_it_delivers_what_nats_py_delivers(commands: list[bytes], data: st.DataObject) -> None:
     wire = b"".join(commands)
     cuts = data.draw(st.lists(st.integers(0, len(wire)), max_size=8), label="cuts")
     pieces = [wire[begin:end] for begin, end in pairwise(sorted([0, *cuts, len(wire)]))]
     plain, (ours, parser) = Listener(), bulk()
-    parse(Parser(plain), pieces)
-    parse(parser, pieces)
-    assert ours.heard == plain.heard
+    await parse(Parser(plain), pieces)
+    await parse(parser, pieces)
+    assert ours.calls == plain.calls
 
 
-def test_whole_messages_take_the_shorter_way() -> None:
+async def test_whole_messages_take_the_fast_path() -> None:
     listener, parser = bulk()
     headed = message("d", 4, "", b"w", HEADERS) + message("e", 5, "r", b"", HEADERS)
     bare = message("b", 2, "r", b"y") + message("c", 3, "", b"z")[:-4]
-    parse(parser, [message("a", 1, "", b"x") * 3 + headed + bare])
-    assert listener.in_bulk == 6
-    assert listener.heard[3] == (4, b"d", b"", b"w", HEADERS)
-    assert listener.heard[4] == (5, b"e", b"r", b"", HEADERS)
-    assert listener.heard[5] == (2, b"b", b"r", b"y", None)
+    await parse(parser, [message("a", 1, "", b"x") * 3 + headed + bare])
+    assert listener.fast == 6
+    assert listener.calls[3] == (4, b"d", b"", b"w", HEADERS)
+    assert listener.calls[4] == (5, b"e", b"r", b"", HEADERS)
+    assert listener.calls[5] == (2, b"b", b"r", b"y", None)
 
 
 @pytest.mark.parametrize("size", [40, 100, 1000])
-def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> None:
+async def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> None:
     listener, parser = bulk()
     wire = message("a", 1, "", b"0123456789") * 100
-    parse(parser, [wire[begin : begin + size] for begin in range(0, len(wire), size)])
-    assert len(listener.heard) == 100
-    assert listener.in_bulk > 70
+    await parse(parser, [wire[begin : begin + size] for begin in range(0, len(wire), size)])
+    assert len(listener.calls) == 100
+    assert listener.fast > 70
 
 
 @pytest.mark.parametrize(
@@ -126,16 +124,16 @@ def test_after_a_cut_message_the_next_ones_take_it_again(size: int) -> None:
         b"HMSG a 1 -1 3\r\nabc\r\n",
     ],
 )
-def test_malformed_lines_are_for_the_parent_to_refuse(line: bytes) -> None:
+async def test_malformed_lines_are_for_the_parent_to_refuse(line: bytes) -> None:
     listener, parser = bulk()
     with pytest.raises(ProtocolError):
-        parse(parser, [message("a", 1, "", b"x") + line])
-    assert len(listener.heard) == 1
+        await parse(parser, [message("a", 1, "", b"x") + line])
+    assert len(listener.calls) == 1
 
 
-def test_a_reset_forgets_the_beginning_of_a_message() -> None:
+async def test_a_reset_forgets_the_beginning_of_a_message() -> None:
     listener, parser = bulk()
-    parse(parser, [message("a", 1, "", b"0123456789")[:-5]])
+    await parse(parser, [message("a", 1, "", b"0123456789")[:-5]])
     parser.reset()
-    parse(parser, [message("b", 2, "", b"x")])
-    assert listener.heard == [(2, b"b", b"", b"x", None)]
+    await parse(parser, [message("b", 2, "", b"x")])
+    assert listener.calls == [(2, b"b", b"", b"x", None)]

@@ -17,131 +17,104 @@ from pagewire.shared.bus.nats_store import DONE_STREAM, WORK_STREAM
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from tests.support.broker import connect_service
 
+pytestmark = pytest.mark.anyio
+
 
 class TestStreams:
-    def test_services_that_start_together_make_them_once(self) -> None:
-        async def main() -> None:
-            async with Broker(port=0) as broker:
-                buses = await asyncio.gather(*(connect_service(broker) for _ in range(8)))
-                await asyncio.gather(*(bus.store.pull_work("m", 1, expires=0.05) for bus in buses))
-                await buses[0].store.put_work("m", b"x")
-                (item,) = await buses[1].store.pull_work("m", 1, expires=5)
-                await buses[2].store.end_work(item.ack)
-                for bus in buses:
-                    await bus.close()
-
-        asyncio.run(main())
-
-    def test_they_are_on_disk_and_what_ended_is_kept_for_two_minutes(self) -> None:
-        async def main() -> None:
-            async with Broker(port=0) as broker:
-                bus = await connect_service(broker)
-                configs = {}
-                for name in (WORK_STREAM, DONE_STREAM):
-                    reply = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=30)
-                    configs[name] = msgspec.json.decode(reply.data)["config"]
-                assert {config["storage"] for config in configs.values()} == {"file"}
-                assert configs[WORK_STREAM]["retention"] == "workqueue"
-                assert configs[DONE_STREAM]["max_age"] == 120 * 10**9
+    async def test_services_that_start_together_make_them_once(self) -> None:
+        async with Broker(port=0) as broker:
+            buses = await asyncio.gather(*(connect_service(broker) for _ in range(8)))
+            await asyncio.gather(*(bus.store.pull_work("m", 1, expires=0.05) for bus in buses))
+            await buses[0].store.put_work("m", b"x")
+            (item,) = await buses[1].store.pull_work("m", 1, expires=5)
+            await buses[2].store.end_work(item.ack)
+            for bus in buses:
                 await bus.close()
 
-        asyncio.run(main())
+    async def test_they_are_on_disk_and_what_ended_is_kept_for_two_minutes(self) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            configs = {}
+            for name in (WORK_STREAM, DONE_STREAM):
+                reply = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=30)
+                configs[name] = msgspec.json.decode(reply.data)["config"]
+            assert {config["storage"] for config in configs.values()} == {"file"}
+            assert configs[WORK_STREAM]["retention"] == "workqueue"
+            assert configs[DONE_STREAM]["max_age"] == 120 * 10**9
+            await bus.close()
 
-    def test_streams_of_another_make_are_refused(self) -> None:
-        async def main() -> None:
-            async with Broker(port=0) as broker:
-                bus = await connect_service(broker)
-                await bus.request(f"$JS.API.STREAM.DELETE.{WORK_STREAM}", b"", timeout=30)
-                other = {"name": WORK_STREAM, "subjects": [f"{subjects.WORK}.*"], "storage": "memory"}
-                await bus.request(f"$JS.API.STREAM.CREATE.{WORK_STREAM}", msgspec.json.encode(other), timeout=30)
-                with pytest.raises(ConfigurationError, match=WORK_STREAM):
-                    await connect_service(broker)
-                await bus.close()
+    async def test_streams_of_another_make_are_refused(self) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            await bus.request(f"$JS.API.STREAM.DELETE.{WORK_STREAM}", b"", timeout=30)
+            other = {"name": WORK_STREAM, "subjects": [f"{subjects.WORK}.*"], "storage": "memory"}
+            await bus.request(f"$JS.API.STREAM.CREATE.{WORK_STREAM}", msgspec.json.encode(other), timeout=30)
+            with pytest.raises(ConfigurationError, match=WORK_STREAM):
+                await connect_service(broker)
+            await bus.close()
 
-        asyncio.run(main())
-
-    def test_a_full_queue_refuses_instead_of_growing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_full_queue_refuses_instead_of_growing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(nats_store._STREAMS[WORK_STREAM], "max_msgs", 2)
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            for _ in range(2):
+                await bus.store.put_work("m", b"x")
+            with pytest.raises(BusUnavailable, match="maximum messages"):
+                await bus.store.put_work("m", b"x")
+            await bus.close()
 
-        async def main() -> None:
-            async with Broker(port=0) as broker:
-                bus = await connect_service(broker)
-                for _ in range(2):
-                    await bus.store.put_work("m", b"x")
-                with pytest.raises(BusUnavailable, match="maximum messages"):
-                    await bus.store.put_work("m", b"x")
-                await bus.close()
+    async def test_a_server_that_lost_its_disk_gets_new_ones(self, tmp_path: Path) -> None:
+        async with Broker(port=0, store=tmp_path) as broker:
+            bus = await connect_service(broker)
+            await bus.store.put_work("m", b"lost")
+            assert len(await bus.store.pull_work("m", 1, expires=5)) == 1
+            os.kill(broker.pid, signal.SIGKILL)
+            await broker.wait()
+            shutil.rmtree(tmp_path / "jetstream")
+            await broker.start()
+            await bus.wait_connected()
+            assert await bus.store.pull_work("m", 1, expires=0.2) == []
+            await bus.store.put_work("m", b"new")
+            (item,) = await bus.store.pull_work("m", 1, expires=5)
+            assert item.data == b"new"
+            await bus.store.end_work(item.ack)
+            assert await bus.store.get_done("r") is None
+            await bus.close()
 
-        asyncio.run(main())
-
-    def test_a_server_that_lost_its_disk_gets_new_ones(self, tmp_path: Path) -> None:
-        async def main() -> None:
-            async with Broker(port=0, store=tmp_path) as broker:
-                bus = await connect_service(broker)
-                await bus.store.put_work("m", b"lost")
-                assert len(await bus.store.pull_work("m", 1, expires=5)) == 1
-                os.kill(broker.pid, signal.SIGKILL)
-                await broker.wait()
-                shutil.rmtree(tmp_path / "jetstream")
-                await broker.start()
-                await bus.wait_connected()
-                assert await bus.store.pull_work("m", 1, expires=0.2) == []
-                await bus.store.put_work("m", b"new")
-                (item,) = await bus.store.pull_work("m", 1, expires=5)
-                assert item.data == b"new"
-                await bus.store.end_work(item.ack)
-                assert await bus.store.get_done("r") is None
-                await bus.close()
-
-        asyncio.run(main())
-
-    def test_a_waiting_pull_ends_when_the_bus_closes(self) -> None:
-        async def main() -> None:
-            async with Broker(port=0) as broker:
-                bus = await connect_service(broker)
-                pulling = asyncio.create_task(bus.store.pull_work("m", 1, expires=60))
-                await bus.flush()
-                await bus.close()
-                with pytest.raises(BusUnavailable):
-                    await pulling
-
-        asyncio.run(main())
+    async def test_a_waiting_pull_ends_when_the_bus_closes(self) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            pulling = asyncio.create_task(bus.store.pull_work("m", 1, expires=60))
+            await bus.flush()
+            await bus.close()
+            with pytest.raises(BusUnavailable):
+                await pulling
 
 
 class TestMemory:
-    def test_what_ended_is_forgotten_in_time(self) -> None:
-        async def main() -> None:
-            store = MemoryBus(MemoryBroker(done_age=0.05)).store
-            await store.put_done("old", b"1")
-            assert await store.get_done("old") == b"1"
-            await asyncio.sleep(0.06)  # its age is what is tested
-            assert await store.get_done("old") is None
+    async def test_what_ended_is_forgotten_in_time(self) -> None:
+        store = MemoryBus(MemoryBroker(done_age=0.05)).store
+        await store.put_done("old", b"1")
+        assert await store.get_done("old") == b"1"
+        await asyncio.sleep(0.06)  # its age is what is tested
+        assert await store.get_done("old") is None
 
-        asyncio.run(main())
-
-    def test_an_item_that_waits_again_can_be_ended(self) -> None:
+    async def test_an_item_that_waits_again_can_be_ended(self) -> None:
         """A detokenizer may end it between its redelivery time and the next pull."""
+        store = MemoryBus(MemoryBroker()).store
+        await store.put_work("m", b"x")
+        (item,) = await store.pull_work("m", 1, expires=1)
+        await store.return_work(item.ack)
+        await store.renew_work(item.ack)
+        await store.end_work(item.ack)
+        assert await store.pull_work("m", 1, expires=0.01) == []
 
-        async def main() -> None:
-            store = MemoryBus(MemoryBroker()).store
-            await store.put_work("m", b"x")
-            (item,) = await store.pull_work("m", 1, expires=1)
-            await store.return_work(item.ack)
-            await store.renew_work(item.ack)
-            await store.end_work(item.ack)
-            assert await store.pull_work("m", 1, expires=0.01) == []
-
-        asyncio.run(main())
-
-    def test_items_that_come_again_come_first(self) -> None:
-        async def main() -> None:
-            store = MemoryBus(MemoryBroker()).store
-            for number in range(4):
-                await store.put_work("m", b"%d" % number)
-            first, second = await store.pull_work("m", 2, expires=1)
-            await store.return_work(second.ack)
-            await store.return_work(first.ack)
-            items = await store.pull_work("m", 4, expires=1)
-            assert [(item.data, item.deliveries) for item in items] == [(b"0", 2), (b"1", 2), (b"2", 1), (b"3", 1)]
-
-        asyncio.run(main())
+    async def test_items_that_come_again_come_first(self) -> None:
+        store = MemoryBus(MemoryBroker()).store
+        for number in range(4):
+            await store.put_work("m", b"%d" % number)
+        first, second = await store.pull_work("m", 2, expires=1)
+        await store.return_work(second.ack)
+        await store.return_work(first.ack)
+        items = await store.pull_work("m", 4, expires=1)
+        assert [(item.data, item.deliveries) for item in items] == [(b"0", 2), (b"1", 2), (b"2", 1), (b"3", 1)]

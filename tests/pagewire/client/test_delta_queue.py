@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.client.mailbox import Mailbox
+from pagewire.client.delta_queue import DeltaQueue
 from pagewire.shared.messages.client import Delta
 
 
@@ -10,45 +10,45 @@ def delta(index: int, start: int) -> Delta:
 
 
 def test_a_reader_that_keeps_up_gets_every_delta() -> None:
-    mailbox = Mailbox()
+    queue = DeltaQueue()
     for start in range(3):
-        mailbox.put(delta(0, start))
-    assert len(mailbox) == 3
-    assert mailbox.take() == [delta(0, 0), delta(0, 1), delta(0, 2)]
-    assert mailbox.take() == []
+        queue.put(delta(0, start))
+    assert len(queue) == 3
+    assert queue.take() == [delta(0, 0), delta(0, 1), delta(0, 2)]
+    assert queue.take() == []
 
 
 def test_a_reader_that_lags_gets_the_rest_in_one() -> None:
-    mailbox = Mailbox(capacity=2)
+    queue = DeltaQueue(capacity=2)
     for start in range(5):
-        mailbox.put(delta(0, start))
-    first, rest = mailbox.take()
+        queue.put(delta(0, start))
+    first, rest = queue.take()
     assert first == delta(0, 0)
     assert rest == Delta(0, 1, "bcde", [1, 2, 3, 4])
 
 
 def test_nothing_is_merged_into_what_was_taken() -> None:
-    mailbox = Mailbox(capacity=1)
-    mailbox.put(delta(0, 0))
-    (taken,) = mailbox.take()
-    mailbox.put(delta(0, 1))
+    queue = DeltaQueue(capacity=1)
+    queue.put(delta(0, 0))
+    (taken,) = queue.take()
+    queue.put(delta(0, 1))
     assert taken == delta(0, 0)
-    assert mailbox.take() == [delta(0, 1)]
+    assert queue.take() == [delta(0, 1)]
 
 
 @given(st.lists(st.one_of(st.integers(0, 3), st.none()), max_size=200), st.integers(1, 8))
 def test_nothing_is_lost_and_the_room_is_bounded(events: list[int | None], capacity: int) -> None:
     """An integer is an arrival of that choice, None is a visit of the reader."""
-    mailbox = Mailbox(capacity)
+    queue = DeltaQueue(capacity)
     sent: dict[int, int] = {}
     read: dict[int, list[int]] = {}
     for event in [*events, None]:
         if event is not None:
-            mailbox.put(delta(event, sent.get(event, 0)))
+            queue.put(delta(event, sent.get(event, 0)))
             sent[event] = sent.get(event, 0) + 1
-            assert len(mailbox) <= capacity + 4
+            assert len(queue) <= capacity + 4
         else:
-            for part in mailbox.take():
+            for part in queue.take():
                 assert part.start == len(read.get(part.index, []))
                 read.setdefault(part.index, []).extend(part.token_ids)
     assert {index: list(range(count)) for index, count in sent.items()} == read

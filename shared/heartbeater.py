@@ -1,4 +1,4 @@
-"""The heartbeat of one service instance."""
+"""Sends the heartbeats of one service instance."""
 
 import asyncio
 import time
@@ -12,15 +12,15 @@ from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
 
 INTERVAL = 0.5
-"""Seconds between two beats."""
+"""Seconds between two heartbeats."""
 LOST_AFTER = 60.0
-"""Seconds without a broker after which the connection counts as lost for good."""
+"""Seconds without a broker after which the service gives up."""
 
 _log = structlog.get_logger()
 
 
-class Pulse:
-    """Publishes a service's heartbeat: twice a second, and at once when it is announced."""
+class Heartbeater:
+    """Publishes a service's heartbeat twice a second, and at once on `announce`."""
 
     def __init__(self, bus: Bus, name: str, instance: str) -> None:
         self._bus = bus
@@ -28,7 +28,7 @@ class Pulse:
         self._service: Service | None = None
 
     def announce(self) -> None:
-        """Sends a heartbeat now. A service that is still being built has none to send."""
+        """Sends a heartbeat now; does nothing before `run`, while the service is still being created."""
         if self._service is None:
             return
         try:
@@ -37,18 +37,18 @@ class Pulse:
             _log.debug("heartbeat_not_sent")
 
     async def run(self, service: Service) -> None:
-        """Beats until cancelled.
+        """Sends heartbeats until cancelled.
 
         Raises:
             BusUnavailable: there was no broker for `LOST_AFTER` seconds.
         """
         self._service = service
-        heard = time.monotonic()
+        connected_at = time.monotonic()
         while True:
             self.announce()
             now = time.monotonic()
             if self._bus.connected:
-                heard = now
-            elif now - heard > LOST_AFTER:
-                raise BusUnavailable(f"no broker for {LOST_AFTER:.0f} s")
+                connected_at = now
+            elif now - connected_at > LOST_AFTER:
+                raise BusUnavailable(f"there was no broker for {LOST_AFTER:.0f} s: check that it runs at --nats-url")
             await asyncio.sleep(INTERVAL)

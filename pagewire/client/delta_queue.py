@@ -1,10 +1,10 @@
-"""What has arrived and was not read yet, bounded however slowly the reader reads."""
+"""A bounded queue of deltas."""
 
 from pagewire.shared.messages.client import Delta
 
 
-class Mailbox:
-    """Keeps deltas apart while the reader keeps up, and merges those of a choice once `capacity` are waiting."""
+class DeltaQueue:
+    """Holds the deltas that were not read yet. Once `capacity` are waiting, later deltas are merged by choice."""
 
     def __init__(self, capacity: int = 64) -> None:
         self._capacity = capacity
@@ -14,7 +14,7 @@ class Mailbox:
         return len(self._waiting)
 
     def put(self, delta: Delta) -> None:
-        """Adds a delta. Deltas of one choice are put in order and without a gap."""
+        """Adds a delta. The deltas of one choice must come in order and without a gap."""
         if len(self._waiting) >= self._capacity:
             for newest in reversed(self._waiting):
                 if newest.index == delta.index:
@@ -24,6 +24,6 @@ class Mailbox:
         self._waiting.append(delta)
 
     def take(self) -> list[Delta]:
-        """Everything that waits, in the order of arrival."""
+        """Removes and returns all deltas in the order of arrival."""
         taken, self._waiting = self._waiting, []
         return taken

@@ -1,0 +1,76 @@
+"""Observes the heartbeats of a supervisor's services: whether all are ready, and whether one is frozen."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+
+from pagewire.shared.bus import Bus
+from pagewire.shared.errors import BusError, RequestTimeout
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import SILENCE, Peers
+
+PING_TIMEOUT = 1.0
+"""Seconds that a service without heartbeats has to answer a ping."""
+CHECK_INTERVAL = 0.5
+"""Seconds between two checks."""
+
+_log = structlog.get_logger()
+
+
+class Watchdog:
+    """Kills a service that has sent no heartbeat for `SILENCE` seconds and does not answer a ping.
+
+    Args:
+        bus: a connection with the rights of a client.
+        instances: the current instance id of each program, by the program's name.
+        kill: kills a program by name.
+    """
+
+    def __init__(self, bus: Bus, instances: Mapping[str, str], kill: Callable[[str], None]) -> None:
+        self._bus = bus
+        self._instances = instances
+        self._kill = kill
+        self._heartbeat_arrived = asyncio.Event()
+        self._peers = Peers(bus, self._heartbeat_arrived.set)
+
+    async def listen(self) -> None:
+        """Subscribes to heartbeats."""
+        await self._peers.listen()
+
+    async def all_ready(self, programs: Iterable[str]) -> dict[str, dict[str, float]]:
+        """Waits until every program is ready; returns the load that each reports, by name."""
+        while True:
+            self._heartbeat_arrived.clear()
+            beats = {name: self._last(name)[0] for name in programs}
+            ready = {name: beat.load for name, beat in beats.items() if beat is not None and beat.ready}
+            if len(ready) == len(beats):
+                return ready
+            await self._heartbeat_arrived.wait()
+
+    async def run(self) -> None:
+        """Checks the programs until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            self._peers.retain(self._instances.values())
+            if self._bus.connected:
+                for name, instance in list(self._instances.items()):
+                    if await self._is_frozen(name):
+                        _log.error("service_frozen", program=name, instance=instance)
+                        self._kill(name)
+
+    def _last(self, name: str) -> tuple[Heartbeat | None, float]:
+        return self._peers.last(self._instances.get(name, ""))
+
+    async def _is_frozen(self, name: str) -> bool:
+        """A program without a subscription to pings has ended, still starts or is disconnected: it is not frozen."""
+        beat, age = self._last(name)
+        if beat is None or age <= SILENCE:
+            return False
+        try:
+            await self._bus.request(f"$SRV.PING.pagewire-{beat.service}.{beat.instance}", b"", timeout=PING_TIMEOUT)
+        except RequestTimeout:
+            return self._last(name)[0] is beat
+        except BusError:
+            return False
+        return False

@@ -1,0 +1,117 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pagewire.embedded import watchdog
+from pagewire.embedded.watchdog import Watchdog
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+
+
+@pytest.fixture(autouse=True)
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "SILENCE", 0.05)
+    monkeypatch.setattr(watchdog, "PING_TIMEOUT", 0.05)
+    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.01)
+
+
+class Fake:
+    """Services whose heartbeats and answers to pings a test decides."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.bus = MemoryBus(broker)
+
+    def beat(self, name: str, instance: str, *, ready: bool = True, **load: float) -> None:
+        beat = Heartbeat(name, instance, ready, term=0, plan=0, step=0, load=load)
+        self.bus.publish(f"{subjects.HEARTBEAT}.{name}.{instance}", encode(beat))
+
+    async def subscribe_to_pings(self, name: str, instance: str, *, answer: bool) -> None:
+        def reply(message: Any) -> None:
+            if answer:
+                self.bus.publish(message.reply, b"{}")
+
+        await self.bus.subscribe(f"$SRV.PING.pagewire-{name}.{instance}", reply)
+
+
+@pytest.fixture
+def memory() -> MemoryBroker:
+    return MemoryBroker()
+
+
+@pytest.fixture
+def fake(memory: MemoryBroker) -> Fake:
+    return Fake(memory)
+
+
+@pytest.fixture
+def instances() -> dict[str, str]:
+    return {"executor": "e1", "scheduler": "s1"}
+
+
+@pytest.fixture
+def killed() -> list[str]:
+    """Names of the killed programs."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+async def watched(memory: MemoryBroker, instances: dict[str, str], killed: list[str]) -> AsyncIterator[Watchdog]:
+    watched = Watchdog(MemoryBus(memory, inbox_prefix="_INBOX"), instances, killed.append)
+    await watched.listen()
+    running = asyncio.create_task(watched.run())
+    yield watched
+    running.cancel()
+
+
+async def test_ready_once_every_service_says_so(watched: Watchdog, fake: Fake) -> None:
+    waiting = asyncio.create_task(watched.all_ready(["executor", "scheduler"]))
+    fake.beat("executor", "e1", port=7.0)
+    fake.beat("scheduler", "s1", ready=False)
+    fake.beat("scheduler", "stranger")
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    fake.beat("scheduler", "s1")
+    assert (await waiting)["executor"] == {"port": 7.0}
+
+
+async def test_a_silent_service_that_answers_no_ping_is_killed(fake: Fake, killed: list[str]) -> None:
+    await fake.subscribe_to_pings("executor", "e1", answer=False)
+    fake.beat("executor", "e1")
+    await until(lambda: killed == ["executor"])
+
+
+async def test_a_frozen_replica_is_killed_by_the_name_of_its_program(
+    fake: Fake, instances: dict[str, str], killed: list[str]
+) -> None:
+    instances |= {"executor-0": "e1", "executor-1": "e2"}
+    del instances["executor"]
+    await fake.subscribe_to_pings("executor", "e1", answer=True)
+    await fake.subscribe_to_pings("executor", "e2", answer=False)
+    fake.beat("executor", "e1")
+    fake.beat("executor", "e2")
+    await until(lambda: killed == ["executor-1"])
+
+
+async def test_a_silent_service_that_answers_lives(fake: Fake, killed: list[str]) -> None:
+    await fake.subscribe_to_pings("executor", "e1", answer=True)
+    fake.beat("executor", "e1")
+    await asyncio.sleep(0.3)
+    assert killed == []
+
+
+async def test_a_service_that_has_gone_or_is_still_starting_is_left_alone(
+    fake: Fake, instances: dict[str, str], killed: list[str]
+) -> None:
+    fake.beat("executor", "e1")
+    await asyncio.sleep(0.2)
+    instances["executor"] = "e2"
+    await fake.subscribe_to_pings("executor", "e2", answer=False)
+    await asyncio.sleep(0.2)
+    assert killed == []
