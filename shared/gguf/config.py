@@ -44,6 +44,8 @@ def read_config(model: GgufModel) -> dict[str, Any]:
     if EMBEDDING not in model.tensors:
         raise ConfigurationError(f"{model.path} has no tensor {EMBEDDING}: fetch the model again")
     heads, width = keys.number("attention.head_count"), keys.number("embedding_length")
+    if not heads:
+        raise ConfigurationError(f"{model.path} has 0 as {architecture}.attention.head_count: fetch the model again")
     head = keys.number("attention.key_length", width // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.number(key, head) != head:
