@@ -81,6 +81,7 @@ def table(runs: Sequence[Figures]) -> list[str]:
 
 async def _run(transport: str, streams: int, seconds: float) -> Figures:
     settings = Settings(
+        model="bundled",
         port=0,
         nats_port=0,
         device="sim:zero",

@@ -1,13 +1,19 @@
-"""Finds the folder of a model in Hugging Face format and reads its configuration."""
+"""A model, a folder in Hugging Face format or a GGUF file: where it is, and what its configuration says."""
 
 import hashlib
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.fetch import fetch
+from pagewire.shared.gguf import config as gguf_config
+from pagewire.shared.gguf.reader import SUFFIX, GgufModel, model_name
+from pagewire.shared.named_models import BUNDLED as BUNDLED_NAME
+from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 """Folder of the small model that is part of the package."""
@@ -17,47 +23,66 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
-def resolve(model: str) -> Path:
-    """Returns the folder of a model: a folder, a hub id (downloaded unless it is cached), or "" for the bundled model.
+def resolve(model: str, stop: threading.Event | None = None) -> Path:
+    """The folder or GGUF file of `model`: a path, a short name, a hub id, or "" for the default model.
+
+    What is in no cache yet is downloaded.
+
+    Args:
+        model: see above. A folder of that name comes first.
+        stop: ends the download of a named model when it is set.
 
     Raises:
-        ConfigurationError: there is no such folder and no such model on the hub.
+        ConfigurationError: there is no such folder or file and no such model on the hub, or it cannot be fetched.
     """
-    if not model:
-        return BUNDLED
+    model = model or DEFAULT.name
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if folder.suffix == SUFFIX:
+        if not folder.is_file():
+            raise ConfigurationError(f"there is no file {model}: give an existing one")
+        return folder.absolute()  # a link stays one: the other parts of a split model lie beside it
+    if model == BUNDLED_NAME:
+        return BUNDLED
+    if model in NAMED_MODELS:
+        return fetch(NAMED_MODELS[model], stop)
     if not _HUB_ID.fullmatch(model):
         raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
     return _download(model)
 
 
 def served_name(settings: Settings) -> str:
-    """Returns the model's name in requests: the configured one, else the folder's name or the hub id."""
+    """The model's name in requests: as configured, else the folder's or file's name, the short name, or the hub id."""
     if settings.served_model_name:
         return settings.served_model_name
     if not settings.model:
-        return BUNDLED.name
+        return DEFAULT.name
     folder = Path(settings.model).expanduser()
+    if folder.suffix == SUFFIX:
+        return model_name(folder)
     return folder.resolve().name if folder.is_dir() else settings.model
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads a model's config.json.
+    """The model's config.json, or the same of a GGUF file.
 
     Raises:
         ConfigurationError: the file is missing or malformed.
     """
+    if path.suffix == SUFFIX:
+        return gguf_config.read_config(GgufModel.open(path))
     return _read_object(path / "config.json")
 
 
 def eos_ids(path: Path) -> frozenset[int]:
-    """Returns the tokens that end a text, from config.json and generation_config.json together.
+    """Tokens that end a text: those of config.json and of generation_config.json, or of a GGUF file's metadata.
 
     Raises:
         ConfigurationError: a file is malformed, or an entry is not a token id.
     """
+    if path.suffix == SUFFIX:
+        return gguf_config.eos_ids(GgufModel.open(path))
     found: set[int] = set()
     for file in (path / "config.json", path / "generation_config.json"):
         value = _read_object(file).get("eos_token_id") if file.exists() else None
@@ -88,15 +113,24 @@ def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
 
 
 def revision(path: Path) -> str:
-    """Returns a fingerprint of config.json and of the weight files' names and sizes: 12 hexadecimal digits.
+    """A fingerprint of the configuration and of the weight files' names and sizes: 12 hexadecimal digits.
 
     Raises:
-        ConfigurationError: config.json is missing.
+        ConfigurationError: the configuration is missing.
     """
     digest = hashlib.sha256(json.dumps(read_config(path), sort_keys=True).encode())
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         digest.update(f"\n{file.name} {file.stat().st_size}".encode())
     return digest.hexdigest()[:12]
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files with the weights of a folder or of a GGUF model.
+
+    Raises:
+        ConfigurationError: a part of a GGUF model is missing or broken.
+    """
+    return list(GgufModel.open(path).files) if path.suffix == SUFFIX else sorted(path.glob("*.safetensors"))
 
 
 def _read_object(file: Path) -> dict[str, Any]:
@@ -124,5 +158,5 @@ def _download(model: str) -> Path:
     except (OSError, ValueError, HTTPError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(
-            f"there is no folder {model}, and the hub has no model of that id that can be downloaded: {reason[0]}"
+            f"there is no folder or short name {model}, and the hub does not give a model of that id: {reason[0]}"
         ) from error

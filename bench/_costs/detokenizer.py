@@ -66,7 +66,7 @@ async def detokenizer(wrap: Wrap) -> AsyncIterator[Rig]:
         peer.publish(message.reply, encode(AbortedSequences(1)))
 
     await peer.subscribe(f"{subjects.ABORT}.sched.abort", on_abort)
-    service = Detokenizer(Context(Settings(), tap, "detok", tap.progress.notify))
+    service = Detokenizer(Context(Settings(model="bundled"), tap, "detok", tap.progress.notify))
     async with serving(service, tap.progress, lambda: service.heartbeat().ready):
         for row in range(ROWS):
             opened = await peer.request(f"{_VERBS}.open", encode(_open(row)), timeout=10)

@@ -14,6 +14,7 @@ from pagewire.embedded.stack import check_replicas
 from pagewire.shared import flags, model_folder
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
+from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
 
 MIN_FREE_MEMORY = 2 << 30
 """Bytes of free memory that a stack with the bundled model needs."""
@@ -63,13 +64,16 @@ def _machine() -> str:
 
 
 def _model(settings: Settings) -> str:
+    named = NAMED_MODELS.get(settings.model or DEFAULT.name)
+    if named is not None and not named.is_here:
+        return f"{named.name} is fetched at the first start, or now by `pagewire pull {named.name}`"
     path = model_folder.resolve(settings.model)
     config = model_folder.read_config(path)
-    weights = list(path.glob("*.safetensors"))
+    weights = model_folder.weight_files(path)
     if not weights:
-        raise ConfigurationError(f"{path} has no *.safetensors: download the weights in that format")
-    if not (path / "tokenizer.json").exists():
-        raise ConfigurationError(f"{path} has no tokenizer.json: download it into the folder")
+        raise ConfigurationError(f"{path} has no *.safetensors: fetch the weights in that format")
+    if path.is_dir() and not (path / "tokenizer.json").exists():
+        raise ConfigurationError(f"{path} has no tokenizer.json: fetch it beside the weights")
     size = sum(file.stat().st_size for file in weights)
     context = model_folder.max_model_len(settings, config)
     return f"{model_folder.served_name(settings)}, {size >> 20} MiB of weights, context {context}"

@@ -9,8 +9,8 @@ from pagewire.shared.config import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the model and all settings."""
-    text = "folder or hub id of a model in Hugging Face format; by default the bundled model"
+    """The model, and every setting."""
+    text = "folder, .gguf file, hub id or short name (see `pagewire models`); without it, smollm2-135m-instruct"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
     flags.add_settings(parser)
 

@@ -241,7 +241,7 @@ async def test_too_many_requests_are_refused_with_429_and_a_time(client: Client)
         assert answer["retry_after_ms"] > 0
 
 
-@pytest.mark.parametrize("settings", [Settings(dtype="float32", num_kv_blocks=200, log_level="error")])
+@pytest.mark.parametrize("settings", [Settings(model="bundled", dtype="float32", num_kv_blocks=200, log_level="error")])
 async def test_a_result_that_no_message_could_hold_is_refused_with_413(client: Client) -> None:
     body = {"prompt": "One", "sampling": {"n": 256, "max_tokens": 2000}}
     answer = await ask(client, body, "pagewire.v1.generate.bundled")
