@@ -39,6 +39,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Of keys and values in the cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""
     batch_invariant: bool = False
     """Results that do not depend, to the bit, on what else runs; slower, and only on cuda."""
+    chat_template: str = ""
+    """File with a chat template, or the text of one; empty: the model's own."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """Sampling where a request names none; auto: by the model's generation_config.json; vllm: the neutral defaults."""
     max_model_len: int | None = None
     """Context in tokens; None: the model's own."""
     max_num_seqs: Positive = 64

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from typing import Any
 
 from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
@@ -17,6 +18,7 @@ from pagewire.shared.errors import (
     BusUnavailable,
     DeadlineExceeded,
     Internal,
+    InvalidRequest,
     MessageTooLarge,
     NoResponders,
     PagewireError,
@@ -63,11 +65,12 @@ class Stream:
         batch_inbox: BatchInbox,
         model: str,
         request: GenerateRequest,
+        body: Mapping[str, Any],
         traceparent: str = "",
         *,
         fresh: bool = False,
     ) -> None:
-        """`fresh`: the id was drawn for this request."""
+        """`body` is what is sent: the request without what was left out. `fresh`: the id was drawn for this request."""
         self.request_id = request.request_id or ""
         self.prompt_tokens: int | None = None
         self.final: Final | None = None
@@ -75,7 +78,8 @@ class Stream:
         self._directory = directory
         self._batch_inbox = batch_inbox
         self.model = model
-        self._request = request
+        self._sent = dict(body)
+        self._timeout = request.timeout_ms / 1000
         self._headers = frames.MSGPACK | ({"traceparent": traceparent} if traceparent else {})
         self._fresh = fresh
         self._inbox = ""
@@ -105,12 +109,12 @@ class Stream:
 
     def batches(self) -> AsyncGenerator[list[Delta], None]:
         """Like the iteration itself, but all that has arrived at once: cheaper where many are written together."""
-        self._request.stream = True
+        self._sent["stream"] = True
         return self._exchange(SILENCE)
 
     async def result(self) -> Result:
         """Sends the request without a stream; returns its whole result. Raises what the iteration raises."""
-        self._request.stream = False
+        self._sent["stream"] = False
         async with aclosing(self._exchange(RESULT_SILENCE)) as batches:
             async for _ in batches:
                 raise Internal("deltas came where one result was asked for")
@@ -129,7 +133,10 @@ class Stream:
     async def _exchange(self, silence: float) -> AsyncGenerator[list[Delta], None]:
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
-        self._body = frames.encode(self._request)
+        try:
+            self._body = frames.encode(self._sent)
+        except OverflowError as error:
+            raise InvalidRequest("a number in the request has more than 64 bits") from error
         with (
             self._bus.inbox(self._on_message) as self._inbox,
             self._batch_inbox.reading(self._inbox, self._on_delta) as self._headers[BATCH_INBOX],
@@ -221,7 +228,7 @@ class Stream:
         """Looks at the clock: asks again after a silence, and gives up long after the deadline."""
         self._heard = time.monotonic()
         self._patient_until = self._heard + PATIENCE
-        deadline = self._heard + self._request.timeout_ms / 1000 + GRACE
+        deadline = self._heard + self._timeout + GRACE
         while not self._over:
             await asyncio.sleep(TICK)
             if time.monotonic() > deadline:

@@ -5,7 +5,8 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from pagewire.client.async_client import DEFAULT_URL, AsyncClient, Prompt
+from pagewire.client.async_client import DEFAULT_URL, AsyncClient, Messages, Prompt
+from pagewire.client.stream import Stream
 from pagewire.shared.messages.client import Delta, ModelInfo, Result, SamplingParams
 
 T = TypeVar("T")
@@ -59,16 +60,21 @@ class Client:
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
     ) -> Iterator[Delta]:
         """The deltas of one request, as `AsyncClient.stream` gives them."""
-        deltas = self._client.stream(prompt, sampling, **options).__aiter__()
-        try:
-            while (delta := self._thread.run(_next(deltas))) is not None:
-                yield delta
-        finally:
-            self._thread.run(deltas.aclose())
+        yield from self._deltas(self._client.stream(prompt, sampling, **options))
+
+    def stream_chat(
+        self, messages: Messages, sampling: SamplingParams | None = None, **options: Any
+    ) -> Iterator[Delta]:
+        """The model's answer to a conversation, as its deltas come."""
+        yield from self._deltas(self._client.stream_chat(messages, sampling, **options))
 
     def generate(self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any) -> Result:
         """The whole result of one request, as `AsyncClient.generate` gives it."""
         return self._thread.run(self._client.generate(prompt, sampling, **options))
+
+    def chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Result:
+        """The model's whole answer to a conversation."""
+        return self._thread.run(self._client.chat(messages, sampling, **options))
 
     def cancel(self, request_id: str) -> str:
         """Ends a request. Returns cancelled, ended or unknown."""
@@ -85,6 +91,14 @@ class Client:
     def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """Text of token ids."""
         return self._thread.run(self._client.detokenize(token_ids, model))
+
+    def _deltas(self, stream: Stream) -> Iterator[Delta]:
+        deltas = stream.__aiter__()
+        try:
+            while (delta := self._thread.run(_next(deltas))) is not None:
+                yield delta
+        finally:
+            self._thread.run(deltas.aclose())
 
 
 async def _next(deltas: AsyncGenerator[Delta, None]) -> Delta | None:

@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from transformers import PreTrainedTokenizerFast
 
-from pagewire.services.tokenizer.chat import render
 from pagewire.services.tokenizer.token_ids import to_ids
-from pagewire.shared.messages.client import ChatMessage
 
 INLINE_CHARACTERS = 8_000
 """Texts up to this are encoded at once: for prose of this length fastokens takes a tenth of a millisecond, like a
@@ -21,33 +19,24 @@ class Encoder:
     """A tokenizer, with threads of its own for what takes long."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
         self._to_ids = to_ids(tokenizer.backend_tokenizer)
         self._turn = asyncio.Lock()
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="encode")
 
-    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, with the special tokens that the model wants around a prompt."""
+    async def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        """Token ids of each text; with `special`, between the special tokens that the model wants around a prompt.
+
+        Special tokens that a text spells out are encoded as such either way: chat templates spell out all of theirs.
+        """
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
             async with self._turn:
-                ids = self._to_ids(texts, True)
+                ids = self._to_ids(texts, special)
                 # Of many requests that come at once each goes its way before the next is encoded, not after the last.
                 await asyncio.sleep(0)
             return ids
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._to_ids, texts, True)
-
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Token ids of a conversation. Always in a thread: the first rendering compiles the template.
-
-        Raises:
-            InvalidRequest: see `chat.render`.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode_chat, messages)
+        return await loop.run_in_executor(self._threads, self._to_ids, texts, special)
 
     def close(self) -> None:
         """Ends the threads after what they are doing; what has not begun is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        return self._to_ids([render(self._tokenizer, messages)], False)[0]

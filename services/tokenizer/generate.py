@@ -12,6 +12,7 @@ from opentelemetry.trace import Span, format_trace_id
 from pagewire.services.tokenizer import sampling
 from pagewire.services.tokenizer.answers import Answers
 from pagewire.services.tokenizer.assemble import Caller, digest_of, open_stream, work_item
+from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.decode import decode, encoding_of
 from pagewire.services.tokenizer.handover import Handover, Outcome
 from pagewire.services.tokenizer.limits import Limits, tokens_to_generate
@@ -32,11 +33,16 @@ _TOO_LATE = "timeout_ms passed before the request was tokenized: allow more time
 class Generate:
     """Checks, tokenizes and hands over the requests for one model."""
 
-    def __init__(self, bus: Bus, peers: Peers, replicas: Replicas, model: Model, seed: int) -> None:
+    def __init__(
+        self, bus: Bus, peers: Peers, replicas: Replicas, model: Model, renderer: ChatRenderer, seed: int
+    ) -> None:
         """`seed` is the deployment's: requests without a seed get one that follows from it; 0: theirs are drawn."""
         self._model = model
+        self._renderer = renderer
         self._seed = seed
-        self._limits = Limits(model.max_model_len, model.vocab_size, bus.max_payload)
+        self._limits = Limits(
+            model.max_model_len, model.vocab_size, bus.max_payload, model.generation.max_new_tokens
+        )
         self._handover = Handover(bus, peers, replicas, model.token)
         self._answers = Answers(bus)
 
@@ -58,6 +64,7 @@ class Generate:
     async def _hand_over(self, message: Message, arrived: float, drawn_id: str, span: Span) -> Outcome:
         encoding = encoding_of(message.headers)
         request = decode(message.data, GenerateRequest, encoding)
+        request.sampling = self._model.generation.complete(request.sampling, message.data, encoding)
         asked = validate(request, self._model.vocab_size)
         request_id = request.request_id or drawn_id
         _note(span, request_id=request_id)
@@ -101,8 +108,9 @@ class Generate:
         match asked:
             case Texts(texts):
                 return await self._model.encoder.encode(texts)
-            case Chat(messages):
-                return [await self._model.encoder.encode_chat(messages)]
+            case Chat(conversation):
+                text = await self._renderer.render(conversation)
+                return await self._model.encoder.encode([text], special=False)
             case Ids(prompts):
                 return prompts
 

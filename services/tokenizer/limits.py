@@ -26,10 +26,12 @@ class Limits:
     """Token ids are below this."""
     max_payload: int
     """Bytes of a message."""
+    max_new_tokens: int | None = None
+    """Tokens to generate where a request names no number; None: what the context leaves."""
 
 
 def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, limits: Limits) -> int:
-    """`max_tokens` of the request; where it names none, what the longest prompt leaves of the context.
+    """`max_tokens` of the request; where it names none, what the longest prompt leaves of the context or the model's own.
 
     Raises:
         InvalidRequest: too many completions, or `min_tokens` beyond the context.
@@ -49,7 +51,8 @@ def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, li
             f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
             "generate: shorten the prompt"
         )
-    max_tokens = room if params.max_tokens is None else params.max_tokens
+    default = min(room, limits.max_new_tokens or room)
+    max_tokens = default if params.max_tokens is None else params.max_tokens
     if max_tokens > room:
         raise ContextLength(
             f"the prompt has {longest} tokens and max_tokens is {max_tokens}, the context has {limits.max_model_len}: "

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from pagewire.services.tokenizer.chat.conversation import conversation_of
+from pagewire.services.tokenizer.chat.layout import Conversation
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import ChatMessage, GenerateRequest
+from pagewire.shared.messages.client import GenerateRequest
 
 MAX_PROMPTS = 256
 """Prompts in one request."""
@@ -29,7 +31,7 @@ class Ids:
 class Chat:
     """A conversation: one prompt once the chat template has laid it out."""
 
-    messages: Sequence[ChatMessage]
+    conversation: Conversation
 
 
 def prompts_of(request: GenerateRequest) -> Texts | Ids | Chat:
@@ -40,9 +42,7 @@ def prompts_of(request: GenerateRequest) -> Texts | Ids | Chat:
     """
     prompt, messages = request.prompt, request.messages
     if messages is not None and prompt is None:
-        if not messages:
-            raise InvalidRequest("messages is empty: give at least one")
-        return Chat(messages)
+        return Chat(conversation_of(request, messages))
     if prompt is None or messages is not None:
         raise InvalidRequest("give exactly one of prompt and messages")
     if isinstance(prompt, str):

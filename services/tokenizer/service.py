@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.inflight import InFlight
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.replicas import Replicas
@@ -47,10 +48,14 @@ class Tokenizer:
         Raises:
             ConfigurationError: the model folder or a setting cannot be used.
         """
-        bus = self._context.bus
         model = await asyncio.to_thread(Model.load, self._context.settings)
+        async with ChatRenderer(model.chat) as renderer:
+            await self._serve(model, renderer)
+
+    async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
+        bus = self._context.bus
         replicas = Replicas(bus, model.token)
-        verbs = Verbs(self._context, self._peers, replicas, model, self._in_flight)
+        verbs = Verbs(self._context, self._peers, replicas, model, renderer, self._in_flight)
         await self._peers.listen("detokenizer")
         await replicas.listen()
         subscriptions = [

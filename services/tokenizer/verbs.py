@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 
 from pagewire.services.tokenizer.answers import Answers
+from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.decode import decode, encoding_of
 from pagewire.services.tokenizer.generate import Generate
 from pagewire.services.tokenizer.inflight import InFlight
@@ -25,12 +26,20 @@ _log = structlog.get_logger()
 class Verbs:
     """Answers what comes in, or starts a task that does. Counts what it sees."""
 
-    def __init__(self, context: Context, peers: Peers, replicas: Replicas, model: Model, in_flight: InFlight) -> None:
+    def __init__(
+        self,
+        context: Context,
+        peers: Peers,
+        replicas: Replicas,
+        model: Model,
+        renderer: ChatRenderer,
+        in_flight: InFlight,
+    ) -> None:
         self._replicas = replicas
         self._model = model
         self._in_flight = in_flight
         self._answers = Answers(context.bus)
-        self._generate = Generate(context.bus, peers, replicas, model, context.settings.seed)
+        self._generate = Generate(context.bus, peers, replicas, model, renderer, context.settings.seed)
         self.requests = 0
         """Requests from client inboxes."""
         self.dropped = 0

@@ -1,7 +1,7 @@
 """The outer edge: what clients send and what they get back, in JSON or MessagePack maps."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,8 +12,12 @@ BATCH_INBOX = "Pagewire-Batch-Inbox"
 """Header of a generate request that names another inbox of its connection: deltas may come there as `DeltaBatch`."""
 
 
-class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
-    """How tokens are chosen and when to stop. Names and defaults are vLLM's."""
+class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """How tokens are chosen and when to stop. Names and defaults are vLLM's.
+
+    A request says with it what every field is. Where a request leaves out fields, or the whole, those that the model's
+    generation_config has come from there, and only the others from here.
+    """
 
     n: int = 1
     """Completions per prompt."""
@@ -65,13 +69,29 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     """Exponent of the length in a beam's score."""
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn of a conversation."""
+class TextPart(msgspec.Struct, tag="text", tag_field="type"):
+    """A part of what is said."""
+
+    text: str
+
+
+class ChatMessage(msgspec.Struct, omit_defaults=True):
+    """One turn of a conversation. Fields that are not here are ignored: answers of a model are sent back as they came."""
 
     role: str
-    """Who speaks, as the model's chat template knows it: system, user, assistant."""
-    content: str
-    """What is said."""
+    """Who speaks, as the model's chat template knows it: system, developer, user, assistant, tool."""
+    content: str | list[TextPart] | None = None
+    """What is said. Only an assistant that calls tools or reasons may say nothing."""
+    name: str | None = None
+    """Of the speaker, or of the tool."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """What an assistant has called, in OpenAI's shape."""
+    tool_call_id: str | None = None
+    """The call that a tool answers."""
+    reasoning_content: str | None = None
+    """What an assistant has thought; `reasoning` and `thinking` are other names for it."""
+    reasoning: str | None = None
+    thinking: str | None = None
 
 
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -81,6 +101,12 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """Text, token ids, or several of either (not mixed); exactly one of `prompt` and `messages` is given."""
     messages: list[ChatMessage] | None = None
     """A conversation, laid out by the model's chat template."""
+    add_generation_prompt: bool | None = None
+    """Whether the assistant is to speak behind the messages; None: unless the last one is continued."""
+    continue_final_message: bool = False
+    """The model goes on with the last message instead of answering it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the template, such as `enable_thinking`."""
     stream: bool = False
     """Frames as tokens arrive instead of one result."""
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)

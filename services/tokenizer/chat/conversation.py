@@ -1,0 +1,41 @@
+"""What a request wants to be laid out, checked. Pure."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pagewire.services.tokenizer.chat.layout import Conversation
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatMessage, GenerateRequest
+
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
+"""What `chat_template_kwargs` cannot set: the request has fields for it, or it is not the client's to choose."""
+
+
+def conversation_of(request: GenerateRequest, messages: Sequence[ChatMessage]) -> Conversation:
+    """The conversation of a request with `messages`.
+
+    Raises:
+        InvalidRequest: names the field and what it may be.
+    """
+    if not messages:
+        raise InvalidRequest("messages is empty: give at least one")
+    for index, message in enumerate(messages):
+        if message.content is None and not (message.role == "assistant" and _says_anything(message)):
+            raise InvalidRequest(f"messages[{index}] has no content: give a text, or a list of text parts")
+    variables = request.chat_template_kwargs or {}
+    if reserved := RESERVED & variables.keys():
+        raise InvalidRequest(f"chat_template_kwargs cannot have {', '.join(sorted(reserved))}")
+    generation_prompt = request.add_generation_prompt
+    if request.continue_final_message and generation_prompt:
+        raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other: leave out one")
+    return Conversation(
+        messages=msgspec.to_builtins(messages),
+        add_generation_prompt=not request.continue_final_message if generation_prompt is None else generation_prompt,
+        continue_final_message=request.continue_final_message,
+        variables=variables,
+    )
+
+
+def _says_anything(message: ChatMessage) -> bool:
+    return bool(message.tool_calls or message.reasoning_content or message.reasoning or message.thinking)
