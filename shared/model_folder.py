@@ -1,4 +1,4 @@
-"""A model in the Hugging Face format: where its folder is, and what its configuration says."""
+"""A model, a folder in Hugging Face format or a GGUF file: where it is, and what its configuration says."""
 
 import hashlib
 import json
@@ -8,6 +8,8 @@ from typing import Any
 
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.gguf import config as gguf_config
+from pagewire.shared.gguf.reader import SUFFIX, GgufModel, model_name
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 """The small model that comes with the package."""
@@ -18,37 +20,45 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 
 
 def resolve(model: str) -> Path:
-    """The folder of `model`: a folder, a hub id that is downloaded when it is not in the cache, or "", the bundled one.
+    """The folder or GGUF file of `model`: a path, a hub id, which is downloaded when it is not in the cache, or "".
 
     Raises:
-        ConfigurationError: there is no such folder and no such model on the hub.
+        ConfigurationError: there is no such folder or file and no such model on the hub.
     """
     if not model:
         return BUNDLED
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if folder.suffix == SUFFIX:
+        if not folder.is_file():
+            raise ConfigurationError(f"there is no file {model}: give an existing one")
+        return folder.absolute()  # a link stays one: the other parts of a split model lie beside it
     if not _HUB_ID.fullmatch(model):
         raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
     return _download(model)
 
 
 def served_name(settings: Settings) -> str:
-    """The model's name in requests: as configured, else the folder's name or the hub id."""
+    """The model's name in requests: as configured, else the folder's or file's name, or the hub id."""
     if settings.served_model_name:
         return settings.served_model_name
     if not settings.model:
         return BUNDLED.name
     folder = Path(settings.model).expanduser()
+    if folder.suffix == SUFFIX:
+        return model_name(folder)
     return folder.resolve().name if folder.is_dir() else settings.model
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json.
+    """The model's config.json, or the same of a GGUF file.
 
     Raises:
         ConfigurationError: it is missing or broken.
     """
+    if path.suffix == SUFFIX:
+        return gguf_config.read_config(GgufModel.open(path))
     return _read_object(path / "config.json")
 
 
@@ -63,11 +73,13 @@ def read_generation_config(path: Path) -> dict[str, Any]:
 
 
 def eos_ids(path: Path) -> frozenset[int]:
-    """Tokens that end a text: those of config.json and of generation_config.json together.
+    """Tokens that end a text: those of config.json and of generation_config.json, or of a GGUF file's metadata.
 
     Raises:
         ConfigurationError: a file is broken, or names something that is no token id.
     """
+    if path.suffix == SUFFIX:
+        return gguf_config.eos_ids(GgufModel.open(path))
     found: set[int] = set()
     for file in (path / "config.json", path / "generation_config.json"):
         value = _read_object(file).get("eos_token_id") if file.exists() else None
@@ -98,15 +110,24 @@ def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
 
 
 def revision(path: Path) -> str:
-    """A fingerprint of config.json and of the weight files' names and sizes: 12 hexadecimal digits.
+    """A fingerprint of the configuration and of the weight files' names and sizes: 12 hexadecimal digits.
 
     Raises:
-        ConfigurationError: config.json is missing.
+        ConfigurationError: the configuration is missing.
     """
     digest = hashlib.sha256(json.dumps(read_config(path), sort_keys=True).encode())
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         digest.update(f"\n{file.name} {file.stat().st_size}".encode())
     return digest.hexdigest()[:12]
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files with the weights of a folder or of a GGUF model.
+
+    Raises:
+        ConfigurationError: a part of a GGUF model is missing or broken.
+    """
+    return list(GgufModel.open(path).files) if path.suffix == SUFFIX else sorted(path.glob("*.safetensors"))
 
 
 def _read_object(file: Path) -> dict[str, Any]:

@@ -65,10 +65,10 @@ def _machine() -> str:
 def _model(settings: Settings) -> str:
     path = model_folder.resolve(settings.model)
     config = model_folder.read_config(path)
-    weights = list(path.glob("*.safetensors"))
+    weights = model_folder.weight_files(path)
     if not weights:
         raise ConfigurationError(f"{path} has no *.safetensors: fetch the weights in that format")
-    if not (path / "tokenizer.json").exists():
+    if path.is_dir() and not (path / "tokenizer.json").exists():
         raise ConfigurationError(f"{path} has no tokenizer.json: fetch it beside the weights")
     size = sum(file.stat().st_size for file in weights)
     context = model_folder.max_model_len(settings, config)

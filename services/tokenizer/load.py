@@ -1,28 +1,34 @@
-"""Reads the tokenizer of a model folder."""
+"""Reads the tokenizer of a model folder or of a GGUF file."""
 
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.gguf import tokenizer as gguf_tokenizer
+from pagewire.shared.gguf.reader import SUFFIX, GgufModel
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer in a model folder, chat template included. Does not import torch.
+    """The fast tokenizer of a model folder or of a GGUF file, chat template included. Does not import torch.
 
     Truncation and padding are off, so that its `backend_tokenizer` may be used by several threads at once.
 
     Raises:
-        ConfigurationError: tokenizer.json is missing, or it or a file beside it is broken.
+        ConfigurationError: tokenizer.json is missing, or it or a file beside it is broken, or the GGUF file has none.
     """
+    tokenizer = gguf_tokenizer.load_tokenizer(GgufModel.open(path)) if path.suffix == SUFFIX else _from_folder(path)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _from_folder(path: Path) -> PreTrainedTokenizerFast:
     if not (path / "tokenizer.json").is_file():
         raise ConfigurationError(
             f"{path} has no tokenizer.json: give a model folder with one, or make it with transformers' save_pretrained"
         )
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+        return PreTrainedTokenizerFast.from_pretrained(path)
     except Exception as error:  # the Rust parser raises bare Exceptions for files that it cannot read
         raise ConfigurationError(f"the tokenizer in {path} is broken ({error}): fetch the model again") from error
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return tokenizer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pagewire.shared.errors import ConfigurationError
 
-SUPPORTED = ("default", "linear", "llama3", "yarn")
+SUPPORTED = ("default", "linear", "llama3", "yarn", "factors")
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """yarn: multiplies sine and cosine; None: 0.1 ln(factor) + 1."""
     original_max_position_embeddings: int | None = None
     """llama3 and yarn: the context trained on."""
+    factors: tuple[float, ...] = ()
+    """factors: by what the frequency of each pair is divided, as GGUF files say it instead of llama3's parameters."""
     partial_rotary_factor: float = 1.0
     """Share of each head that turns; only 1 is supported."""
 
@@ -45,6 +47,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("partial_rotary_factor is not supported")
         if self.rope_type != "default" and self.factor < 1.0:
             raise ValueError(f"the rope factor is {self.factor}, it must be at least 1")
+        if not all(factor > 0 for factor in self.factors):
+            raise ValueError("the rope factors are not all above 0")
 
 
 def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embeddings: int) -> Rope:
@@ -102,7 +106,15 @@ def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     if rope.rope_type == "yarn":
         default = 0.1 * math.log(rope.factor) + 1.0
         return _yarn(rope, plain, head_dim), rope.attention_factor or default
+    if rope.rope_type == "factors":
+        return _divided(rope, plain), 1.0
     return plain, 1.0
+
+
+def _divided(rope: Rope, plain: Tensor) -> Tensor:
+    if len(rope.factors) != len(plain):
+        raise ConfigurationError(f"there are {len(rope.factors)} rope factors for heads of {len(plain)} pairs")
+    return plain / torch.tensor(rope.factors, dtype=torch.float32, device="cpu")
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
