@@ -1,11 +1,11 @@
 """Streams one completion to the terminal, from a running stack or from one that is started for it."""
 
 import argparse
+from typing import Any
 
 from pagewire.commands import session
 from pagewire.shared import flags
 from pagewire.shared.config import Settings
-from pagewire.shared.messages.client import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,42 +15,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser)
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen; the names are those of the request."""
-    group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, default=64, help="tokens to generate at most")
-    group.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
-    group.add_argument("--top-p", type=float, default=1.0, help="smallest set of likeliest tokens with this mass")
-    group.add_argument("--top-k", type=int, default=0, help="the k likeliest tokens; 0 is all")
-    group.add_argument("--min-p", type=float, default=0.0, help="tokens this likely, relative to the likeliest")
-    group.add_argument("--stop", action="append", default=[], help="string that ends the text; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="the model's own end does not end the text")
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 64) -> None:
+    """How tokens are chosen. The names are those of `SamplingParams`; the model chooses what is left out."""
+    group = parser.add_argument_group("sampling", "what is left out is the model's own choice")
+    text = f"tokens to generate at most; default: {max_tokens}"
+    group.add_argument("--max-tokens", type=int, default=max_tokens, metavar="N", help=text)
+    group.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
+    group.add_argument("--top-p", type=float, metavar="X", help="smallest set of likeliest tokens with this mass")
+    group.add_argument("--top-k", type=int, metavar="N", help="the k likeliest tokens; 0 is all")
+    group.add_argument("--min-p", type=float, metavar="X", help="tokens this likely, relative to the likeliest")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="string that ends the text; may be repeated")
+    text = "the model's own end does not end the text"
+    group.add_argument("--ignore-eos", action="store_true", default=None, help=text)
 
 
-def sampling(given: argparse.Namespace, settings: Settings) -> SamplingParams:
-    """The sampling that the flags ask for. `--seed`, a setting as well, makes it repeatable."""
-    return SamplingParams(
-        max_tokens=given.max_tokens,
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        min_p=given.min_p,
-        stop=given.stop,
-        ignore_eos=given.ignore_eos,
-        seed=settings.seed or None,
-    )
+def given_sampling(given: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """Returns the sampling parameters that the flags name. `--seed`, a setting as well, makes sampling repeatable."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "ignore_eos")
+    fields = {name: getattr(given, name) for name in names} | {"seed": settings.seed or None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def run(given: argparse.Namespace) -> int:
     """Prints the text as it comes."""
     settings = session.quiet(flags.read_settings(given))
-    return session.run(_generate(given.text, sampling(given, settings), settings), settings)
+    return session.run(_generate(given.text, given_sampling(given, settings), settings), settings)
 
 
-async def _generate(text: str, params: SamplingParams, settings: Settings) -> int:
+async def _generate(text: str, sampling: dict[str, Any], settings: Settings) -> int:
     async with session.connect(settings) as client:
         print(text, end="", flush=True)
-        async for delta in client.stream(text, params):
+        async for delta in client.stream(text, **sampling):
             print(delta.text, end="", flush=True)
         print()
     return 0
