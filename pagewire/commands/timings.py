@@ -38,5 +38,5 @@ class Timings:
         return (self.tokens - 1) / took if took > 0 else 0.0
 
     def __str__(self) -> str:
-        shown = f"time to first token {self.first * 1000:.0f} ms, {self.tokens} tokens"
+        shown = f"time to first token {self.first * 1000:.0f} ms, {self.tokens} token{'s' * (self.tokens != 1)}"
         return f"{shown}, {self.rate:.1f} tokens/s" if self.rate else shown
