@@ -1,7 +1,7 @@
 """The HTTP application: which path leads where, and who may go there."""
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 from starlette.applications import Starlette
@@ -13,23 +13,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import errors
-from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.shared.errors import ModelNotFound, PagewireError
 
-COMPLETIONS = "/v1/completions"
-"""The path whose answers are streams."""
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoints = Mapping[str, GeneratingEndpoint]
+"""What generates text, by its path."""
 
 
-def build(client: AsyncClient, completions: Completions, health: Health, api_key: str) -> ASGIApp:
+def build(client: AsyncClient, endpoints: Endpoints, health: Health, api_key: str) -> ASGIApp:
     """The application. With `api_key`, everything under /v1 needs it as bearer token."""
-    app = Shortcut(completions, _starlette(client, completions, health))
+    app = Shortcut(endpoints, _starlette(client, endpoints, health))
     return BearerToken(app, api_key) if api_key else app
 
 
-def _starlette(client: AsyncClient, completions: Completions, health: Health) -> ASGIApp:
+def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
@@ -54,23 +53,23 @@ def _starlette(client: AsyncClient, completions: Completions, health: Health) ->
             Route("/health", ready),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
-            Route(COMPLETIONS, completions, methods=["POST"]),
+            *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
         exception_handlers={PagewireError: _refuse, HTTPException: _explain},
     )
 
 
 class Shortcut:
-    """Completions past Starlette, whose middleware would be passed three times for every token of a stream."""
+    """Takes what generates text past Starlette, whose middleware every token of a stream would pass three times."""
 
-    def __init__(self, completions: Completions, others: ASGIApp) -> None:
-        self._completions = completions
+    def __init__(self, endpoints: Endpoints, others: ASGIApp) -> None:
+        self._endpoints = endpoints
         self._others = others
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Starlette answers whatever is not a completion, a wrong method too."""
-        is_completion = scope["path"] == COMPLETIONS and scope["method"] == "POST"
-        return (self._completions if is_completion else self._others)(scope, receive, send)
+        """Starlette answers whatever else there is, a wrong method too."""
+        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        return (endpoint or self._others)(scope, receive, send)
 
 
 class BearerToken:

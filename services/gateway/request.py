@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from pagewire.services.gateway.sampling_fields import read_body
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 
@@ -79,8 +80,6 @@ NOT_BUILT: dict[str, object] = {
 }
 """Fields that are accepted with the value that changes nothing, and refused with any other."""
 
-_decoder = msgspec.json.Decoder(CompletionRequest)
-
 
 def decode(body: bytes) -> CompletionRequest:
     """The request in a body.
@@ -89,8 +88,8 @@ def decode(body: bytes) -> CompletionRequest:
         InvalidRequest: it is malformed, or a field is unknown, of the wrong type, or not built; names the field.
     """
     try:
-        request = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        request = msgspec.convert(read_body(body, FIELDS, "completion request"), CompletionRequest, str_keys=True)
+    except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body is not a completion request: {error}") from error
     for name, neutral in NOT_BUILT.items():
         if getattr(request, name) not in (None, neutral):
@@ -100,7 +99,12 @@ def decode(body: bytes) -> CompletionRequest:
 
 def sampling(request: CompletionRequest) -> SamplingParams:
     """How tokens are chosen."""
+    return SamplingParams(**given_sampling(request))
+
+
+def given_sampling(request: CompletionRequest) -> dict[str, Any]:
+    """The sampling fields that the request has, by their names in the pipeline."""
     given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
     if request.use_beam_search:
         given["beam_width"] = 1 if request.n is None else request.n
-    return SamplingParams(**given)
+    return given

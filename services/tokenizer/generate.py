@@ -40,9 +40,7 @@ class Generate:
         self._model = model
         self._renderer = renderer
         self._seed = seed
-        self._limits = Limits(
-            model.max_model_len, model.vocab_size, bus.max_payload, model.generation.max_new_tokens
-        )
+        self._limits = Limits(model.max_model_len, model.vocab_size, bus.max_payload, model.generation.max_new_tokens)
         self._handover = Handover(bus, peers, replicas, model.token)
         self._answers = Answers(bus)
 

@@ -31,7 +31,7 @@ class Limits:
 
 
 def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, limits: Limits) -> int:
-    """`max_tokens` of the request; where it names none, what the longest prompt leaves of the context or the model's own.
+    """`max_tokens` of the request; where it names none, the model's own number, and at most what the context leaves.
 
     Raises:
         InvalidRequest: too many completions, or `min_tokens` beyond the context.

@@ -76,12 +76,16 @@ class TextPart(msgspec.Struct, tag="text", tag_field="type"):
 
 
 class ChatMessage(msgspec.Struct, omit_defaults=True):
-    """One turn of a conversation. Fields that are not here are ignored: answers of a model are sent back as they came."""
+    """One turn of a conversation. Fields that are not here are ignored: clients send answers back as they came.
+
+    Raises:
+        ValueError: it says nothing at all.
+    """
 
     role: str
     """Who speaks, as the model's chat template knows it: system, developer, user, assistant, tool."""
     content: str | list[TextPart] | None = None
-    """What is said. Only an assistant that calls tools or reasons may say nothing."""
+    """What is said; None beside tool calls, or reasoning, that stand alone."""
     name: str | None = None
     """Of the speaker, or of the tool."""
     tool_calls: list[dict[str, Any]] | None = None
@@ -92,6 +96,11 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     """What an assistant has thought; `reasoning` and `thinking` are other names for it."""
     reasoning: str | None = None
     thinking: str | None = None
+
+    def __post_init__(self) -> None:
+        says = (self.content, self.tool_calls, self.reasoning_content, self.reasoning, self.thinking)
+        if all(value is None for value in says):
+            raise ValueError("the message has no content: give a text, or a list of text parts")
 
 
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -33,9 +33,8 @@ def content_format(template: nodes.Template) -> ContentFormat:
     """
     variables = _variables(template)
     takes_parts = any(_Kind.CONTENT in _kinds(loop.iter, variables) for loop in template.find_all(nodes.For))
-    asks = any(
-        test.name == "string" and _Kind.CONTENT in _kinds(test.node, variables) for test in template.find_all(nodes.Test)
-    )
+    tests = (test for test in template.find_all(nodes.Test) if test.name == "string")
+    asks = any(_Kind.CONTENT in _kinds(test.node, variables) for test in tests)
     return ContentFormat(takes_parts, takes_text=asks or not takes_parts)
 
 

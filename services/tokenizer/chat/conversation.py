@@ -20,9 +20,6 @@ def conversation_of(request: GenerateRequest, messages: Sequence[ChatMessage]) -
     """
     if not messages:
         raise InvalidRequest("messages is empty: give at least one")
-    for index, message in enumerate(messages):
-        if message.content is None and not (message.role == "assistant" and _says_anything(message)):
-            raise InvalidRequest(f"messages[{index}] has no content: give a text, or a list of text parts")
     variables = request.chat_template_kwargs or {}
     if reserved := RESERVED & variables.keys():
         raise InvalidRequest(f"chat_template_kwargs cannot have {', '.join(sorted(reserved))}")
@@ -35,7 +32,3 @@ def conversation_of(request: GenerateRequest, messages: Sequence[ChatMessage]) -
         continue_final_message=request.continue_final_message,
         variables=variables,
     )
-
-
-def _says_anything(message: ChatMessage) -> bool:
-    return bool(message.tool_calls or message.reasoning_content or message.reasoning or message.thinking)

@@ -31,7 +31,7 @@ class GenerationBlock(Extension):
 class TemplateNamespace(Namespace):
     """`namespace()` without attributes that begin with an underscore, which lead to Python's internals."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # noqa: N805  # so that a value may be called `self`
+    def __init__(*args: Any, **values: Any) -> None:  # so that a value may be called `self`
         self, *rest = args
         attributes = dict(*rest, **values)
         for name in attributes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pagewire.services.tokenizer.chat.content_format import content_format
@@ -12,8 +12,8 @@ from pagewire.services.tokenizer.chat.content_format import content_format
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send the reasoning of an assistant; templates read the first two."""
 END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE"
-"""Put behind the message that is to be continued, to find its end in the text. Like the mark of `transformers`, it has a
-blank behind it, which is missing in the text where the template strips messages."""
+"""Put behind the message that is to be continued, to find its end in the text. Like the mark of `transformers` it comes
+with a blank, which is missing in the text where the template strips messages."""
 
 Message = dict[str, Any]
 
@@ -42,8 +42,9 @@ class Layout:
             TemplateError: the source is not a template.
         """
         self._template = environment.from_string(source)
-        self._format = content_format(environment.parse(source))
-        self._knows_developer = "developer" in source
+        syntax = environment.parse(source)
+        self._format = content_format(syntax)
+        self._knows_developer = any(constant.value == "developer" for constant in syntax.find_all(nodes.Const))
         self._reads_content = "content" in source
         self._special = dict(special)
 

@@ -36,7 +36,6 @@ class WorkerProcess:
 
     Attributes:
         pid: its process.
-        alive: it has not ended, as far as is known.
     """
 
     def __init__(self, process: Process, ended: "asyncio.Task[int]") -> None:
@@ -46,6 +45,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
+        """Whether it has not ended, as far as is known."""
         return not self._ended.done()
 
     async def ask(self, message: msgspec.Struct, within: float) -> Answer:
@@ -85,4 +85,8 @@ async def worker_process(on_end: Callable[[], None]) -> AsyncIterator[WorkerProc
     finally:
         with suppress(ProcessLookupError):
             process.kill()
-        await ended
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            await asyncio.wait({ended})  # all the same: it takes no time, and nobody would look after it
+            raise
