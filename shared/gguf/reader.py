@@ -89,7 +89,7 @@ class StoredTensor:
 class Strings(NamedTuple):
     """An array of strings that is not decoded yet."""
 
-    count: int
+    number: int
     start: int
     """Of its first string in the file."""
     end: int
@@ -139,7 +139,7 @@ class GgufModel:
             with self.path.open("rb") as file:
                 file.seek(found.start)
                 data = file.read(found.end - found.start)
-            return [text.decode() for text in _split_strings(data, found.count)]
+            return [text.decode() for text in _split_strings(data, found.number)]
         except OSError as error:
             raise ConfigurationError(f"cannot read {self.path}: {error.strerror}") from error
         except (struct.error, UnicodeDecodeError) as error:
@@ -251,7 +251,7 @@ class _Header:
 
     def _count(self, form: str, smallest: int, what: str) -> int:
         """How many there are of what takes at least `smallest` bytes each."""
-        count = self._number(form)
+        count: int = self._number(form)
         if count * smallest > len(self._data) - self._position:
             self._refuse(f"is truncated or broken: it names {count} {what}")
         return count

@@ -206,7 +206,7 @@ def finish(writer: GGUFWriter) -> None:
 def add_byte_level(writer: GGUFWriter, tokenizer: Tokenizer, pre: str) -> None:
     """The vocabulary of a byte-level BPE; its added tokens are control tokens or, where not special, user-defined."""
     model = json.loads(tokenizer.to_str())["model"]
-    tokens = [tokenizer.id_to_token(token) for token in range(tokenizer.get_vocab_size())]
+    tokens = [tokenizer.id_to_token(token) or "" for token in range(tokenizer.get_vocab_size())]
     added = tokenizer.get_added_tokens_decoder()
     kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
     writer.add_tokenizer_model("gpt2")
@@ -223,7 +223,7 @@ def add_byte_level(writer: GGUFWriter, tokenizer: Tokenizer, pre: str) -> None:
 
 def add_sentencepiece(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
     """The vocabulary of a SentencePiece BPE, with scores in place of merges, as its model file has it."""
-    tokens = [tokenizer.id_to_token(token) for token in range(tokenizer.get_vocab_size())]
+    tokens = [tokenizer.id_to_token(token) or "" for token in range(tokenizer.get_vocab_size())]
     added = tokenizer.get_added_tokens_decoder()
     kinds = []
     for token, text in enumerate(tokens):

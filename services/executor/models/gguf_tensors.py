@@ -98,7 +98,7 @@ class GgufTensors:
         """
         tensor = self._stored[name]
         found = np.empty((count, tensor.row_bytes), np.uint8)
-        left, offset = memoryview(found).cast("B"), tensor.offset + first * tensor.row_bytes
+        left, offset = found.reshape(-1).data, tensor.offset + first * tensor.row_bytes
         try:
             while left:
                 if not (got := os.preadv(self._files[tensor.file], [left], offset)):

@@ -11,8 +11,18 @@ from pagewire.shared.model_folder import eos_ids, max_model_len, read_config, re
 from tests.support.checkpoints import checkpoint
 from tests.support.gguf_files import from_checkpoint
 
-KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-KEYS += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "architectures", "tie_word_embeddings")
+KEYS = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "architectures",
+    "tie_word_embeddings",
+]
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "mistral", "qwen2", "qwen3", "llama-yarn", "llama-linear"])
