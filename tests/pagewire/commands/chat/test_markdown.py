@@ -48,14 +48,13 @@ def test_a_block_is_finished_when_the_next_begins(text: str, finished: str) -> N
 def screen(output: str, height: int) -> list[str]:
     """What a terminal of unlimited history shows, with lines that it cannot reach any more left as they are."""
     lines, row = [""], 0
-    for part in output.replace("\x1b[?25l", "").replace("\x1b[?25h", "").replace("\r", "").split("\x1b["):
-        if part.startswith("1A"):
+    for sequence in output.replace("\x1b[?25l", "").replace("\x1b[?25h", "").replace("\r", "").split("\x1b["):
+        part = sequence.removeprefix("1A").removeprefix("2K")
+        if sequence.startswith("1A"):
             row -= 1
             assert len(lines) - row <= height, "the cursor is moved above the top of the screen"
-            part = part[2:]
-        elif part.startswith("2K"):
+        elif sequence.startswith("2K"):
             lines[row] = ""
-            part = part[2:]
         for number, text in enumerate(part.split("\n")):
             if number:
                 row += 1
