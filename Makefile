@@ -8,6 +8,7 @@ $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	-$(BIN)/python -m pagewire.kernels.cpu
+	-$(BIN)/pagewire pull smollm2-135m-instruct
 	touch $@
 
 install: $(VENV)/installed

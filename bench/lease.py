@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=16, help="streams that decode all the time")
     parser.add_argument("--samples", type=int, default=50, help="arrivals per window")
     parser.add_argument("--rounds", type=int, default=5, help="turns in which the samples are taken")
-    parser.add_argument("--model", default="", help="folder; the bundled model by default")
+    parser.add_argument("--model", default="bundled", help="folder; the bundled model by default")
     parser.add_argument("--output", type=json_file, help="JSON with every figure")
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")

@@ -85,6 +85,7 @@ def table(runs: list[Figures]) -> list[str]:
 
 async def _run(transport: str, streams: int, seconds: float) -> Figures:
     settings = Settings(
+        model="bundled",
         port=0,
         nats_port=0,
         device="sim:zero",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Protocol
 
-from pagewire.commands import bench, chat, demo, doctor, generate, serve, status, trace
+from pagewire.commands import bench, chat, demo, doctor, generate, models, pull, serve, status, trace
 from pagewire.embedded.supervisor import ServiceRefused
 from pagewire.shared.errors import PagewireError
 
@@ -27,6 +27,8 @@ COMMANDS: dict[str, Command] = {
     "serve": serve,
     "generate": generate,
     "chat": chat,
+    "pull": pull,
+    "models": models,
     "status": status,
     "bench": bench,
     "trace": trace,

@@ -22,7 +22,8 @@ class LLM:
     The stack starts here, on free ports, and ends with `close`, with the `with` block, or with the program.
 
     Args:
-        model: folder or hub id; empty: the bundled model.
+        model: folder, .gguf file, hub id or short name; empty: the default model, or the bundled one where that cannot
+            be had.
         settings: any setting by its name with underscores, such as `max_num_seqs=8`.
 
     Raises:

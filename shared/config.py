@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Every setting of every service. Flag `--max-num-seqs`, variable `PAGEWIRE_MAX_NUM_SEQS`, key `max-num-seqs`."""
 
     model: str = ""
-    """Folder or hub id; empty: the bundled model."""
+    """Folder, .gguf file, hub id or short name; empty: smollm2-135m-instruct, or bundled where that cannot be had."""
     served_model_name: str = ""
     """Name in requests; empty: the folder's name."""
     host: str = "127.0.0.1"

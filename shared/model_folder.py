@@ -3,13 +3,17 @@
 import hashlib
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.fetch import fetch
 from pagewire.shared.gguf import config as gguf_config
 from pagewire.shared.gguf.reader import SUFFIX, GgufModel, model_name
+from pagewire.shared.named_models import BUNDLED as BUNDLED_NAME
+from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 """The small model that comes with the package."""
@@ -19,14 +23,19 @@ _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
-def resolve(model: str) -> Path:
-    """The folder or GGUF file of `model`: a path, a hub id, which is downloaded when it is not in the cache, or "".
+def resolve(model: str, stop: threading.Event | None = None) -> Path:
+    """The folder or GGUF file of `model`: a path, a short name, a hub id, or "" for the default model.
+
+    What is in no cache yet is downloaded.
+
+    Args:
+        model: see above. A folder of that name comes first.
+        stop: ends the download of a named model when it is set.
 
     Raises:
-        ConfigurationError: there is no such folder or file and no such model on the hub.
+        ConfigurationError: there is no such folder or file and no such model on the hub, or it cannot be fetched.
     """
-    if not model:
-        return BUNDLED
+    model = model or DEFAULT.name
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -34,17 +43,21 @@ def resolve(model: str) -> Path:
         if not folder.is_file():
             raise ConfigurationError(f"there is no file {model}: give an existing one")
         return folder.absolute()  # a link stays one: the other parts of a split model lie beside it
+    if model == BUNDLED_NAME:
+        return BUNDLED
+    if model in NAMED_MODELS:
+        return fetch(NAMED_MODELS[model], stop)
     if not _HUB_ID.fullmatch(model):
         raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
     return _download(model)
 
 
 def served_name(settings: Settings) -> str:
-    """The model's name in requests: as configured, else the folder's or file's name, or the hub id."""
+    """The model's name in requests: as configured, else the folder's or file's name, the short name, or the hub id."""
     if settings.served_model_name:
         return settings.served_model_name
     if not settings.model:
-        return BUNDLED.name
+        return DEFAULT.name
     folder = Path(settings.model).expanduser()
     if folder.suffix == SUFFIX:
         return model_name(folder)
@@ -155,5 +168,5 @@ def _download(model: str) -> Path:
     except (OSError, ValueError, HTTPError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(
-            f"there is no folder {model}, and the hub does not give a model of that id: {reason[0]}"
+            f"there is no folder or short name {model}, and the hub does not give a model of that id: {reason[0]}"
         ) from error

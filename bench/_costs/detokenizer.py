@@ -66,7 +66,7 @@ async def detokenizer(wrap: Wrap) -> AsyncIterator[Rig]:
         peer.publish(message.reply, encode(FinishedSequences(1)))
 
     await peer.subscribe(f"{subjects.FINISH}.sched.finish", on_finish)
-    service = Detokenizer(Context(Settings(), tap, "detok", tap.progress.notify))
+    service = Detokenizer(Context(Settings(model="bundled"), tap, "detok", tap.progress.notify))
     async with serving(service, tap.progress, lambda: service.heartbeat().ready):
         for row in range(ROWS):
             opened = await peer.request(f"{_DOOR}.open", encode(_open(row)), timeout=10)

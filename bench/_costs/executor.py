@@ -73,7 +73,7 @@ class _Scheduler:
 @asynccontextmanager
 async def executor(wrap: Wrap) -> AsyncIterator[Rig]:
     """An executor with `ROWS` slots in use. The unit is a token."""
-    settings = Settings(device="sim:zero", max_num_seqs=ROWS, block_size=_BLOCK)
+    settings = Settings(model="bundled", device="sim:zero", max_num_seqs=ROWS, block_size=_BLOCK)
     broker = MemoryBroker()
     tap, peer = Tap(broker, out=subjects.STEPS, wrap=wrap), MemoryBus(broker)
     service = Executor(Context(settings, tap, "exec", tap.progress.notify))

@@ -111,6 +111,6 @@ async def _clients(wrap: Wrap, requests: int, sentences: int) -> AsyncIterator[_
         peer.publish(message.reply, encode(Opened(OpenState.OPENED)))
 
     await peer.subscribe(f"{subjects.DETOKENIZER}.detok.open", on_open)
-    service = Tokenizer(Context(Settings(), tap, "tok", tap.progress.notify))
+    service = Tokenizer(Context(Settings(model="bundled"), tap, "tok", tap.progress.notify))
     async with serving(service, tap.progress, lambda: "requests" in service.heartbeat().load):
         yield rig

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Uses the bundled model and free ports, unless told otherwise."""
+    """Uses the default model and free ports, unless told otherwise."""
     with tempfile.TemporaryDirectory(prefix="pagewire-trace-") as folder:
         settings = session.quiet(flags.read_settings(given), port=0, nats_port=0, trace_dir=folder)
         return session.run(_demo(settings), settings)

@@ -14,6 +14,7 @@ from pagewire.embedded.stack import check_replicas
 from pagewire.shared import flags, model_folder
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
+from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
 
 MEMORY_WANTED = 2 << 30
 """Bytes that the embedded stack with the bundled model should find free."""
@@ -63,6 +64,9 @@ def _machine() -> str:
 
 
 def _model(settings: Settings) -> str:
+    named = NAMED_MODELS.get(settings.model or DEFAULT.name)
+    if named is not None and not named.is_here:
+        return f"{named.name} is fetched at the first start, or now by `pagewire pull {named.name}`"
     path = model_folder.resolve(settings.model)
     config = model_folder.read_config(path)
     weights = model_folder.weight_files(path)

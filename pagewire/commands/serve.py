@@ -10,7 +10,7 @@ from pagewire.shared.config import Settings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, and every setting."""
-    text = "folder or hub id in the Hugging Face format; without it, the bundled model"
+    text = "folder, .gguf file, hub id or short name (see `pagewire models`); without it, smollm2-135m-instruct"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
     flags.add_settings(parser)
 

@@ -13,8 +13,9 @@ import structlog
 
 from pagewire.client.watchdog import Watchdog
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.model_choice import choose_model
 from pagewire.embedded.supervisor import Program, Supervisor
-from pagewire.shared import config, model_folder, subjects
+from pagewire.shared import config, subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, Unavailable
@@ -62,10 +63,8 @@ class Stack:
         self._instances: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
-        settings = self._settings
-        # Before anything is started: a wrong name shows at once, and a model of the hub is fetched once.
-        folder = await asyncio.to_thread(model_folder.resolve, settings.model)
-        model_folder.read_config(folder)
+        # Before anything is started: a wrong name shows at once, and a model is fetched once.
+        settings = await choose_model(self._settings)
         try:
             if not settings.nats_url:
                 self._broker = Broker(port=settings.nats_port, api_key=settings.api_key)

@@ -266,7 +266,7 @@ def test_a_result_that_no_message_could_hold_is_refused_with_413() -> None:
         answer = await ask(client, body, "pagewire.v1.generate.bundled")
         assert (answer["code"], answer["error"]) == (413, "payload_too_large")
 
-    with_client(test, Settings(dtype="float32", num_kv_blocks=200, log_level="error"))
+    with_client(test, Settings(model="bundled", dtype="float32", num_kv_blocks=200, log_level="error"))
 
 
 def test_cancel_stops_within_two_steps_and_reports_usage(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ class Hub:
         return str(self._result)
 
 
-def test_nothing_is_the_bundled_model() -> None:
-    assert resolve("") == BUNDLED
-    assert served_name(Settings()) == "bundled"
+def test_the_bundled_model_has_a_name() -> None:
+    assert resolve("bundled") == BUNDLED
+    assert served_name(Settings(model="bundled")) == "bundled"
 
 
 def test_a_folder_is_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

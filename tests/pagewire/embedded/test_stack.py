@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.alone
 
-SMALL = ("--max-model-len", "256", "--num-kv-blocks", "64")
+SMALL = ("--model", "bundled", "--max-model-len", "256", "--num-kv-blocks", "64")
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 
 
@@ -192,7 +192,7 @@ def test_the_demo_shows_a_generation_and_its_timings() -> None:
 
 
 def test_offline_generation_brings_its_own_stack(text: str) -> None:
-    with LLM(max_model_len=256, num_kv_blocks=64) as llm:
+    with LLM("bundled", max_model_len=256, num_kv_blocks=64) as llm:
         results = llm.generate(["Once upon a time", "Alice was"], GREEDY)
         assert results[0].choices[0].text == text
         assert len(results[1].choices[0].token_ids) == 6

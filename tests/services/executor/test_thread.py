@@ -45,7 +45,7 @@ def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytest.Monk
     async def main() -> None:
         inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
         async with asyncio.timeout(PATIENCE):
-            device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
+            device = await DeviceThread.open(Settings(model="bundled"), inbox, results.put_nowait)
             inbox.begin(1)
             inbox.put(plan(1, add(0, 7, [1], [0], picks=sampling(max_tokens=2))))
             await results.get()
@@ -67,7 +67,7 @@ def test_what_cannot_be_opened_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(thread, "open_device", refuse)
     with pytest.raises(ConfigurationError, match="no such device"):
-        asyncio.run(DeviceThread.open(Settings(), PlanInbox(), print))
+        asyncio.run(DeviceThread.open(Settings(model="bundled"), PlanInbox(), print))
 
 
 def test_a_failing_step_is_raised_and_the_device_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_failing_step_is_raised_and_the_device_closed(monkeypatch: pytest.Monk
 
     async def main() -> None:
         inbox = PlanInbox()
-        device = await DeviceThread.open(Settings(), inbox, print)
+        device = await DeviceThread.open(Settings(model="bundled"), inbox, print)
         inbox.begin(1)
         inbox.put(plan(1, add(0, 7, [1], [0])))
         async with asyncio.timeout(PATIENCE):
@@ -99,7 +99,7 @@ def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
         async with asyncio.timeout(PATIENCE):
-            device = await DeviceThread.open(Settings(), inbox, results.put_nowait)
+            device = await DeviceThread.open(Settings(model="bundled"), inbox, results.put_nowait)
             inbox.begin(1)
             inbox.put(plan(1, add(0, 7, [1], [0])))
             assert await asyncio.to_thread(fake.entered.acquire, timeout=PATIENCE)

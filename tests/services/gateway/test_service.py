@@ -37,7 +37,7 @@ class Running:
         self.responder = await Responder(MemoryBus(broker)).start()
         peers = Peers(MemoryBus(broker))
         await peers.listen("gateway")
-        settings = Settings(port=0, api_key=api_key)
+        settings = Settings(model="bundled", port=0, api_key=api_key)
         bus = MemoryBus(broker, inbox_prefix="_INBOX")
         self.task = asyncio.create_task(run_service("gateway", Gateway, settings, bus, "g1"))
         await until(lambda: peers.find("g1"))

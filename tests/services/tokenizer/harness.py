@@ -121,7 +121,7 @@ async def serving(settings: Settings | None = None, *, max_payload: int = 1 << 2
         announced.append(tokenizer.heartbeat().ready)
         ready.set()
 
-    tokenizer = Tokenizer(Context(settings or Settings(), MemoryBus(broker), "tok1", announce))
+    tokenizer = Tokenizer(Context(settings or Settings(model="bundled"), MemoryBus(broker), "tok1", announce))
     task = asyncio.create_task(tokenizer.run())
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)

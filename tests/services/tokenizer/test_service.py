@@ -148,7 +148,7 @@ def test_messagepack_and_stream_are_passed_on() -> None:
 
 def test_without_max_tokens_the_context_is_the_limit() -> None:
     async def main() -> None:
-        async with serving(Settings(max_model_len=50)) as setup:
+        async with serving(Settings(model="bundled", max_model_len=50)) as setup:
             work, _ = await setup.send({"prompt": [1] * 20, "sampling": {"max_tokens": None}})
             assert work.sampling.max_tokens == 30
 
@@ -171,7 +171,7 @@ def test_the_models_ends_are_those_of_both_files(tmp_path: Path) -> None:
 
 def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
     async def seeds(configured: int) -> set[int]:
-        async with serving(Settings(seed=configured)) as setup:
+        async with serving(Settings(model="bundled", seed=configured)) as setup:
             return {(await setup.send({"prompt": "x"}))[0].sampling.seed for _ in range(3)}
 
     assert len(asyncio.run(seeds(0))) == 3
@@ -453,7 +453,7 @@ def test_ids_that_do_not_fit_into_a_message_are_refused() -> None:
 
 def test_models() -> None:
     async def main() -> None:
-        async with serving(Settings(served_model_name="Org/My model", max_model_len=100)) as setup:
+        async with serving(Settings(model="bundled", served_model_name="Org/My model", max_model_len=100)) as setup:
             reply = await setup.ask(b"", subject=subjects.MODELS)
             (model,) = msgspec.json.decode(reply.data, type=ModelList).models
             assert (model.name, model.max_model_len) == ("Org/My model", 100)

@@ -1,0 +1,45 @@
+"""Which model is served is decided once: the named one or none, the default one or the bundled one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pagewire.embedded.model_choice import choose_model
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.named_models import DEFAULT
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model is here, and pip finds none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+
+
+@pytest.mark.usefixtures("offline")
+def test_without_the_default_model_the_bundled_one_serves_and_a_line_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = asyncio.run(choose_model(Settings(max_num_seqs=3)))
+    assert (chosen.model, chosen.served_model_name, chosen.max_num_seqs) == (str(BUNDLED), "bundled", 3)
+    said = [line for line in capsys.readouterr().err.splitlines() if "instead" in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"serving the bundled model instead of the default one: {DEFAULT.name} cannot be fetched")
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_model_that_is_named_is_that_or_none() -> None:
+    with pytest.raises(ConfigurationError, match=DEFAULT.name):
+        asyncio.run(choose_model(Settings(model=DEFAULT.name)))
+
+
+@pytest.mark.usefixtures("offline")
+def test_the_services_get_the_path_and_the_name() -> None:
+    chosen = asyncio.run(choose_model(Settings(model="bundled")))
+    assert (chosen.model, chosen.served_model_name) == (str(BUNDLED), "bundled")
+    named = asyncio.run(choose_model(Settings(model="bundled", served_model_name="mine")))
+    assert named.served_model_name == "mine"

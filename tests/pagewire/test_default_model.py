@@ -1,0 +1,70 @@
+"""What a newcomer gets without naming a model: SmolLM2-135M-Instruct, from the package index."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pagewire import Client, SamplingParams
+from pagewire.shared.model_folder import eos_ids, read_config
+from tests.pagewire.serving import run, serving
+from tests.support.default_model import default_model
+
+pytestmark = pytest.mark.alone
+
+LOAD = """
+import sys, time
+from pathlib import Path
+import gguf, torch
+from pagewire.services.executor.models.registry import load_model
+from pagewire import Client, SamplingParams
+from pagewire.shared.model_folder import read_config
+def status(key):
+    return int(Path("/proc/self/status").read_text().partition(key + ":")[2].split()[0]) << 10
+before, began = status("VmRSS"), time.monotonic()
+model = load_model(Path(sys.argv[1]), read_config(Path(sys.argv[1])), "bfloat16")
+print(time.monotonic() - began, status("VmHWM") - before, sum(value.nbytes for value in model.parameters()))
+"""
+
+
+def test_it_answers() -> None:
+    default_model()
+    done = run("generate", "The capital of France is", "--temperature", "0", "--max-tokens", "2")
+    assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n"), done.stderr
+
+
+def test_it_chats() -> None:
+    default_model()
+    with serving("--max-model-len", "512", "--num-kv-blocks", "64") as served, Client(served.nats) as client:
+        question = [{"role": "user", "content": "What is the capital of Italy?"}]
+        result = client.generate(messages=question, sampling=SamplingParams(max_tokens=40, temperature=0.0))
+        (info,) = client.models()
+    assert info.name == "smollm2-135m-instruct"
+    assert result.choices[0].finish_reason == "stop"
+    assert "Italy" in result.choices[0].text
+
+
+def test_it_ends_at_either_of_its_ends() -> None:
+    path = default_model()
+    assert eos_ids(path) == {0, 2}
+    assert read_config(path)["max_position_embeddings"] == 8192
+
+
+def test_it_loads_in_three_seconds_and_little_more_than_its_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", LOAD, default_model()], capture_output=True, text=True, check=True)
+    seconds, grown, final = map(float, done.stdout.split())
+    assert final > 250 << 20
+    assert grown < 1.3 * final
+    assert seconds < 3
+
+
+def test_commands_know_it() -> None:
+    path = default_model()
+    assert run("pull", "smollm2-135m-instruct").stdout.strip() == str(path)
+    listed = run("models").stdout.splitlines()
+    assert any(re.match(r"smollm2-135m-instruct +98 MB +here .*\(default\)", line) for line in listed)
+    assert any(line.startswith("bundled") for line in listed)
+    refused = run("models", "--remove", "nothing")
+    assert refused.returncode == 2
+    assert "there is no fetched model nothing; these are here: smollm2-135m-instruct" in refused.stderr
