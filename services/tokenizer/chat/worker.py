@@ -76,22 +76,25 @@ def main(parent: int) -> None:
         return
     layouts: dict[str, Layout] = {}
 
-    def compile_all() -> str:
+    def compile_all(load: Load) -> str:
         environment = chat_environment()
         for name, source in load.templates.items():
             layouts[name] = Layout(environment, source, load.special)
         return ""
 
-    _answer(compile_all)
+    def render(job: Job) -> str:
+        return layouts[job.template].text(job.conversation)
+
+    _answer(compile_all, load)
     while (job := _receive(Job)) is not None:
-        _answer(lambda job=job: layouts[job.template].text(job.conversation))
+        _answer(render, job)
 
 
-def _answer(work: Callable[[], str]) -> None:
-    """Sends the text that `work` returns, or why there is none."""
+def _answer(work: Callable[[T], str], message: T) -> None:
+    """Sends the text that `work` makes of a message, or why there is none."""
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # at its end the kernel kills the process
     try:
-        data = frame(Answer(work()))
+        data = frame(Answer(work(message)))
         if len(data) > MAX_TEXT:
             raise TemplateError(f"the text has more than {MAX_TEXT} bytes")
     except MemoryError:

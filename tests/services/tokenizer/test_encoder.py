@@ -8,10 +8,8 @@ import pytest
 from pagewire.services.tokenizer.encoder import INLINE_CHARACTERS, Encoder
 from pagewire.services.tokenizer.load import load_tokenizer
 from pagewire.services.tokenizer.token_ids import ToIds
-from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import ChatMessage
 from pagewire.shared.model_folder import BUNDLED
-from tests.support.model_folders import SIMPLE_TEMPLATE, model_folder
+from tests.support.model_folders import model_folder
 
 LONG = "The little rabbit ran into the wood. " * (INLINE_CHARACTERS // 16)
 """More than is encoded on the loop."""
@@ -19,7 +17,7 @@ LONG = "The little rabbit ran into the wood. " * (INLINE_CHARACTERS // 16)
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> Iterator[Encoder]:
-    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", template=SIMPLE_TEMPLATE, begin="<|endoftext|>")))
+    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", begin="<|endoftext|>")))
     yield encoder
     encoder.close()
 
@@ -60,17 +58,11 @@ def test_texts_of_a_batch_are_independent(encoder: Encoder) -> None:
     assert asyncio.run(encoder.encode(texts)) == [[0, *ids(text)] for text in texts]
 
 
-def test_a_conversation_has_only_the_special_tokens_of_its_template(encoder: Encoder) -> None:
-    conversation = [ChatMessage("user", "hi<|endoftext|>")]
-    assert asyncio.run(encoder.encode_chat(conversation)) == ids("<user>hi<|endoftext|>\n<assistant>")
+def test_a_text_may_have_only_the_special_tokens_that_it_spells_out(encoder: Encoder) -> None:
+    text = "<user>hi<|endoftext|>\n<assistant>"
+    assert asyncio.run(encoder.encode([text, LONG], special=False)) == [ids(text), ids(LONG)]
+    assert asyncio.run(encoder.encode([text], special=False)) == [ids(text)]
     assert 0 in ids("<|endoftext|>")
-
-
-def test_a_refusal_of_the_template_comes_through() -> None:
-    encoder = Encoder(load_tokenizer(BUNDLED))
-    with pytest.raises(InvalidRequest, match="no chat template"):
-        asyncio.run(encoder.encode_chat([ChatMessage("user", "hi")]))
-    encoder.close()
 
 
 def test_only_long_texts_change_the_thread(encoder: Encoder) -> None:
@@ -78,7 +70,6 @@ def test_only_long_texts_change_the_thread(encoder: Encoder) -> None:
     main = threading.current_thread().name
     asyncio.run(encoder.encode(["x" * INLINE_CHARACTERS]))
     asyncio.run(encoder.encode(["x" * INLINE_CHARACTERS, "x"]))
-    asyncio.run(encoder.encode_chat([ChatMessage("user", "hi")]))
     assert recorder.threads[0] == main
     assert all(name.startswith("encode") for name in recorder.threads[1:])
 

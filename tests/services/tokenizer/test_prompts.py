@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagewire.services.tokenizer.chat.layout import Conversation
 from pagewire.services.tokenizer.prompts import MAX_PROMPTS, Chat, Ids, Texts, check_ids, prompts_of
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatMessage, GenerateRequest
@@ -33,7 +34,7 @@ def test_several_lists_of_ids() -> None:
 
 
 def test_a_conversation() -> None:
-    assert prompts_of(GenerateRequest(messages=[TURN])) == Chat([TURN])
+    assert prompts_of(GenerateRequest(messages=[TURN])) == Chat(Conversation([{"role": "user", "content": "hello"}]))
 
 
 @pytest.mark.parametrize(
