@@ -34,20 +34,21 @@ class Keyboard:
         """Types some keys."""
         os.write(self._terminal, keys.encode())
 
-    def expect(self, pattern: str, within: float = 60.0) -> str:
+    def expect(self, pattern: str, within: float = 20.0) -> str:
         """Waits for a text; returns everything up to its end since the last one, without colours and the like."""
         deadline = time.monotonic() + within
         while (found := re.search(pattern, self._shown())) is None:
             assert time.monotonic() < deadline, f"there is no {pattern} in {self._shown()!r}"
             assert self._read(), f"the process has ended without {pattern}: {self._shown()!r}"
-        shown, self._seen = self._shown(), b""
+        shown = self._shown()
+        self._seen = shown[found.end() :].encode()
         return shown[: found.end()]
 
     def prompt(self) -> None:
         """Waits until keys are read: what is typed before would be echoed in the middle of an answer."""
         self.expect(r">[ \x08]*$")
 
-    def wait(self, within: float = 60.0) -> int:
+    def wait(self, within: float = 20.0) -> int:
         """Waits for the end of the process; returns its exit code."""
         deadline = time.monotonic() + within
         while self._read():

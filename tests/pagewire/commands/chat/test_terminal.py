@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.shared.model_folder import BUNDLED
 from tests.pagewire.commands.chat.keyboard import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Keyboard, chatting
 from tests.pagewire.serving import COMMAND, Served, serving
 
@@ -19,7 +18,7 @@ SHORT = ("--temperature", "0", "--max-tokens", "8", "--ignore-eos")
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Served]:
-    with serving("--model", str(BUNDLED), "--max-num-seqs", "4") as served:
+    with serving("--model", "bundled", "--max-num-seqs", "4") as served:
         yield served
 
 
@@ -69,7 +68,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(keyboard: Keyboard, tmp_pat
     keyboard.expect("max_tokens: 1500")
     keyboard.prompt()
     keyboard.type(f"Tell me a story{ENTER}")
-    keyboard.expect(r"story\s+\w+")
+    keyboard.expect(r"story\s*\r\n\s*\w+")
     keyboard.type(CTRL_C)
     keyboard.expect("stopped")
     keyboard.prompt()
