@@ -1,31 +1,32 @@
-"""What both servers of `pagewire bench vllm_cpu` are given: models of random weights, prompts of ShareGPT's lengths."""
+"""Writes what both servers of `pagewire bench vllm_cpu` are given: a model of random weights and a file of prompts."""
 
 import json
 import lzma
 import random
+import re
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pagewire.bench._loads import sharegpt_lengths
+from pagewire.bench._simulation.loads import sharegpt_lengths
 from pagewire.bench.cpu_step import SHAPES, VOCABULARY
 
-_ROOT = Path(__file__).resolve().parents[1]
-_TOKENIZER = _ROOT / "tests" / "data" / "tokenizers" / "gpt2.json.xz"
-_BOOKS = _ROOT / "tools" / "bundled_model" / "books"
+_TOKENIZER = Path(__file__).parent / "data" / "gpt2.json.xz"
 _END = "<|endoftext|>"
+_WORD = re.compile("Ġ[a-z]+")
+"""A token of GPT-2 that is a space and a word."""
 
 
 def tokenizer() -> Tokenizer:
-    """GPT-2's: byte-level, so that every id has a text."""
+    """Returns GPT-2's, which is byte-level, so that every id has a text."""
     loaded: Tokenizer = Tokenizer.from_str(lzma.decompress(_TOKENIZER.read_bytes()).decode())
     return loaded
 
 
 def write_model(name: str, folder: Path) -> None:
-    """A Llama of the shape `name`, in bf16."""
+    """Writes a Llama of the shape `name` with random weights in bf16, and its tokenizer."""
     given = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), bos_token=_END, eos_token=_END, pad_token=_END)
     end = given.eos_token_id
     config = LlamaConfig(
@@ -42,13 +43,17 @@ def write_model(name: str, folder: Path) -> None:
 
 
 def write_prompts(file: Path, count: int, seed: int = 42) -> None:
-    """Lines of {"prompt", "output_tokens"}: pieces of books, with lengths of real conversations."""
+    """Writes lines of {"prompt", "output_tokens"} with the lengths of real conversations.
+
+    Prompts are words of GPT-2's vocabulary, each a token. The vocabulary is ordered by frequency, and words are drawn
+    by Zipf's law, so that they repeat as in prose.
+    """
     draw = random.Random(seed)
-    text = "\n".join(lzma.decompress(book.read_bytes()).decode() for book in sorted(_BOOKS.glob("*.xz")))
-    speaks = tokenizer()
-    ids = speaks.encode(text).ids
+    ids = tokenizer().get_vocab()
+    words = [token.replace("Ġ", " ") for token in sorted(ids, key=ids.__getitem__) if _WORD.fullmatch(token)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
     lines = []
-    for prompt, output in draw.sample(sharegpt_lengths(), count):
-        start = draw.randrange(len(ids) - prompt)
-        lines.append(json.dumps({"prompt": speaks.decode(ids[start : start + prompt]), "output_tokens": output}))
+    for tokens, output in draw.sample(sharegpt_lengths(), count):
+        prompt = "".join(draw.choices(words, weights, k=tokens))
+        lines.append(json.dumps({"prompt": prompt, "output_tokens": output}))
     file.write_text("\n".join(lines) + "\n")

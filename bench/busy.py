@@ -1,32 +1,29 @@
-"""The share of time in which the device computes: the whole stack in real time, on a simulated GPU (simulated).
+"""Measures the share of time in which the device computes: all services in real time, on a simulated GPU (simulated).
 
-Llama-3-8B on one H100 that is not there: a step takes its time, and no work. Streams of ShareGPT lengths run in a
-closed loop, so that there is always work. Busy is the simulated device's own count; waiting is the time in which no
-step was in flight for want of a lease or a plan.
+The simulated H100 takes the time of Llama-3-8B's steps and computes nothing. Clients with ShareGPT lengths always have
+a request open, so there is always work. Busy is the time in which a simulated step ran, waiting the time in which no
+step was in flight because no lease or plan had come.
 """
 
 import argparse
 import asyncio
-import json
 import random
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._loads import sharegpt_lengths
-from pagewire.bench._output import json_file
+from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._simulation.loads import sharegpt_lengths
+from pagewire.bench._stack import closed_loop
 from pagewire.bench.shapes import write_folder
-from pagewire.commands.status import ask
-from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import logs
-from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings
 
 SHAPE, DEVICE = "llama-3-8b", "sim:h100"
 MACHINE = "llama-3-8b on one h100"
+HEADER = "streams (simulated) | window | busy | waiting | tokens/s"
 WARM_UP = 5.0
 """Seconds before anything is counted: all streams have begun."""
 _VOCABULARY = 8000
@@ -34,7 +31,7 @@ _VOCABULARY = 8000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One stack."""
+    """The counters of one stack."""
 
     window: int
     """Steps of a lease."""
@@ -46,6 +43,11 @@ class Run:
     rows: float
     sampled: float
 
+    @property
+    def busy(self) -> float:
+        """Share of the counted time in which the device ran a step."""
+        return self.busy_s / self.seconds
+
 
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
@@ -53,28 +55,26 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 1], help="lease windows, in steps")
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="streams at once")
     parser.add_argument("--seconds", type=float, default=20.0, help="time that is counted, per run")
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    runs = [
-        asyncio.run(measure(window, streams, given.seconds)) for streams in given.streams for window in given.windows
-    ]
+    pairs = [(window, streams) for streams in given.streams for window in given.windows]
+    runs = [asyncio.run(measure(*pair, given.seconds)) for pair in pairs]
     print("\n".join(table(runs)))
-    if given.output:
-        given.output.write_text(
-            json.dumps({"simulated": MACHINE, "runs": [asdict(run) for run in runs]}, indent=1) + "\n"
-        )
+    write(given.output, "busy", arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
     return 0
 
 
 def table(runs: Sequence[Run]) -> list[str]:
-    """Lines for the terminal."""
-    head = f"{'streams':>7} {'window':>6} {'busy':>7} {'waiting':>8} {'step ms':>8} {'rows':>6} {'tokens/s':>9}"
-    return [f"simulated: {MACHINE}", head] + [
-        f"{run.streams:>7} {run.window:>6} {run.busy_s / run.seconds:>7.2%} {run.waiting_s / run.seconds:>8.2%}"
-        f" {1e3 * run.busy_s / run.steps:>8.2f} {run.rows / run.steps:>6.1f} {run.sampled / run.seconds:>9.0f}"
-        for run in runs
-    ]
+    """Returns a line per run, in Markdown."""
+    return markdown(
+        HEADER,
+        (
+            f"{run.streams} | {run.window} | {run.busy:.2%} | {run.waiting_s / run.seconds:.2%}"
+            f" | {run.sampled / run.seconds:.0f}"
+            for run in runs
+        ),
+    )
 
 
 async def measure(window: int, streams: int, seconds: float) -> Run:
@@ -84,34 +84,16 @@ async def measure(window: int, streams: int, seconds: float) -> Run:
         settings = Settings(
             model=folder, device=DEVICE, nats_port=0, lease_window=window, max_num_seqs=streams, log_level="error"
         )
-        async with Stack(settings, PIPELINE) as stack, asyncio.TaskGroup() as tasks:
-            url = (await stack.ready()).nats
-            async with AsyncClient(url) as client:
-                talking = [tasks.create_task(_talk(client, random.Random(i))) for i in range(streams)]
-                bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
-                try:
-                    await asyncio.sleep(WARM_UP)
-                    before, began = await _counters(bus), time.monotonic()
-                    await asyncio.sleep(seconds)
-                    after, ended = await _counters(bus), time.monotonic()
-                finally:
-                    await bus.close()
-                    for task in talking:
-                        task.cancel()
-                    await asyncio.wait(talking)
+        counted, (executor,) = await closed_loop(settings, _talk, streams, WARM_UP, seconds)
     names = ("busy_s", "waiting_s", "steps", "rows", "sampled")
-    return Run(window, streams, ended - began, *(after[name] - before[name] for name in names))
+    return Run(window, streams, counted, *(executor[name] for name in names))
 
 
-async def _talk(client: AsyncClient, draw: random.Random) -> None:
-    """One request after another."""
+async def _talk(client: AsyncClient, number: int) -> None:
+    """Sends requests with ShareGPT lengths, one after the other."""
+    draw = random.Random(number)
     while True:
         prompt, output = draw.choice(sharegpt_lengths())
         sampling = SamplingParams(max_tokens=output, ignore_eos=True)
         async for _ in client.stream(draw.choices(range(1, _VOCABULARY), k=prompt), sampling, timeout=600):
             pass
-
-
-async def _counters(bus: Bus) -> dict[str, float]:
-    (stats,) = await ask(bus, "executor")
-    return {name[5:]: float(value) for name, value in stats.metadata.items() if name.startswith("load.")}

@@ -1,7 +1,8 @@
-"""What each service costs in CPU time per token, against a yardstick of the same kind of work.
+"""Measures the CPU time of each service per token, in iterations of a yardstick that does the same kind of work.
 
-`make test` measures the same, and fails when a service costs more than 1.4 times what is recorded in `COSTS`. To record
-anew, write the column "cost" there.
+Each service runs alone in this process, with 256 sequences on the in-memory bus; the executor's device takes no time.
+Per unit, the columns give CPU microseconds, iterations of the yardstick (cost), the cost recorded in `bench/cost.py`,
+and the ratio of the two. Above a ratio of 1.4 the exit code is 1, and `make test` fails.
 """
 
 import argparse
@@ -26,7 +27,7 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What is measured of a service, and what it was."""
+    """The measurement of a service, and its recorded result."""
 
     rig: Open
     unit: str
@@ -35,7 +36,7 @@ class Cost:
 
     @property
     def limit(self) -> float:
-        """What it may cost."""
+        """The largest cost that is allowed."""
         return self.recorded * TOLERANCE
 
 
@@ -50,7 +51,7 @@ COSTS: Mapping[str, Cost] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line per service. 1 when one costs too much."""
+    """Prints a line per service; returns 1 if one of them costs too much."""
     parser = argparse.ArgumentParser(prog="pagewire bench cost", description=__doc__)
     parser.add_argument("--services", nargs="+", default=list(COSTS), choices=COSTS, metavar="NAME", help="names")
     given = parser.parse_args(arguments)
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(name: str) -> Reading:
-    """The least of up to `ATTEMPTS` readings; the first that is within the limit is enough."""
+    """Returns the least of up to `ATTEMPTS` readings, and measures no further once one is within the limit."""
     logs.configure(Settings(log_level="warning"), service="bench")
     readings: list[Reading] = []
     while len(readings) < ATTEMPTS:
@@ -79,12 +80,12 @@ def read(name: str) -> Reading:
 
 
 def complaint(name: str, reading: Reading) -> str:
-    """What to say of a service that costs more than its limit; empty when it does not."""
+    """Returns the message about a service that costs more than its limit; empty if it does not."""
     cost = COSTS[name]
     if reading.cost <= cost.limit:
         return ""
     return (
         f"{name}: a {cost.unit} costs {reading.cost:.4f} iterations of the yardstick, and {cost.recorded:.4f} are "
-        f"recorded: {reading.cost / cost.recorded:.2f} times as much; {TOLERANCE} are allowed. If it is meant, take "
-        "the cost that `pagewire bench cost` prints into bench/cost.py."
+        f"recorded: {reading.cost / cost.recorded:.2f} times as much; {TOLERANCE} are allowed. If it is meant, "
+        "write the cost that `pagewire bench cost` prints into bench/cost.py."
     )

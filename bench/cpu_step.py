@@ -1,11 +1,10 @@
-"""Time of a decode step of the CPU device, with compiled kernels and in plain PyTorch, and where it goes.
+"""Measures a decode step of the CPU device, with compiled kernels and in plain PyTorch, and where its time goes.
 
 The models have random weights, in bf16 where the path can read them. Both paths take turns, so that a noisy machine is
 noisy for both.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.bench._output import json_file
+from pagewire.bench._output import add_output, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.operators import Operators
 from pagewire.services.executor.devices.compiled import CompiledBackend
@@ -65,7 +64,7 @@ class Case:
     context: int
     wall_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
-    """Of all threads together; less noisy than the wall's where others use the cores too."""
+    """Of all threads together; less noisy than wall time where other programs use the cores too."""
     shares: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -75,7 +74,7 @@ class Case:
 
 
 class Timed:
-    """A backend as it is, and the seconds spent in it and in the products of a model."""
+    """Wraps a backend, and counts the seconds spent in it and in the products of a model."""
 
     def __init__(self, model: CausalLM, backend: Backend) -> None:
         self.layers = backend.layers
@@ -136,7 +135,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--top-p", type=float, default=1.0, help="1: off")
     parser.add_argument("--seconds", type=float, default=2.0, help="for which the steps of a line are repeated")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a step")
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     print(
@@ -151,13 +150,12 @@ def main(arguments: list[str]) -> int:
                 cases += pair
                 for case in pair:
                     print(line(case, pair[1].ms / case.ms), flush=True)
-    if given.output:
-        given.output.write_text(json.dumps([asdict(case) for case in cases], indent=1) + "\n")
+    write(given.output, "cpu_step", arguments, runs=[asdict(case) for case in cases])
     return 0
 
 
 def line(case: Case, ratio: float) -> str:
-    """For the terminal. `ratio` is how many times faster than plain it is."""
+    """Returns a line for the terminal. `ratio` is the speed relative to the plain path."""
     shares = "".join(f" {case.shares[part]:>9.0%}" for part in (*PARTS, "other"))
     cpu = statistics.median(case.cpu_ms)
     return (
@@ -167,7 +165,7 @@ def line(case: Case, ratio: float) -> str:
 
 
 def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> list[Case]:
-    """Both paths in turn."""
+    """Measures both paths in turn."""
     cases = [Case(path, name, rows, context) for path in ("compiled", "plain")]
     sampling = SlotSampling(given.temperature, given.top_p, top_k=0, min_p=0.0, key=0, stop_ids=(), floor=0)
     devices = [_device(case, sampling, given.threads) for case in cases]
@@ -190,7 +188,7 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
 
 
 def _device(case: Case, sampling: SlotSampling, threads: int) -> tuple[CpuDevice, Timed]:
-    """A device with `rows` sequences of `context` tokens, in blocks of their own."""
+    """Returns a device with `rows` sequences of `context` tokens, in blocks of their own."""
     bf16 = bf16_support(Path("/proc/cpuinfo"))
     dtype = torch.bfloat16 if bf16 != Bf16.NONE or case.path == "compiled" else torch.float32
     model = _random_model(case.model, dtype)

@@ -1,40 +1,35 @@
-"""DeepSpeed-FastGen's benchmark in virtual time: SplitFuse against whole prompts first, Llama-2-70B on 4 x A100.
+"""Runs DeepSpeed-FastGen's benchmark in virtual time: SplitFuse against whole prompts first (simulated).
 
-Closed loop: each client sends its next request when its last one has ended. The other side is an ablation of our own,
-prompts first and whole as in vLLM 0.2, with the same pipeline around it; its prompt steps hold up to 4096 tokens.
-Every figure is simulated.
+Llama-2-70B on four A100. Each client sends its next request when its last one has ended. The other side is an ablation
+of our own, prompts first and whole as in vLLM 0.2, with the same pipeline around it; its prompt steps hold up to 4096
+tokens. Every figure is simulated.
 """
 
 import argparse
-import json
+import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pagewire.bench._loads import fastgen
-from pagewire.bench._output import folder
-from pagewire.bench._report import QUANTILES, Points, chart, markdown, mean
-from pagewire.bench._service_level import (
-    FASTGEN,
-    TIGHT,
-    effective_throughput,
-    throughput,
-    throughput_by_latency,
-    token_intervals,
-)
-from pagewire.bench._systems import System, Variant, pipeline
-from pagewire.bench._virtual import Request, Trace
+from pagewire.bench._chart import Points, chart
+from pagewire.bench._output import add_output, markdown, spread, write
+from pagewire.bench._simulation.figures import QUANTILES, mean
+from pagewire.bench._simulation.loads import fastgen
+from pagewire.bench._simulation.pipeline import Request, Trace
+from pagewire.bench._simulation.service_level import FASTGEN, TIGHT, effective_throughput, throughput, token_intervals
+from pagewire.bench._simulation.systems import System, Variant, pipeline
 
 SYSTEM = System("llama-2-70b", "a100-80", 4, 4096)
 PAIRS = ((1200, 60), (1200, 128), (2600, 60), (2600, 128))
 CLIENTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 SEEDS = (42, 43, 44)
+COMPARED = 16
+"""Clients whose figures the summary compares."""
 LEVELS = FASTGEN + TIGHT
 SPLITFUSE, PREFILL_FIRST = "SplitFuse", "prefill first"
 
@@ -58,36 +53,33 @@ class Run(NamedTuple):
 
 
 Cells = Mapping[Cell, list[dict[str, float]]]
+"""Figures, one set per seed."""
+Curve = Mapping[int, Mapping[str, float]]
+"""Figures by clients."""
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the tables; writes them, their JSON and the plots."""
+    """Prints the ratios and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench fastgen", description=__doc__)
     parser.add_argument("--budget", type=int, default=512, help="tokens per step of SplitFuse")
     parser.add_argument("--requests", type=int, help="per run; by default 4 for each client and 32")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="closed-loop clients")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    parser.add_argument("--output", type=folder, default=Path("bench/results"), help="folder")
+    add_output(parser)
     given = parser.parse_args(arguments)
     cells = measure(given.clients, given.budget, given.requests, given.jobs)
-    lines = [
+    print(
         f"Simulated {SYSTEM.name}, budget {given.budget} tokens (prefill first: prompts up to {SYSTEM.longest} a step),"
-        f" {given.requests or '4 per client and 32'} requests per run, means of seeds {SEEDS}.",
-        "",
-        *tables(cells),
-    ]
-    print("\n".join(lines))
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "fastgen.md").write_text("\n".join(lines) + "\n")
-    records = [{"simulated": True, "budget": given.budget, **c._asdict(), "seeds": runs} for c, runs in cells.items()]
-    (given.output / "fastgen.json").write_text(json.dumps(records, indent=1) + "\n")
-    for name, picture in charts(cells).items():
-        (given.output / f"fastgen-{name}.svg").write_text(picture)
+        f" {given.requests or '4 per client and 32'} requests per run, means of seeds {SEEDS}.\n"
+    )
+    print("\n".join(summary(cells)))
+    records = [{"budget": given.budget, **cell._asdict(), "seeds": runs} for cell, runs in cells.items()]
+    write(given.output, "fastgen", arguments, simulated=True, runs=records)
     return 0
 
 
 def measure(clients: Sequence[int], budget: int, requests: int | None, jobs: int | None) -> Cells:
-    """The figures of every cell, one set per seed."""
+    """Returns the figures of every cell, one set per seed."""
     cells = [Cell(engine, *pair, c) for engine, pair, c in product((SPLITFUSE, PREFILL_FIRST), PAIRS, clients)]
     runs = [Run(cell, budget, requests or 4 * cell.clients + 32, seed) for cell in cells for seed in SEEDS]
     with ProcessPoolExecutor(jobs) as pool:
@@ -96,12 +88,11 @@ def measure(clients: Sequence[int], budget: int, requests: int | None, jobs: int
 
 
 def simulate(run: Run) -> dict[str, float]:
-    """The figures of one run."""
-    cell, requests = run.cell, closed_loop(run).requests
+    """Returns the figures of one run."""
+    requests = closed_loop(run).requests
     intervals = token_intervals(requests)
     return {
         "throughput": throughput(requests),
-        "throughput_by_latency": throughput_by_latency(requests, cell.clients),
         "latency": float(np.mean([request.latency for request in requests])),
         "ttft": float(np.mean([request.ttft for request in requests])),
         **{f"itl_{name}": float(np.percentile(intervals, q)) for name, q in QUANTILES.items()},
@@ -110,7 +101,10 @@ def simulate(run: Run) -> dict[str, float]:
 
 
 def closed_loop(run: Run) -> Trace:
-    """`requests` of all clients together. Each client begins within 10 ms for every client that there is."""
+    """Serves `run.requests` requests of all clients together.
+
+    Each client begins within 10 ms for every client that there is.
+    """
     cell = run.cell
     lengths = fastgen(cell.prompt, cell.output, run.seed)
     draw = random.Random(run.seed)
@@ -132,77 +126,57 @@ def closed_loop(run: Run) -> Trace:
     return pipeline(SYSTEM, variant).run(first, following)
 
 
-def tables(cells: Cells) -> list[str]:
-    """Markdown, one table per pair, with every client count."""
-    header = [
-        "clients", "engine", "req/s", "req/s by latency", "latency s", "TTFT s",
-        "ITL ms median / P90 / P95 / P99", *(f"at {level.name}" for level in LEVELS),
-    ]  # fmt: skip
-    lines = []
-    for pair in PAIRS:
-        rows = [
-            _row(cell, mean(runs))
-            for cell, runs in sorted(cells.items(), key=lambda item: (item[0].clients, item[0].engine))
-            if cell[1:3] == pair
-        ]
-        lines += [f"### {pair[0]}/{pair[1]} (simulated)", "", *markdown(header, rows), "", *_summary(cells, pair), ""]
-    return lines
-
-
-def _row(cell: Cell, found: Mapping[str, float]) -> list[str]:
-    return [
-        str(cell.clients),
-        cell.engine,
-        f"{found['throughput']:.2f}",
-        f"{found['throughput_by_latency']:.2f}",
-        f"{found['latency']:.2f}",
-        f"{found['ttft']:.2f}",
-        " / ".join(f"{found[f'itl_{name}'] * 1e3:.0f}" for name in QUANTILES),
-        *(f"{found[level.name]:.2f}" for level in LEVELS),
-    ]
-
-
-def _summary(cells: Cells, pair: tuple[int, int]) -> list[str]:
-    """The ratios that FastGen's publication gives."""
-    ours, theirs = (
-        {c[3]: mean(r) for c, r in cells.items() if c[:3] == (e, *pair)} for e in (SPLITFUSE, PREFILL_FIRST)
-    )
+def summary(cells: Cells) -> list[str]:
+    """Returns the ratios that FastGen's publication gives, in Markdown."""
     level = FASTGEN[1].name
+    header = (
+        f"simulated | highest requests/s | highest effective requests/s at {level} | P95 ITL, {COMPARED} clients"
+        f" | effective requests/s, {COMPARED} clients"
+    )
+    return markdown(header, map(" | ".join, ratios(cells)))
 
-    def peak(engine: Mapping[int, Mapping[str, float]], name: str) -> float:
-        return max(found[name] for found in engine.values())
 
-    lines = [
-        f"- Highest throughput: {peak(ours, 'throughput'):.2f} against {peak(theirs, 'throughput'):.2f} requests/s.",
-        f"- Highest effective throughput at {level}: {peak(ours, level):.2f} against {peak(theirs, level):.2f}"
-        f" requests/s, {_ratio(peak(ours, level), peak(theirs, level))}.",
+def ratios(cells: Cells) -> list[list[str]]:
+    """Returns the lines of `summary`, one per pair of lengths.
+
+    Above 1 is better for SplitFuse. The range is that of the seeds.
+    """
+    level = FASTGEN[1].name
+    measures: list[Callable[[Curve], float]] = [
+        lambda curve: max(found["throughput"] for found in curve.values()),
+        lambda curve: max(found[level] for found in curve.values()),
+        lambda curve: 1 / curve[COMPARED]["itl_p95"],
+        lambda curve: curve[COMPARED][level],
     ]
-    for clients in sorted(ours.keys() & {16}):
-        a, b = ours[clients], theirs[clients]
-        lines += [
-            f"- {clients} clients: P95 between tokens {a['itl_p95'] * 1e3:.0f} against {b['itl_p95'] * 1e3:.0f} ms,"
-            f" {_ratio(b['itl_p95'], a['itl_p95'])} lower; effective throughput at {level}"
-            f" {a[level]:.2f} against {b[level]:.2f} requests/s, {_ratio(a[level], b[level])}."
-        ]
-    return lines
+    rows = []
+    for pair in PAIRS:
+        ours, theirs = (_curves(cells, (engine, *pair)) for engine in (SPLITFUSE, PREFILL_FIRST))
+        row = [f"{pair[0]} in, {pair[1]} out"]
+        for measure in measures if COMPARED in ours[0] else measures[:2]:
+            values = [(measure(a), measure(b)) for a, b in zip(ours, theirs, strict=True)]
+            value, *samples = (a / b if b else math.inf for a, b in values)
+            row.append(spread(value, samples))
+        rows.append(row + [""] * (len(measures) + 1 - len(row)))
+    return rows
 
 
-def _ratio(more: float, less: float) -> str:
-    return f"{more / less:.2f}x" if less else "the other has none"
+def _curves(cells: Cells, side: tuple[str, int, int]) -> list[Curve]:
+    """Returns the figures by clients: the means of the seeds, and behind them those of each seed."""
+    runs = {cell.clients: runs for cell, runs in cells.items() if cell[:3] == side}
+    means = {clients: mean(seeds) for clients, seeds in runs.items()}
+    return [means, *({clients: seeds[i] for clients, seeds in runs.items()} for i in range(len(SEEDS)))]
 
 
-def charts(cells: Cells) -> dict[str, str]:
-    """Per pair, latency over throughput and effective throughput over clients."""
-    pictures = {}
-    for prompt, output in PAIRS:
-        curves: dict[str, Points] = {}
-        effective: dict[str, Points] = {}
-        for engine in (SPLITFUSE, PREFILL_FIRST):
-            points = {c.clients: mean(r) for c, r in cells.items() if c[:3] == (engine, prompt, output)}
-            curves[engine] = [(p["throughput"], p["latency"]) for p in points.values()]
-            for level in FASTGEN:
-                effective[f"{engine}, {level.rate:g}/s"] = [(float(n), p[level.name]) for n, p in points.items()]
-        title = f"{prompt}/{output}, {SYSTEM.name}, simulated"
-        pictures[f"{prompt}-{output}-latency"] = chart(title, "requests/s", "mean latency, s", curves)
-        pictures[f"{prompt}-{output}-effective"] = chart(title, "clients", "requests/s within the level", effective)
-    return pictures
+def curves(cells: Cells, prompt: int, output: int) -> str:
+    """Draws effective throughput over clients, of a pair of lengths."""
+    lines: dict[str, Points] = {}
+    for engine in (SPLITFUSE, PREFILL_FIRST):
+        points = {cell.clients: mean(runs) for cell, runs in cells.items() if cell[:3] == (engine, prompt, output)}
+        for level in FASTGEN:
+            lines[f"{engine}, {level.rate:g}/s"] = [(float(n), point[level.name]) for n, point in points.items()]
+    return chart(f"{prompt}/{output}, {SYSTEM.name}, simulated", "clients", "requests/s within the level", lines)
+
+
+def read(records: Iterable[Mapping[str, Any]]) -> Cells:
+    """Returns the cells of raw results."""
+    return {Cell(run["engine"], run["prompt"], run["output"], run["clients"]): run["seeds"] for run in records}

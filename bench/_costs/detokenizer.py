@@ -22,7 +22,7 @@ _DOOR = f"{subjects.DETOKENIZER}.detok"
 
 
 class _Streams:
-    """Every stream grows by one token per step."""
+    """Streams that all grow by one token per step."""
 
     per_message = float(ROWS)
 
@@ -58,7 +58,7 @@ class _Streams:
 
 @asynccontextmanager
 async def detokenizer(wrap: Wrap) -> AsyncIterator[Rig]:
-    """A detokenizer with `ROWS` streams. The unit is a token."""
+    """Opens a detokenizer with `ROWS` streams. The unit is a token."""
     broker = MemoryBroker()
     tap, peer = Tap(broker, out="_INBOX", wrap=wrap), MemoryBus(broker)
 

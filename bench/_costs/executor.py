@@ -18,12 +18,12 @@ from pagewire.shared.messages.work import Sampling
 _BLOCK = 16
 _PROMPT = 64
 _STEPS = 16
-"""In a turn."""
+"""Steps in a turn."""
 _PLANS = f"{subjects.PLAN}.exec"
 
 
 class _Scheduler:
-    """Extends the lease by one step in every plan, and gives a block to the sequences whose turn it is."""
+    """A scheduler that extends the lease by one step in every plan, and gives each sequence its next block in time."""
 
     per_message = float(ROWS)
 
@@ -72,7 +72,7 @@ class _Scheduler:
 
 @asynccontextmanager
 async def executor(wrap: Wrap) -> AsyncIterator[Rig]:
-    """An executor with `ROWS` slots in use. The unit is a token."""
+    """Opens an executor with `ROWS` slots in use. The unit is a token."""
     settings = Settings(model="bundled", device="sim:zero", max_num_seqs=ROWS, block_size=_BLOCK)
     broker = MemoryBroker()
     tap, peer = Tap(broker, out=subjects.STEPS, wrap=wrap), MemoryBus(broker)

@@ -36,14 +36,14 @@ class _Readers:
         self.inboxes: list[str] = []
         self.batch_inbox = ""
         self.sent = 0
-        """Server-sent events."""
+        """Server-sent events of this turn."""
         self._application = application
         self._tap = tap
         self._start = 0
         self._message = Message("", b"")
 
     async def read(self) -> None:
-        """One request, until cancelled."""
+        """Sends a request and reads its stream until cancelled."""
         body = {"model": _MODEL, "prompt": "x", "max_tokens": 2000, "stream": True}
         coming: list[Event] = [{"type": "http.request", "body": msgspec.json.encode(body)}]
 
@@ -76,7 +76,7 @@ class _Readers:
 
 @asynccontextmanager
 async def gateway(wrap: Wrap) -> AsyncIterator[Rig]:
-    """A gateway with `ROWS` streams. The unit is a token."""
+    """Opens a gateway with `ROWS` streams. The unit is a token."""
     broker = MemoryBroker()
     tap, peer = Tap(broker, out=subjects.CANCEL, wrap=wrap, inbox_prefix="_INBOX"), MemoryBus(broker)
     client = AsyncClient(bus=tap)

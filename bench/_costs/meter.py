@@ -1,4 +1,4 @@
-"""Measures CPU time where others use the machine too: each turn between two runs of a yardstick, and the median."""
+"""Measures CPU time on a busy machine: each turn lies between two runs of a yardstick, and the median counts."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a unit of a service costs."""
+    """The cost of a unit of a service."""
 
     cost: float
     """In iterations of the yardstick."""
@@ -33,10 +33,10 @@ class Reading:
 
 
 def measure(rig: Open, wrap: Wrap = unchanged) -> Reading:
-    """CPU time of all threads of this process, per unit.
+    """Returns the CPU time of all threads of this process, per unit.
 
-    A core changes its speed, and neighbours take its cache: so a turn of a few milliseconds is compared with the
-    yardstick right before and right behind it, and not with the fastest one of all.
+    A core changes its speed, and other programs take its cache. So a turn of a few milliseconds is compared with the
+    yardstick right before and right after it, and not with the fastest run of the yardstick.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_measure(rig, wrap))
@@ -63,7 +63,7 @@ async def _measure(open_rig: Open, wrap: Wrap) -> Reading:
 
 
 def _yardstick() -> float:
-    """CPU seconds of an iteration."""
+    """Returns the CPU seconds of an iteration."""
     began = time.process_time()
     reference.run(_REFERENCE)
     return (time.process_time() - began) / _REFERENCE

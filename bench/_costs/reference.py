@@ -1,7 +1,7 @@
 """The yardstick of CPU costs: a fixed piece of work of the same kind as the services'.
 
-It is never changed along with them. Costs are counted in its iterations, so they hold on fast and on slow machines. It
-goes through as much memory as a service does, so that neighbours who take the cache slow both down.
+The yardstick never changes along with the services. Costs are counted in its iterations, so they hold on fast and on
+slow machines. It goes through as much memory as a service does, so that a lack of cache slows both down.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ class _Frame(msgspec.Struct, tag="delta", tag_field="type"):
 
 
 class _Stream:
-    """One of many that grow in turn; of its past it keeps a little."""
+    """One of many streams that grow in turn, with a little state of its own."""
 
     __slots__ = ("last", "name", "seen", "texts")
 
@@ -35,7 +35,7 @@ class _Stream:
         self.texts = [""] * 16
 
     def take(self, token: int) -> bytes:
-        """A frame for one more token."""
+        """Returns the frame of one more token."""
         key = token & 15
         self.seen[key] += 1
         self.texts[key] = text = f"{token:x} "
@@ -51,7 +51,7 @@ _COLUMNS = np.arange(256, dtype=np.uint32).tobytes()
 
 
 def run(iterations: int, first: int = 0) -> int:
-    """Iterations from number `first` on, about 30 microseconds each. Returns the bytes that it made."""
+    """Runs iterations from number `first` on, about 30 microseconds each; returns the bytes that they made."""
     made = 0
     for i in range(first, first + iterations):
         step = _decode(_encode(_Step(i, _COLUMNS)))

@@ -1,4 +1,4 @@
-"""What is measured, and how a service is kept running meanwhile."""
+"""The interface between the meter and a service with everything around it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,10 +23,10 @@ class Rig(Protocol):
     per_message: float
 
     def prepare(self) -> None:
-        """Makes the input of the next turn. Not measured."""
+        """Makes the input of the next turn, outside of the measurement."""
 
     async def turn(self) -> float:
-        """Has the input worked off, and returns how many units that was."""
+        """Has the service process the input; returns the number of units."""
 
 
 Open = Callable[[Wrap], AbstractAsyncContextManager[Rig]]
@@ -35,7 +35,7 @@ Open = Callable[[Wrap], AbstractAsyncContextManager[Rig]]
 
 @asynccontextmanager
 async def serving(service: Service, progress: Progress, ready: Callable[[], bool]) -> AsyncIterator[None]:
-    """Runs a service, from the moment when `ready` holds until the block ends. `progress` hears its announcements."""
+    """Runs a service until the block ends, which begins once `ready` holds; `progress` has to be notified of that."""
     task = asyncio.create_task(service.run())
     task.add_done_callback(lambda _: progress.notify())
     try:

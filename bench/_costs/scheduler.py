@@ -22,7 +22,7 @@ from pagewire.shared.messages.work import Sampling, WorkItem
 
 _MODEL = "tiny"
 _STEPS = 8
-"""In a turn."""
+"""Steps in a turn."""
 _BEAT_EVERY = 0.1
 _STEPS_SUBJECT = f"{subjects.STEPS}.exec"
 _plan = Decoder(Plan)
@@ -30,7 +30,7 @@ _claim = Decoder(Claim)
 
 
 class _Executor:
-    """Computes whole prompts in one step, and then one token of every sequence in each."""
+    """An executor that computes whole prompts in one step, and then one token of every sequence per step."""
 
     per_message = float(ROWS)
 
@@ -42,13 +42,13 @@ class _Executor:
         self._messages: list[Message] = []
 
     def on_claim(self, message: Message) -> None:
-        """Obeys whoever asks."""
+        """Accepts every claim."""
         self._term = _claim.decode(message.data).term
         answer = Claimed("exec", True, num_blocks=1 << 15, block_size=16, max_num_seqs=ROWS, max_model_len=2048)
         self._bus.publish(message.reply, encode(answer))
 
     async def beat(self) -> None:
-        """Says that it is there and free, until cancelled."""
+        """Sends heartbeats until cancelled."""
         while True:
             beat = Heartbeat("executor", "exec", True, self._term, self._plan, self._step - 1, {"free": 1.0})
             self._bus.publish(f"{subjects.HEARTBEAT}.executor.exec", encode(beat))
@@ -106,7 +106,7 @@ class _Executor:
 
 @asynccontextmanager
 async def scheduler(wrap: Wrap) -> AsyncIterator[Rig]:
-    """A scheduler with `ROWS` running sequences. The unit is a token."""
+    """Opens a scheduler with `ROWS` running sequences. The unit is a token."""
     broker = MemoryBroker()
     tap, peer = Tap(broker, out=subjects.PLAN, wrap=wrap), MemoryBus(broker)
     executor = _Executor(tap, peer)
@@ -130,7 +130,7 @@ async def scheduler(wrap: Wrap) -> AsyncIterator[Rig]:
 
 
 def _work(row: int) -> WorkItem:
-    """A prompt of 16 to 31 tokens: so sequences need their next block in different steps."""
+    """Returns an item with a prompt of 16 to 31 tokens, so that sequences need their next block in different steps."""
     prompt = [(31 * row + position) % 3000 for position in range(16 + row % 16)]
     sampling = Sampling(1.0, 1.0, 0, 0.0, seed=row, stop_ids=pack([0]), min_tokens=0, max_tokens=2000)
     return WorkItem(

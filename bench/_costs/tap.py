@@ -1,4 +1,4 @@
-"""A connection to the in-memory bus that lets a measurement in where a socket would be."""
+"""A connection to the in-memory bus with the measurement in place of a socket."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,23 +9,23 @@ from pagewire.shared.bus.framing import deliver
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus, MemorySubscription
 
 Wrap = Callable[[Handler], Handler]
-"""What is put around a handler that is fed: nothing, or a cost that the measurement has to see."""
+"""Wraps the handler that is fed: unchanged, or with additional costs that the measurement has to see."""
 
 
 def unchanged(handler: Handler) -> Handler:
-    """The handler as it is."""
+    """Returns the handler itself."""
     return handler
 
 
 class Tap(MemoryBus):
     """The bus of a service that is measured.
 
-    What it publishes under the subject `out` is kept, as in the buffer of a socket, and not delivered to anybody. What
-    `feed` brings reaches its handler at once. So the cost of the in-memory bus itself does not count per token.
+    What the service publishes under the subject `out` is kept, as in the buffer of a socket, and not delivered.
+    Messages of `feed` reach their handler at once. So the cost of the in-memory bus itself does not count per token.
 
     Attributes:
-        sent: data of what was published under `out`; whoever measures takes it out.
-        progress: is notified of it.
+        sent: data of the messages that were published under `out`; the rig empties it.
+        progress: notified of each of them.
     """
 
     def __init__(self, broker: MemoryBroker, *, out: str, wrap: Wrap = unchanged, inbox_prefix: str = "_SVC") -> None:

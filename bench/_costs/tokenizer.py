@@ -26,7 +26,7 @@ _work = Decoder(WorkItem)
 
 
 class _Store(MemoryStore):
-    """Keeps the work without a queue, for whoever measures to take out."""
+    """Keeps work items in a list instead of a queue; the rig empties it."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(max_payload=1 << 20, ack_wait=2.0, done_age=120.0)
@@ -40,10 +40,10 @@ class _Store(MemoryStore):
 
 
 class _Clients:
-    """Requests that differ in a few words."""
+    """Clients whose requests differ in a few words."""
 
     def __init__(self, tap: Tap, peer: MemoryBus, store: _Store, requests: int, sentences: int) -> None:
-        """`requests` in a turn, each of as many `sentences`."""
+        """A turn has `requests` requests, each of as many `sentences`."""
         self.per_message = 1.0
         self._tap = tap
         self._peer = peer
@@ -54,12 +54,12 @@ class _Clients:
         self._messages: list[Message] = []
 
     def beat(self) -> None:
-        """A detokenizer is there."""
+        """Sends a detokenizer's heartbeat."""
         beat = Heartbeat("detokenizer", "detok", True, 0, 0, 0, {})
         self._peer.publish(f"{subjects.HEARTBEAT}.detokenizer.detok", encode(beat))
 
     async def count_tokens(self) -> int:
-        """Tokens of a prompt."""
+        """Returns the tokens of a prompt."""
         self.prepare()
         await self.turn()
         return len(unpack(_work.decode(self._store.work[0]).prompts[0]))
@@ -78,7 +78,7 @@ class _Clients:
         return self.per_message * self._requests
 
     def _request(self) -> Message:
-        """The numbers in its text have three digits, so all prompts have as many tokens."""
+        """Returns a request whose numbers have three digits, so that all prompts have as many tokens."""
         self._number += 1
         text = "".join(_SENTENCE.format(100 + (self._number + i) % 900) for i in range(self._sentences))
         body = msgspec.json.encode({"prompt": text, "stream": True, "sampling": {"max_tokens": 64, "temperature": 0.7}})
@@ -87,7 +87,7 @@ class _Clients:
 
 @asynccontextmanager
 async def tokenizer(wrap: Wrap) -> AsyncIterator[Rig]:
-    """A tokenizer that takes long prompts. The unit is a token of them."""
+    """Opens a tokenizer that takes long prompts. The unit is a token of them."""
     async with _clients(wrap, requests=1, sentences=60) as rig:
         rig.per_message = float(await rig.count_tokens())
         yield rig
@@ -95,7 +95,7 @@ async def tokenizer(wrap: Wrap) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def tokenizer_request(wrap: Wrap) -> AsyncIterator[Rig]:
-    """A tokenizer that takes short prompts. The unit is a request."""
+    """Opens a tokenizer that takes short prompts. The unit is a request."""
     async with _clients(wrap, requests=16, sentences=1) as rig:
         yield rig
 

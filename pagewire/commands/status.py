@@ -4,29 +4,12 @@ import argparse
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from pagewire.commands import session
 from pagewire.embedded.stack import PIPELINE, replicas_of
 from pagewire.shared import flags
-from pagewire.shared.bus import Bus, nats
+from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
-from pagewire.shared.errors import NoResponders, RequestTimeout
-
-ANSWER_WITHIN = 0.5
-"""Seconds without another answer after which everybody has answered."""
-
-
-class Stats(msgspec.Struct):
-    """What a service answers to `$SRV.STATS`, as far as it is shown."""
-
-    name: str
-    id: str
-    started: str
-    metadata: dict[str, str]
-
-
-_stats = msgspec.json.Decoder(Stats)
+from pagewire.shared.discovery import Stats, ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,18 +49,6 @@ async def _status(settings: Settings, service: str | None) -> int:
     if missing:
         print(f"not ready: {', '.join(missing)}")
     return 1 if missing else 0
-
-
-async def ask(bus: Bus, service: str | None = None) -> list[Stats]:
-    """What every service instance says of itself, by name."""
-    subject = f"$SRV.STATS.pagewire-{service}" if service else "$SRV.STATS"
-    found: list[Stats] = []
-    try:
-        async for reply in bus.request_many(subject, b"", stall=ANSWER_WITHIN):
-            found.append(_stats.decode(reply.data))  # noqa: PERF401 - what came before a timeout is kept
-    except (NoResponders, RequestTimeout):
-        pass  # nobody is there, or everybody has answered
-    return sorted(found, key=lambda stats: (stats.name, stats.id))
 
 
 def table(found: list[Stats]) -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench import ablation
-from pagewire.bench._loads import LOADS
-from pagewire.bench._systems import Variant
-from pagewire.bench.ablation import GROUPS, SYSTEMS, Cell, Run, main, simulate
+from pagewire.bench._simulation.loads import LOADS
+from pagewire.bench._simulation.systems import Variant
+from pagewire.bench.ablation import CHANGES, SYSTEMS, Cell, Run, main, read, simulate
 
 
 def figures(variant: Variant, load: str = "ShareGPT", qps: float = math.inf) -> dict[str, float]:
@@ -55,17 +55,37 @@ def test_a_slow_rate_sends_a_minutes_requests() -> None:
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(ablation, "GROUPS", {name: GROUPS[name] for name in ("Lease window", "SplitFuse")})
+    changes = {name: CHANGES[name] for name in ("lease window 1", "lease window 8", "whole prompts first")}
+    monkeypatch.setattr(ablation, "CHANGES", changes)
+    monkeypatch.setattr(ablation, "BLOCK_SIZES", {16: Variant()})
     monkeypatch.setattr(ablation, "LOADS", {"prefill-heavy": LOADS["prefill-heavy"]})
-    assert main(["--requests", "4", "--qps", "inf", "--jobs", "1", "--output", str(tmp_path)]) == 0
+    output = tmp_path / "ablation.json"
+    assert main(["--requests", "4", "--qps", "inf", "--jobs", "1", "--output", str(output)]) == 0
     printed = capsys.readouterr().out
-    headings = [line for line in printed.splitlines() if line.startswith("###")]
-    assert len(headings) == 2 * 2
-    assert all(line.endswith("(simulated)") for line in headings)
-    records = json.loads((tmp_path / "ablation.json").read_text())
-    assert len(records) == 2 * 6
-    assert all(record["simulated"] and len(record["seeds"]) == 3 for record in records)
-    assert {path.name for path in tmp_path.glob("*.svg")} == {
-        "ablation-llama-3-8b.svg",
-        "ablation-llama-3-70b.svg",
+    assert len([line for line in printed.splitlines() if line.startswith("| simulated")]) == 2
+    assert len([line for line in printed.splitlines() if line.startswith("| waste, % (simulated)")]) == 2
+    record = json.loads(output.read_text())
+    assert record["simulated"] is True
+    assert len(record["runs"]) == 2 * 3
+    assert all(len(run["seeds"]) == 3 for run in record["runs"])
+    cells = read(record["runs"])
+    assert set(cells) == {
+        Cell(system, "prefill-heavy", math.inf, variant) for system in SYSTEMS for variant in changes.values()
     }
+
+
+def run(rate: float, interval: float = 1.0) -> dict[str, float]:
+    return {"tokens_per_s": rate, "itl_p99": interval, "waste": rate / 100}
+
+
+def test_changes_are_relative_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablation, "LOADS", {"ShareGPT": LOADS["ShareGPT"]})
+    changed = Variant(window=1)
+    cells = {
+        Cell(SYSTEMS[0], "ShareGPT", math.inf, Variant()): [run(10.0), run(20.0)],
+        Cell(SYSTEMS[0], "ShareGPT", math.inf, changed): [run(5.0, 3.0), run(20.0, 1.0)],
+    }
+    lines = ablation.changes(cells, SYSTEMS[0], {"lease window 1": changed})
+    assert lines[-1] == "| lease window 1 | 0.83 (0.50–1.00) | 2.00 |"
+    monkeypatch.setattr(ablation, "BLOCK_SIZES", {16: Variant()})
+    assert ablation.waste(cells, SYSTEMS[0], "ShareGPT")[-1] == "| block size 16 | 15.00 (10.00–20.00) |"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench import fastgen
-from pagewire.bench.fastgen import PREFILL_FIRST, SPLITFUSE, Cell, Run, closed_loop, main, simulate
+from pagewire.bench.fastgen import PREFILL_FIRST, SPLITFUSE, Cell, Run, closed_loop, curves, main, simulate, summary
 
 
 def run(engine: str, clients: int, requests: int = 24, budget: int = 512) -> Run:
@@ -44,15 +44,41 @@ def test_a_smaller_budget_is_smoother() -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fastgen, "PAIRS", ((1200, 60),))
-    assert main(["--requests", "20", "--clients", "1", "16", "--jobs", "1", "--output", str(tmp_path)]) == 0
+    output = tmp_path / "fastgen.json"
+    assert main(["--requests", "20", "--clients", "1", "16", "--jobs", "1", "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "Simulated llama-2-70b on 4 x a100-80, budget 512 tokens (prefill first: prompts up to 4096" in printed
-    assert "16 clients: P95 between tokens" in printed
-    records = json.loads((tmp_path / "fastgen.json").read_text())
-    assert [(r["engine"], r["clients"]) for r in records] == [
+    assert "P95 ITL, 16 clients" in printed
+    record = json.loads(output.read_text())
+    assert record["simulated"] is True
+    assert [(r["engine"], r["clients"]) for r in record["runs"]] == [
         (SPLITFUSE, 1),
         (SPLITFUSE, 16),
         (PREFILL_FIRST, 1),
         (PREFILL_FIRST, 16),
     ]
-    assert len(list(tmp_path.glob("*.svg"))) == 2
+
+
+def figures(throughput: float, itl_p95: float) -> dict[str, float]:
+    return {
+        "throughput": throughput,
+        "itl_p95": itl_p95,
+        "2 tokens/s": 9.0,
+        "4 tokens/s": 2 * throughput,
+        "6 tokens/s": 0,
+    }
+
+
+def test_ratios_are_of_the_means_and_have_the_range_of_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastgen, "PAIRS", ((1200, 60),))
+    cells = {
+        Cell(SPLITFUSE, 1200, 60, 16): [figures(rate, 0.1) for rate in (2.0, 3.0, 4.0)],
+        Cell(PREFILL_FIRST, 1200, 60, 16): [figures(1.0, 0.4)] * 3,
+    }
+    row = "1200 in, 60 out | 3.00 (2.00–4.00) | 3.00 (2.00–4.00) | 4.00 | 3.00 (2.00–4.00)"
+    assert summary(cells)[-1] == f"| {row} |"
+    few = {cell._replace(clients=1): runs for cell, runs in cells.items()}
+    assert summary(few)[-1] == "| 1200 in, 60 out | 3.00 (2.00–4.00) | 3.00 (2.00–4.00) |  |  |"
+    picture = curves(cells, 1200, 60)
+    assert "simulated" in picture
+    assert picture.count("<polyline") == 6

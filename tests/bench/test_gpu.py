@@ -9,12 +9,12 @@ import torch
 
 from pagewire import cli
 from pagewire.bench import gpu
-from pagewire.bench._gpu_machine import measured, timed
-from pagewire.bench._gpu_plan import Cell
-from pagewire.bench._gpu_profile import Gap, ProfileRun, table
+from pagewire.bench._gpu.machine import measured, timed
+from pagewire.bench._gpu.plan import Cell
+from pagewire.bench._gpu.profile import Gap, ProfileRun, table
 from pagewire.services.executor.devices.cuda.runtime import HostRuntime
 from pagewire.shared.errors import ConfigurationError
-from tests.bench.gpu_cases import MACHINE, MODEL
+from tests.bench.gpu.cases import MACHINE, MODEL
 
 
 def given(*parts: str, output: Path | None = None) -> argparse.Namespace:
@@ -72,11 +72,12 @@ def test_tables_are_printed_and_raw_results_written(
     monkeypatch.setattr(gpu, "PROMPTS", (16,))
     monkeypatch.setattr(gpu, "PREFILL_REPEATS", 1)
     output = tmp_path / "gpu.json"
-    assert gpu.report(MACHINE, given("prefill", output=output)) == 0
+    assert gpu.report(MACHINE, given("prefill", output=output), ["prefill"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "### prefill" in lines
     assert lines[-1].startswith("| tiny | 16 |")
     written = json.loads(output.read_text())
+    assert written["command"] == "pagewire bench gpu prefill"
     assert written["device"] == "cpu"
     assert written["copy_bytes_per_s"] == MACHINE.bandwidth
     assert {"torch", "triton", "transformers", "pagewire", "python"} <= written.keys()
@@ -88,5 +89,5 @@ def test_a_host_sync_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatc
     gap = Gap(20.0, 1, between=True, waited_for="cudaStreamSynchronize")
     run = ProfileRun("tiny", Cell(64, 4096).rows, 50, 0.9, [gap])
     monkeypatch.setattr(gpu, "PARTS", {"profile": gpu.Part(lambda *_: iter([run]), table)})
-    assert gpu.report(MACHINE, given("profile")) == 1
+    assert gpu.report(MACHINE, given("profile"), ["profile"]) == 1
     assert "1 gaps between steps are host syncs" in capsys.readouterr().out

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.alone
 def test_factors_are_against_the_first_run() -> None:
     lines = table([Run(1, 16, 2.0, [200.0]), Run(4, 64, 2.0, [150.0, 200.0, 250.0, 200.0])])
     assert "simulated" in lines[0]
-    assert [line.split() for line in lines[2:]] == [["1", "100", "1.00", "1.00"], ["4", "400", "4.00", "1.25"]]
+    assert lines[2:] == ["| 1 | 100 | 1.00 | 1.00 |", "| 4 | 400 | 4.00 | 1.25 |"]
 
 
 @pytest.mark.timeout(180)

@@ -1,12 +1,14 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pagewire.bench import vllm_cpu
-from pagewire.bench._vllm_inputs import write_model, write_prompts
-from pagewire.bench.vllm_cpu import MEASURES, table
+from pagewire.bench._simulation.loads import sharegpt_lengths
+from pagewire.bench._vllm_inputs import tokenizer, write_model, write_prompts
+from pagewire.bench.vllm_cpu import MEASURES, comparison, headline, table
 from pagewire.shared.model_folder import read_config
 
 PEER = '''#!{python}
@@ -47,6 +49,23 @@ def test_ratios_above_one_are_better_for_us() -> None:
     assert lines[2] == "| 32 | pagewire | 500.00 | 4.00 | 4.00 | 4.00 |"
 
 
+def test_raw_results_are_compared_by_model_and_clients() -> None:
+    def raw(model: str, temperature: float, clients: int, rate: float) -> dict[str, Any]:
+        sides = {"pagewire": [figures(rate, 2), figures(3 * rate, 4)], "vllm": [figures(100, 4), figures(100, 4)]}
+        return {
+            "model": model,
+            "temperature": temperature,
+            "figures": {side: {str(clients): rounds} for side, rounds in sides.items()},
+        }
+
+    runs = [raw("nano", 0.0, 1, 100), raw("s135", 1.0, 128, 200)]
+    head, _, *rows = comparison(runs, "output_throughput")
+    assert head == "| tokens/s, ratio by clients | 1 | 128 |"
+    assert rows == ["| nano, greedy | 2.00 (1.00–3.00) |  |", "| s135, temperature 1 |  | 4.00 (2.00–6.00) |"]
+    assert comparison(runs, "median_ttft_ms")[2] == "| nano, greedy | 1.33 (1.00–2.00) |  |"
+    assert headline(runs) == "nano, greedy: 2.0; s135, temperature 1: 4.0"
+
+
 def test_without_vllm_it_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert vllm_cpu.main([str(tmp_path / "nothing")]) == 2
     assert "setup_vllm_cpu.sh" in capsys.readouterr().err
@@ -65,6 +84,9 @@ def test_prompts_have_the_lengths_of_conversations(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "a").read_text().splitlines()]
     assert len(lines) == 20
     assert len({line["output_tokens"] for line in lines}) > 10
+    lengths = set(sharegpt_lengths())
+    speaks = tokenizer()
+    assert all((len(speaks.encode(line["prompt"]).ids), line["output_tokens"]) in lengths for line in lines)
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()
 
 
@@ -76,7 +98,8 @@ def test_both_servers_are_started_and_driven(tmp_path: Path, capsys: pytest.Capt
     assert "| 3 | ratio | 1.00x | 1.00x | 1.00x | 1.00x |" in printed
     assert "ready after seconds: pagewire " in printed
     found = json.loads(output.read_text())
-    rounds = {side: {c: len(runs) for c, runs in by.items()} for side, by in found["figures"].items()}
+    (run,) = found["runs"]
+    rounds = {side: {c: len(runs) for c, runs in by.items()} for side, by in run["figures"].items()}
     assert rounds == {"pagewire": {"1": 2, "3": 2}, "vllm": {"1": 2, "3": 2}}
 
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from pagewire import AsyncClient
-from pagewire.commands.status import Stats, ask
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
+from pagewire.shared.discovery import Stats, ask
 from tests.pipeline.test_kill import PROMPTS, stream
 from tests.support.checkpoints import checkpoint
 

@@ -10,15 +10,19 @@ from tokenizers import Tokenizer
 from pagewire.services.detokenizer.vocabulary import Vocabulary
 
 DATA = Path(__file__).parents[1] / "data"
-NAMES = ("gpt2", "phi-3-mini")
+FILES = {
+    "gpt2": Path(__file__).parents[2] / "bench" / "data" / "gpt2.json.xz",
+    "phi-3-mini": DATA / "tokenizers" / "phi-3-mini.json.xz",
+}
 """Byte-level BPE, and SentencePiece BPE with byte fallback (both MIT)."""
+NAMES = tuple(FILES)
 PHI_BYTE = 3
 """Id of phi-3-mini's token for byte 0."""
 
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
-    return Tokenizer.from_str(lzma.decompress((DATA / "tokenizers" / f"{name}.json.xz").read_bytes()).decode())
+    return Tokenizer.from_str(lzma.decompress(FILES[name].read_bytes()).decode())
 
 
 @cache

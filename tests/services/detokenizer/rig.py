@@ -25,7 +25,7 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Abandon, Encoding, Opened, OpenState, OpenStream
 from pagewire.shared.messages.plan import Replay
 from pagewire.shared.messages.step import Finish, StepOutput
-from tests.support.tokenizers import DATA, token_id, tokenizer
+from tests.support.tokenizers import FILES, token_id, tokenizer
 from tests.support.waiting import until
 
 T = TypeVar("T")
@@ -284,6 +284,6 @@ async def rig(
 
 def write_model(folder: Path) -> Path:
     """A model folder with gpt2's tokenizer and nothing else."""
-    (folder / "tokenizer.json").write_bytes(lzma.decompress((DATA / "tokenizers" / "gpt2.json.xz").read_bytes()))
+    (folder / "tokenizer.json").write_bytes(lzma.decompress(FILES["gpt2"].read_bytes()))
     (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
     return folder

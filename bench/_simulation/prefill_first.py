@@ -1,0 +1,24 @@
+"""Composes steps as vLLM 0.2 did, whole prompts first, for comparison with SplitFuse."""
+
+import numpy as np
+
+from pagewire.services.executor.slots import SlotTable
+from pagewire.shared.splitfuse import Pending
+
+
+class PrefillFirst(SlotTable):
+    """While a prompt waits, steps are made of prompts alone, and every decode stands still.
+
+    The plan's budget is the cap of a prompt step (vLLM 0.2: `max_num_batched_tokens`): as many whole prompts as it
+    holds, first come, first served, and at least one.
+    """
+
+    def pending(self) -> Pending:
+        """See `SlotTable.pending`: what must stand still is left out."""
+        pending = SlotTable.pending(self)
+        prompts = np.flatnonzero(pending.remaining > 1)
+        if not len(prompts):
+            return pending
+        prompts = prompts[np.argsort(self._sequences[pending.slots[prompts]])]
+        whole = int((np.cumsum(pending.remaining[prompts]) <= self._budget).sum())
+        return Pending(*(column[prompts[: max(whole, 1)]] for column in pending))

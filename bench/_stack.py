@@ -1,0 +1,55 @@
+"""Runs the services under clients that always have a request open, and reads the counters of the executors."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+
+from pagewire import AsyncClient
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared.bus import nats
+from pagewire.shared.config import Settings
+from pagewire.shared.discovery import ask
+
+Talk = Callable[[AsyncClient, int], Coroutine[None, None, None]]
+"""Sends the requests of the client with a given number, one after the other without end."""
+
+
+async def counters(url: str) -> list[dict[str, float]]:
+    """Returns the counters of each executor, in the order of their instances."""
+    bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
+    try:
+        found = await ask(bus, "executor")
+    finally:
+        await bus.close()
+    return [
+        {name[5:]: float(value) for name, value in stats.metadata.items() if name.startswith("load.")}
+        for stats in found
+    ]
+
+
+def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    """Returns how much each counter has grown."""
+    return {name: after[name] - before[name] for name in before}
+
+
+async def closed_loop(
+    settings: Settings, talk: Talk, clients: int, warm_up: float, seconds: float
+) -> tuple[float, list[dict[str, float]]]:
+    """Returns the seconds that were counted, and what each executor counted in them.
+
+    Nothing is counted within the first `warm_up` seconds.
+    """
+    async with Stack(settings, PIPELINE) as stack, asyncio.TaskGroup() as tasks:
+        url = (await stack.ready()).nats
+        async with AsyncClient(url) as client:
+            talking = [tasks.create_task(talk(client, number)) for number in range(clients)]
+            try:
+                await asyncio.sleep(warm_up)
+                before, began = await counters(url), time.monotonic()
+                await asyncio.sleep(seconds)
+                after, ended = await counters(url), time.monotonic()
+            finally:
+                for task in talking:
+                    task.cancel()
+                await asyncio.wait(talking)
+    return ended - began, [difference(*pair) for pair in zip(after, before, strict=True)]

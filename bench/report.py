@@ -1,0 +1,148 @@
+"""Writes the tables of docs/benchmarks.md and README.md, and the pictures, from the raw results in bench/results.
+
+A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, and is replaced as a whole.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pagewire.bench import ablation, busy, fastgen, lease, pipeline, replicas, sim, vllm_cpu
+from pagewire.bench._output import CHECKOUT, markdown
+from pagewire.bench._simulation.figures import mean
+from pagewire.shared.errors import ConfigurationError
+
+RESULTS = CHECKOUT / "bench" / "results"
+PAGES = (CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "README.md")
+SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
+SHOWN_REPLICAS = (1, 16)
+SHOWN_CHANGES = ("lease window 1", "whole prompts first", "synchronous output", "no prefix cache")
+Run = TypeVar("Run")
+_MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes both pages and all pictures.
+
+    Raises:
+        ConfigurationError: this is an installed wheel, which has no pages.
+    """
+    argparse.ArgumentParser(prog="pagewire bench report", description=__doc__).parse_args(arguments)
+    if not RESULTS.exists():
+        raise ConfigurationError(f"bench report needs a checkout of Pagewire, and {CHECKOUT} is none")
+    for file, text in contents().items():
+        file.write_text(text)
+        print(file)
+    return 0
+
+
+def contents() -> dict[Path, str]:
+    """Returns what the pages and the pictures have to hold, by file."""
+    pages = {page: filled(page.read_text(), TABLES) for page in PAGES}
+    return pages | {RESULTS / f"{name}.svg": draw() for name, draw in PICTURES.items()}
+
+
+def filled(page: str, tables: Mapping[str, Callable[[], list[str]]]) -> str:
+    """Returns a page with all of its marked tables made anew."""
+    return _MARKED.sub(lambda found: found[1] + "\n".join([*tables[found[2]](), ""]) + found[3], page)
+
+
+def origin(file: Path) -> str:
+    """Returns a sentence that names a raw file, and how, where and when it was made."""
+    found = json.loads(file.read_text())
+    return (
+        f"[{file.name}](../bench/results/{file.name}): `{found['command']}`, {found['machine']}, "
+        f"commit {found['commit']}, {found['date']}."
+    )
+
+
+def _runs(pattern: str) -> list[dict[str, Any]]:
+    """Returns the runs of all raw files whose names match."""
+    return [run for file in sorted(RESULTS.glob(pattern)) for run in json.loads(file.read_text())["runs"]]
+
+
+def _sourced(pattern: str, table: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    """Returns a table with the origin of its raw files below it."""
+    return lambda: [*table(), "", *(origin(file) for file in sorted(RESULTS.glob(pattern)))]
+
+
+def _read(kind: Callable[..., Run], pattern: str) -> list[Run]:
+    """Returns the same as objects."""
+    return [kind(**run) for run in _runs(pattern)]
+
+
+def _ablation() -> ablation.Cells:
+    return ablation.read(_runs("ablation.json"))
+
+
+def _sim() -> list[str]:
+    return sim.table([run for run in _read(sim.Figures, "sim.json") if run.replicas in SHOWN_REPLICAS])
+
+
+def _fastgen() -> fastgen.Cells:
+    return fastgen.read(_runs("fastgen.json"))
+
+
+def _vllm_zen4() -> list[str]:
+    runs = _runs("vllm-zen4.json")
+    tables = [vllm_cpu.comparison(runs, measure) for measure in ("output_throughput", "median_ttft_ms")]
+    return [line for table in tables for line in (*table, "")][:-1]
+
+
+def _figures() -> list[str]:
+    """Returns the table of README.md: a line per claim."""
+    full = [run for run in _read(pipeline.Figures, "pipeline*.json") if run.streams == 256]
+    nats, http = ([run.rate for run in full if run.transport == transport] for transport in ("nats", "http"))
+    windows = {run.window: run for run in _read(lease.Run, "lease.json")}
+    shares = {run.window: run for run in _read(busy.Run, "busy.json") if run.streams == 64}
+    long_prompts = next(row for row in fastgen.ratios(_fastgen()) if row[0] == "2600 in, 60 out")
+    one, *_, many = _read(replicas.Run, "replicas.json")
+    base = [
+        mean(runs)["waste"]
+        for cell, runs in _ablation().items()
+        if (cell.system, cell.load, cell.variant) == (SMALL_MODEL, "ShareGPT", ablation.BASE)
+    ]
+    rows = (
+        "Tokens/s through all services, 256 streams, device without step time (simulated)"
+        f" | {min(nats):,.0f} to {max(nats):,.0f} over NATS, {min(http):,.0f} over HTTP | pipeline",
+        "Tokens/s against vLLM's CPU build, 1 / 32 / 128 clients (s135: 1 / 8 / 32 / 128), CPU with bf16 instructions"
+        f" | {vllm_cpu.headline(_runs('vllm-zen4.json'))} times | vllm_cpu",
+        f"The same, CPU without bf16 instructions | {vllm_cpu.headline(_runs('vllm-xeon.json'))} times | vllm_cpu",
+        "Time in which the executor waits for a lease, bundled model, 16 streams"
+        f" | {windows[8].waiting:.2%} with window 8, {windows[1].waiting:.2%} with window 1 | lease",
+        "Busy share of one H100 in real time, 64 streams (simulated)"
+        f" | {shares[8].busy:.1%} with window 8, {shares[1].busy:.1%} with window 1 | busy",
+        "SplitFuse against whole prompts first, 2600 tokens in, 60 out, 16 clients (simulated) | P95 between tokens"
+        f" {long_prompts[3]} times lower, effective throughput {long_prompts[4]} times | fastgen",
+        "KV memory that is allocated and not written, ShareGPT lengths (simulated)"
+        f" | {min(base):.1%} to {max(base):.1%} | ablation",
+        f"{many.replicas} replicas against one, real broker (simulated)"
+        f" | {many.rate / one.rate:.2f} times the tokens/s | replicas",
+    )
+    return markdown("claim | figure | command: `pagewire bench …`", rows)
+
+
+TABLES: Mapping[str, Callable[[], list[str]]] = {
+    "figures": _figures,
+    "vllm-zen4": _sourced("vllm-zen4.json", _vllm_zen4),
+    "vllm-xeon": _sourced("vllm-xeon.json", lambda: vllm_cpu.comparison(_runs("vllm-xeon.json"), "output_throughput")),
+    "pipeline": _sourced("pipeline*.json", lambda: pipeline.table(_read(pipeline.Figures, "pipeline*.json"))),
+    "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
+    "busy": _sourced("busy.json", lambda: busy.table(_read(busy.Run, "busy.json"))),
+    "fastgen": _sourced("fastgen.json", lambda: fastgen.summary(_fastgen())),
+    "changes": _sourced("ablation.json", lambda: ablation.changes(_ablation(), SMALL_MODEL, SHOWN_CHANGES)),
+    "waste": lambda: ablation.waste(_ablation(), SMALL_MODEL, "ShareGPT"),
+    "replicas": _sourced("replicas.json", lambda: replicas.table(_read(replicas.Run, "replicas.json"))),
+    "sim": _sourced("sim.json", _sim),
+}
+"""By the names in the marks."""
+PICTURES: Mapping[str, Callable[[], str]] = {
+    "fastgen-2600-60": lambda: fastgen.curves(_fastgen(), 2600, 60),
+    "ablation-llama-3-8b": lambda: ablation.window_chart(_ablation(), SMALL_MODEL),
+    "ablation-llama-3-70b": lambda: ablation.window_chart(_ablation(), LARGE_MODEL),
+    "sim": lambda: sim.curve(_read(sim.Figures, "sim.json")),
+}
+"""By the names of the files."""

@@ -1,0 +1,70 @@
+"""What clients saw becomes figures, and both engines serve the same load; on a CPU no time means anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewire.bench._gpu import load as module
+from pagewire.bench._gpu.load import LoadRun, figures, load, table, write_model
+from pagewire.bench._simulation.pipeline import Request
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.model_folder import read_config
+from tests.bench.gpu.cases import MODEL
+
+QWEN = MODEL | {"architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+
+
+def served(at: float, *tokens_at: float) -> Request:
+    return Request(at, [1, 2], len(tokens_at), tokens_at=list(tokens_at))
+
+
+def test_figures_by_hand() -> None:
+    run = figures("e", "m", 64, 2.0, [served(0.0, 1.0, 2.0, 4.0), served(1.0, 1.5, 5.0)])
+    assert (run.requests, run.requests_per_s, run.tokens_per_s) == (2, 0.4, 1.0)
+    assert run.ttft_median == 0.75
+    assert run.itl_median == 2.0
+    assert run.itl_p99 <= 3.5
+    assert run.busy is None
+
+
+def test_a_request_of_one_token_has_no_interval() -> None:
+    assert figures("e", "m", 64, 2.0, [served(0.0, 1.0)]).itl_median == 0.0
+
+
+def test_table() -> None:
+    run = LoadRun("e", "m", 64, 2.0, 9, 1.5, 300.4, 0.1, 0.25, 0.0104, 0.02, 0.982, 60.5, 0.5)
+    assert table([run])[-1] == ("| e | m | 64 | 2.00 | 1.50 | 300 | 100 / 250 | 10.4 / 20.0 | 98.2% | 60.5 | 50.0% |")
+    run.busy = run.rows_per_step = run.bandwidth_share = None
+    assert table([run])[-1].endswith("|  |  |  |")
+
+
+@pytest.mark.parametrize("config", [MODEL, QWEN], ids=["llama", "qwen3"])
+def test_a_written_model_is_one_that_the_executor_loads(tmp_path: Path, config: dict[str, Any]) -> None:
+    write_model(config, tmp_path, torch.device("cpu"))
+    model = load_model(tmp_path, read_config(tmp_path), "bfloat16")
+    assert model.spec.vocab_size == config["vocab_size"]
+    assert (model.lm_head is None) == config["tie_word_embeddings"]
+    assert json.loads((tmp_path / "tokenizer.json").read_text())
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_both_engines_serve_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(draw: Any, count: int) -> list[Request]:
+        return [Request(0.0, draw.choices(range(90), k=6), 4) for _ in range(count)]
+
+    monkeypatch.setattr(module, "sharegpt", short)
+    ours, theirs = load({"tiny": MODEL}, [2], count=5, bandwidth=1e9, device=torch.device("cpu"))
+    for run in (ours, theirs):
+        assert (run.requests, run.streams) == (5, 2)
+        assert run.tokens_per_s > run.requests_per_s > 0
+    assert (ours.engine, theirs.engine) == ("pagewire", "transformers")
+    assert ours.qps == theirs.qps
+    assert ours.busy is not None
+    assert 0 < ours.busy <= 1
+    assert ours.rows_per_step is not None
+    assert 0 < ours.rows_per_step <= 2
+    assert theirs.busy is None

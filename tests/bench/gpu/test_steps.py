@@ -1,0 +1,49 @@
+"""Decode and prefill steps are measured on the real device, here under Triton's interpreter: no time means anything."""
+
+import pytest
+import torch
+
+from pagewire.bench._gpu import steps as module
+from pagewire.bench._gpu.plan import Cell, decode_bytes, prefill_flops
+from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table
+from pagewire.services.executor.devices.roofline import shape_of
+from tests.bench.gpu.cases import MACHINE, MODEL
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
+
+
+def test_decode_steps_of_every_cell_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WARM_UP", 1)
+    cells = [Cell(1, 16), Cell(2, 32), Cell(2, 1 << 20)]
+    runs = list(decode(MACHINE, {"tiny": MODEL}, cells, steps=2, cached=torch.float32))
+    assert [(run.rows, run.context) for run in runs] == [(1, 16), (2, 32)]
+    shape = shape_of(MODEL)
+    for run in runs:
+        assert len(run.wall_ms) == 2
+        assert min(run.wall_ms) > 0
+        assert run.device_ms > 0
+        assert run.bytes == decode_bytes(shape, run.rows, run.context - 1.5, itemsize=4)
+        assert run.share == pytest.approx(run.bytes / (run.ms / 1e3) / MACHINE.bandwidth)
+
+
+def test_a_model_that_does_not_fit_is_left_out() -> None:
+    large = MODEL | {"vocab_size": 1 << 20}
+    assert not list(decode(MACHINE, {"large": large}, [Cell(1, 32)], steps=1, cached=torch.float32))
+    assert not list(prefill(MACHINE, {"large": large}, [16], repeats=1, cached=torch.float32))
+
+
+def test_prompts_in_one_step() -> None:
+    runs = list(prefill(MACHINE, {"tiny": MODEL}, [5, 18], repeats=1, cached=torch.float8_e4m3fn))
+    assert [run.tokens for run in runs] == [5, 18]
+    for run in runs:
+        assert len(run.device_ms) == len(run.wall_ms) == 1
+        assert min(run.device_ms) > 0
+        assert run.flops == prefill_flops(shape_of(MODEL), run.tokens)
+        assert run.share > 0
+
+
+def test_tables() -> None:
+    decoded = DecodeRun("m", 8, 512, [2.0, 1.0, 4.0], 1.9, 3.2e9, 0.5)
+    assert decode_table([decoded])[-1] == "| m | 8 | 512 | 2.000 | 1.900 | 3.20 | 50.0% | 4000 |"
+    prompt = PrefillRun("m", 512, [2.0, 1.0, 4.0], [3.0, 3.0, 3.0], 4e12, 0.25)
+    assert prefill_table([prompt])[-1] == "| m | 512 | 2.00 | 3.00 | 4.00 | 25.0% | 256000 |"

@@ -1,0 +1,18 @@
+import pkgutil
+
+import pytest
+
+import pagewire.bench
+from pagewire import cli
+
+NAMES = [module.name for module in pkgutil.iter_modules(pagewire.bench.__path__) if module.name[0] != "_"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_says_what_it_measures(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", name, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: pagewire bench {name}")
+    assert len(said.split("\n\n")[1].split()) > 10, "the help does not say what is measured"
