@@ -2,10 +2,10 @@
 
 import asyncio
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from pagewire.client.async_client import AsyncClient, Prompt
+from pagewire.client.async_client import AsyncClient, Messages
 from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import config
@@ -57,39 +57,64 @@ class LLM:
     def generate(
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Result]:
         """Returns one result per prompt, in order; `result.choices[0].text` is the text.
 
         Args:
             prompts: a text, or a list of texts or of token ids.
-            sampling: sampling parameters for all prompts, or a list with those of each.
+            sampling_params: for all prompts, or a list with those of each; None: the model's generation_config.
 
         Raises:
             RequestError: a prompt is refused, or the pipeline has failed.
         """
-        several: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = sampling if isinstance(sampling, Sequence) else [sampling or SamplingParams()] * len(several)
-        if len(each) != len(several):
-            raise InvalidRequest(f"give as many sampling parameters ({len(each)}) as prompts ({len(several)})")
-        return self._thread.run(self._generate(list(zip(several, each, strict=True))))
+        several = [prompts] if isinstance(prompts, str) else prompts
+        return self._run([{"prompt": prompt} for prompt in several], sampling_params)
 
-    async def _generate(self, work: Sequence[tuple[Prompt, SamplingParams]]) -> list[Result]:
-        """Keeps twice as many requests in flight as there are slots, so that one is waiting when a slot is freed."""
-        in_flight = asyncio.Semaphore(2 * self._settings.max_num_seqs)
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[Result]:
+        """Returns the model's answer to a conversation, or to each of several, in order.
+
+        Args:
+            messages: the turns of a conversation, or several such lists.
+            sampling_params: for all conversations, or a list with those of each; None: the model's generation_config.
+            options: `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`, as
+                `AsyncClient.stream` has them.
+
+        Raises:
+            RequestError: a conversation is refused, or the pipeline has failed.
+        """
+        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self._run([{"messages": conversation, **options} for conversation in several], sampling_params)
+
+    def _run(
+        self, requests: Sequence[dict[str, Any]], sampling: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Result]:
+        each = sampling if isinstance(sampling, Sequence) else [sampling] * len(requests)
+        if len(each) != len(requests):
+            raise InvalidRequest(f"there are {len(requests)} prompts and {len(each)} sampling parameters")
+        return self._thread.run(self._generate(list(zip(requests, each, strict=True))))
+
+    async def _generate(self, work: Sequence[tuple[dict[str, Any], SamplingParams | None]]) -> list[Result]:
+        """Keeps twice as many requests in flight as there are slots, so that a free slot finds the next one waiting."""
+        room = asyncio.Semaphore(2 * self._settings.max_num_seqs)
         async with AsyncClient(self._address.nats, api_key=self._settings.api_key) as client:
 
-            async def one(prompt: Prompt, sampling: SamplingParams) -> Result:
-                async with in_flight:
+            async def one(request: dict[str, Any], sampling: SamplingParams | None) -> Result:
+                async with room:
                     while True:
                         try:
-                            return await client.generate(prompt, sampling, timeout=REQUEST_TIMEOUT)
+                            return await client.generate(sampling=sampling, timeout=REQUEST_TIMEOUT, **request)
                         except Overloaded as error:
                             await asyncio.sleep((error.retry_after_ms or 100) / 1000)
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(one(prompt, sampling)) for prompt, sampling in work]
+                    tasks = [group.create_task(one(request, sampling)) for request, sampling in work]
             except* PagewireError as errors:
                 raise errors.exceptions[0] from None
         return [task.result() for task in tasks]

@@ -39,6 +39,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""
     batch_invariant: bool = False
     """Make results bitwise independent of the other sequences in a batch; slower, and only on cuda."""
+    chat_template: str = ""
+    """File with a chat template, or the text of one; by default the model's own."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """Sampling parameters that a request leaves out; auto: the model's generation_config; vllm: vLLM's defaults."""
     max_model_len: int | None = None
     """Context length in tokens; by default the model's own."""
     max_num_seqs: Positive = 64

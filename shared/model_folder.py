@@ -75,6 +75,16 @@ def read_config(path: Path) -> dict[str, Any]:
     return _read_object(path / "config.json")
 
 
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """The model's generation_config.json; empty where there is none.
+
+    Raises:
+        ConfigurationError: it is broken.
+    """
+    file = path / "generation_config.json"
+    return _read_object(file) if file.exists() else {}
+
+
 def eos_ids(path: Path) -> frozenset[int]:
     """Tokens that end a text: those of config.json and of generation_config.json, or of a GGUF file's metadata.
 

@@ -13,6 +13,7 @@ from pagewire.bench._costs.rig import ROWS, Rig
 from pagewire.bench._costs.tap import Tap, Wrap
 from pagewire.services.gateway import app
 from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
@@ -22,6 +23,7 @@ from pagewire.shared.messages.client import BATCH_INBOX, Accepted, Delta, DeltaB
 from pagewire.shared.messages.open import Encoding
 
 _MODEL = "tiny"
+_PATH = "/v1/completions"
 _WORDS = ("once ", "upon ", "a ", "time ", "there ", "was ", '"quoted" ', "line\n")
 
 
@@ -54,7 +56,7 @@ class _Readers:
             self.sent += event.get("body", b"").count(b"data: ")
             self._tap.progress.notify()
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+        scope = {"type": "http", "method": "POST", "path": _PATH, "query_string": b"", "headers": []}
         await self._application(scope, receive, send)
 
     def prepare(self) -> None:
@@ -79,7 +81,8 @@ async def gateway(wrap: Wrap) -> AsyncIterator[Rig]:
     tap, peer = Tap(broker, out=subjects.CANCEL, wrap=wrap, inbox_prefix="_INBOX"), MemoryBus(broker)
     client = AsyncClient(bus=tap)
     health = Health(tap, lambda: None)
-    rig = _Readers(app.build(client, Completions(client, tap.max_payload), health, ""), tap)
+    endpoints = {_PATH: Endpoint(Completions(), client, tap.max_payload)}
+    rig = _Readers(app.build(client, endpoints, health, ""), tap)
 
     def on_generate(message: Message) -> None:
         accepted = Accepted("r", subjects.CANCEL, subjects.RESUME, 1)

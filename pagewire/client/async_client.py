@@ -1,7 +1,7 @@
 """The asynchronous client, which talks to the services over NATS, without a gateway."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -28,6 +28,8 @@ from pagewire.shared.messages.client import (
 DEFAULT_URL = "nats://127.0.0.1:4222"
 Prompt = str | Sequence[int | str | Sequence[int]]
 """Text, token ids, or several of either."""
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation: `{"role": ..., "content": ...}` for each turn; content is text, or a list of text parts."""
 
 _REPLY_TIMEOUT = 5.0
 T = TypeVar("T", TokenizeReply, DetokenizeReply)
@@ -87,7 +89,10 @@ class AsyncClient:
         prompt: Prompt | None = None,
         sampling: SamplingParams | None = None,
         *,
-        messages: Sequence[dict[str, str]] | None = None,
+        messages: Messages | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         model: str = "",
         request_id: str = "",
         priority: int = 0,
@@ -101,8 +106,13 @@ class AsyncClient:
 
         Args:
             prompt: text or token ids to continue, or several of either.
-            sampling: how tokens are sampled; or pass its fields as keywords, such as `max_tokens=64`.
-            messages: a conversation instead of a prompt.
+            sampling: all sampling parameters; or pass fields as keywords, such as `max_tokens=64`: the model's
+                generation_config decides those that are left out.
+            messages: a conversation instead of a prompt; `stream_chat` takes only these.
+            add_generation_prompt: whether the template begins the assistant's turn; by default, unless the last message
+                is continued.
+            continue_final_message: whether the model continues the last message.
+            chat_template_kwargs: variables for the model's chat template, such as `enable_thinking`.
             model: the served name; by default the client's.
             request_id: [A-Za-z0-9_-]{1,64}; by default random. The same id with the same body is the same request.
             priority: requests with lower values run earlier.
@@ -119,6 +129,9 @@ class AsyncClient:
         request = {
             "prompt": prompt,
             "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
             "sampling": fields if sampling is None else sampling,
             "request_id": request_id or secrets.token_hex(12),
             "priority": priority,
@@ -127,11 +140,16 @@ class AsyncClient:
             "timeout_ms": int(timeout * 1000),
         }
         try:
-            built = msgspec.convert(msgspec.to_builtins(request), GenerateRequest)
+            body = msgspec.to_builtins(request)
+            checked = msgspec.convert(body, GenerateRequest)
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error)) from error
         bus, directory, batch_inbox = self._connection()
-        return Stream(bus, directory, batch_inbox, model, built, traceparent, fresh=not request_id)
+        return Stream(bus, directory, batch_inbox, model, checked, body, traceparent, fresh=not request_id)
+
+    def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Stream:
+        """The model's answer to a conversation, as its deltas come. Arguments are those of `stream`."""
+        return self.stream(None, sampling, messages=messages, **options)
 
     async def generate(
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
@@ -143,6 +161,15 @@ class AsyncClient:
             BusUnavailable: there is no connection.
         """
         return await self.stream(prompt, sampling, **options).result()
+
+    async def chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Result:
+        """The model's whole answer to a conversation. Arguments are those of `stream`.
+
+        Raises:
+            RequestError: the request has failed.
+            BusUnavailable: there is no connection.
+        """
+        return await self.stream_chat(messages, sampling, **options).result()
 
     async def cancel(self, request_id: str) -> str:
         """Cancels a request of any client. Returns cancelled, ended or unknown.

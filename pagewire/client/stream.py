@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from typing import Any
 
 from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
@@ -17,6 +18,7 @@ from pagewire.shared.errors import (
     BusUnavailable,
     DeadlineExceeded,
     Internal,
+    InvalidRequest,
     MessageTooLarge,
     NoResponders,
     PagewireError,
@@ -64,11 +66,13 @@ class Stream:
         batch_inbox: BatchInbox,
         model: str,
         request: GenerateRequest,
+        body: Mapping[str, Any],
         traceparent: str = "",
         *,
         fresh: bool = False,
     ) -> None:
-        """`fresh`: the request's id is random, so that no earlier request can have it."""
+        """`body`: the request, without the fields that were left out. `fresh`: the request's id is random, so that no
+        earlier request can have it."""
         self.request_id = request.request_id or ""
         self.prompt_tokens: int | None = None
         self.final: Final | None = None
@@ -76,7 +80,8 @@ class Stream:
         self._directory = directory
         self._batch_inbox = batch_inbox
         self.model = model
-        self._request = request
+        self._sent = dict(body)
+        self._timeout = request.timeout_ms / 1000
         self._headers = frames.MSGPACK | ({"traceparent": traceparent} if traceparent else {})
         self._fresh = fresh
         self._inbox = ""
@@ -106,12 +111,12 @@ class Stream:
 
     def batches(self) -> AsyncGenerator[list[Delta], None]:
         """Yields all deltas that have arrived since the last batch: cheaper than single deltas."""
-        self._request.stream = True
+        self._sent["stream"] = True
         return self._exchange(FRAME_TIMEOUT)
 
     async def result(self) -> Result:
         """Sends the request without streaming; returns its result. Raises what the iteration raises."""
-        self._request.stream = False
+        self._sent["stream"] = False
         async with aclosing(self._exchange(RESULT_TIMEOUT)) as batches:
             async for _ in batches:
                 raise Internal("the reply is a stream, although one result was requested")
@@ -130,7 +135,10 @@ class Stream:
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
-        self._body = frames.encode(self._request)
+        try:
+            self._body = frames.encode(self._sent)
+        except OverflowError as error:
+            raise InvalidRequest("a number in the request has more than 64 bits") from error
         with (
             self._bus.inbox(self._on_message) as self._inbox,
             self._batch_inbox.reading(self._inbox, self._on_delta) as self._headers[BATCH_INBOX],
@@ -222,7 +230,7 @@ class Stream:
         """Recovers after `timeout` seconds without a frame; ends the request `GRACE` seconds after its deadline."""
         self._last_frame_at = time.monotonic()
         self._retry_until = self._last_frame_at + RETRY_FOR
-        deadline = self._last_frame_at + self._request.timeout_ms / 1000 + GRACE
+        deadline = self._last_frame_at + self._timeout + GRACE
         while not self._ended:
             await asyncio.sleep(CHECK_INTERVAL)
             if time.monotonic() > deadline:

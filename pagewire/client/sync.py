@@ -5,7 +5,8 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from pagewire.client.async_client import DEFAULT_URL, AsyncClient, Prompt
+from pagewire.client.async_client import DEFAULT_URL, AsyncClient, Messages, Prompt
+from pagewire.client.stream import Stream
 from pagewire.shared.messages.client import Delta, ModelInfo, Result, SamplingParams
 
 T = TypeVar("T")
@@ -59,16 +60,21 @@ class Client:
         self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any
     ) -> Iterator[Delta]:
         """Sends a request and yields its deltas. The arguments are those of `AsyncClient.stream`."""
-        deltas = self._client.stream(prompt, sampling, **options).__aiter__()
-        try:
-            while (delta := self._thread.run(_next(deltas))) is not None:
-                yield delta
-        finally:
-            self._thread.run(deltas.aclose())
+        yield from self._deltas(self._client.stream(prompt, sampling, **options))
+
+    def stream_chat(
+        self, messages: Messages, sampling: SamplingParams | None = None, **options: Any
+    ) -> Iterator[Delta]:
+        """Sends a conversation and yields the deltas of the model's answer."""
+        yield from self._deltas(self._client.stream_chat(messages, sampling, **options))
 
     def generate(self, prompt: Prompt | None = None, sampling: SamplingParams | None = None, **options: Any) -> Result:
         """Sends a request and returns its result. The arguments are those of `AsyncClient.stream`."""
         return self._thread.run(self._client.generate(prompt, sampling, **options))
+
+    def chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Result:
+        """The model's whole answer to a conversation."""
+        return self._thread.run(self._client.chat(messages, sampling, **options))
 
     def cancel(self, request_id: str) -> str:
         """Cancels a request of any client. Returns cancelled, ended or unknown."""
@@ -85,6 +91,14 @@ class Client:
     def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
         """Returns the text of token ids."""
         return self._thread.run(self._client.detokenize(token_ids, model))
+
+    def _deltas(self, stream: Stream) -> Iterator[Delta]:
+        deltas = stream.__aiter__()
+        try:
+            while (delta := self._thread.run(_next(deltas))) is not None:
+                yield delta
+        finally:
+            self._thread.run(deltas.aclose())
 
 
 async def _next(deltas: AsyncGenerator[Delta, None]) -> Delta | None:

@@ -1,4 +1,4 @@
-"""Starts a stack, streams one completion, prints its timings, and stops the stack."""
+"""Starts a stack, streams the answer to a question, shows where the time went, and stops everything."""
 
 import argparse
 import secrets
@@ -9,14 +9,25 @@ from pathlib import Path
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session, waterfall
+from pagewire.commands.timings import Timings
 from pagewire.embedded.stack import Stack
-from pagewire.shared import flags, spans
+from pagewire.shared import flags, named_models, spans
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal
 from pagewire.shared.messages.client import SamplingParams
 
-PROMPT = "Once upon a time"
-SAMPLING = SamplingParams(max_tokens=96, temperature=0.8, seed=1)
+QUESTION = "Give me three tips for writing clear English."
+SAMPLING = SamplingParams(max_tokens=160, temperature=0.0)
+STORY = "Tell me a story about a king and a fox."
+"""What the bundled model is asked: it has learned to tell stories and nothing else."""
+STORY_SAMPLING = SamplingParams(max_tokens=96, temperature=0.8, seed=1)
+NEXT = """\
+What to type next:
+  pagewire chat                          talk with the model in the terminal
+  pagewire serve                         serve it over HTTP and NATS; then, for instance:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+  pagewire --help                        everything else; README.md and docs/ say more"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,30 +49,31 @@ async def _demo(settings: Settings) -> int:
         address = await stack.ready()
         print(f"ready {address.http} {address.nats} after {time.monotonic() - started:.1f} s\n", file=sys.stderr)
         async with AsyncClient(address.nats, api_key=settings.api_key) as client:
-            await _generate(client, request_id)
+            timings = await _ask(client, request_id)
     # Read after the stack has ended, because the services write their last spans on exit.
     found = waterfall.of_request(spans.read(Path(settings.trace_dir)), request_id)
     if not found:
         raise Internal("the services wrote no spans of the request")
-    print("\n".join(waterfall.draw(found)))
-    print()
+    print(f"{timings}\n")
     for stage, (seconds, share) in waterfall.shares(found).items():
         print(f"{stage:<10}{seconds * 1000:>10.1f} ms {share:>7.1%}")
+    print()
+    print("\n".join(waterfall.draw(found)))
+    print(f"\n{NEXT}")
     return 0
 
 
-async def _generate(client: AsyncClient, request_id: str) -> None:
-    """Prints the text as it arrives, then the time to the first token and the rate of the others."""
-    print(PROMPT, end="", flush=True)
-    sent = time.monotonic()
-    arrivals: list[float] = []
-    stream = client.stream(PROMPT, SAMPLING, request_id=request_id)
-    async for delta in stream:
-        arrivals += [time.monotonic()] * len(delta.token_ids)
+async def _ask(client: AsyncClient, request_id: str) -> Timings:
+    """Prints the question, and the answer as it comes; returns how fast it came."""
+    (model,) = await client.models()
+    is_bundled = model.name == named_models.BUNDLED
+    question, sampling = (STORY, STORY_SAMPLING) if is_bundled else (QUESTION, SAMPLING)
+    print(f"{model.name} is asked: {question}\n", flush=True)
+    timings = Timings()
+    async for delta in client.stream_chat(
+        [{"role": "user", "content": question}], sampling, request_id=request_id, timeout=300.0
+    ):
+        timings.count(len(delta.token_ids))
         print(delta.text, end="", flush=True)
     print("\n")
-    print(f"time to first token {(arrivals[0] - sent) * 1000:.1f} ms")
-    if len(arrivals) > 1:
-        rate = (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
-        print(f"{len(arrivals)} tokens, {rate:.1f} tokens/s after the first")
-    print()
+    return timings

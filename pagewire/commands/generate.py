@@ -19,20 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_settings(parser)
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen: one flag per field of a request that fits one, with its name, type and description."""
-    group = parser.add_argument_group("sampling")
+def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 64) -> None:
+    """Adds a flag for every sampling parameter that fits one, with its name, type and description."""
+    group = parser.add_argument_group("sampling", "the model's generation_config decides what is left out")
     descriptions = flags.describe(SamplingParams)
     for name, options in _FIELDS.items():
         text = descriptions[name].replace("%", "%%")
         group.add_argument("--" + name.replace("_", "-"), default=argparse.SUPPRESS, help=text, **options)
-    parser.set_defaults(max_tokens=64)
+    parser.set_defaults(max_tokens=max_tokens)
 
 
-def sampling(given: argparse.Namespace, settings: Settings) -> SamplingParams:
-    """The sampling that the flags ask for. `--seed`, a setting as well, makes it repeatable."""
+def given_sampling(given: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """Returns the sampling parameters that the flags give. The setting `--seed` makes sampling repeatable."""
     fields = {name: value for name, value in vars(given).items() if name in _FIELDS}
-    return SamplingParams(seed=settings.seed or None, **fields)
+    return fields | ({"seed": settings.seed} if settings.seed else {})
 
 
 def _flags() -> dict[str, dict[str, Any]]:
@@ -60,13 +60,13 @@ _FIELDS = _flags()
 def run(given: argparse.Namespace) -> int:
     """Prints the text as it arrives."""
     settings = session.quiet(flags.read_settings(given))
-    return session.run(_generate(given.text, sampling(given, settings), settings), settings)
+    return session.run(_generate(given.text, given_sampling(given, settings), settings), settings)
 
 
-async def _generate(text: str, params: SamplingParams, settings: Settings) -> int:
+async def _generate(text: str, sampling: dict[str, Any], settings: Settings) -> int:
     async with session.connect(settings) as client:
         print(text, end="", flush=True)
-        async for delta in client.stream(text, params):
+        async for delta in client.stream(text, **sampling):
             print(delta.text, end="", flush=True)
         print()
     return 0

@@ -1,7 +1,7 @@
 """The HTTP application: its routes and the check of the API key."""
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Mapping
 
 import msgspec
 from starlette.applications import Starlette
@@ -13,23 +13,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import errors
-from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.shared.errors import ModelNotFound, PagewireError
 
-COMPLETIONS = "/v1/completions"
-"""Path of the completions, whose responses may be streams."""
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoints = Mapping[str, GeneratingEndpoint]
+"""What generates text, by its path."""
 
 
-def build(client: AsyncClient, completions: Completions, health: Health, api_key: str) -> ASGIApp:
-    """Returns the application. With `api_key`, every path under /v1 requires it as a bearer token."""
-    app = CompletionsFastPath(completions, _starlette(client, completions, health))
+def build(client: AsyncClient, endpoints: Endpoints, health: Health, api_key: str) -> ASGIApp:
+    """The application. With `api_key`, everything under /v1 needs it as bearer token."""
+    app = Shortcut(endpoints, _starlette(client, endpoints, health))
     return BearerToken(app, api_key) if api_key else app
 
 
-def _starlette(client: AsyncClient, completions: Completions, health: Health) -> ASGIApp:
+def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
@@ -54,23 +53,23 @@ def _starlette(client: AsyncClient, completions: Completions, health: Health) ->
             Route("/health", ready),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
-            Route(COMPLETIONS, completions, methods=["POST"]),
+            *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
         exception_handlers={PagewireError: _on_pagewire_error, HTTPException: _on_http_error},
     )
 
 
-class CompletionsFastPath:
-    """Routes completions past Starlette, whose three layers of middleware would handle every token of a stream."""
+class Shortcut:
+    """Takes what generates text past Starlette, whose middleware every token of a stream would pass three times."""
 
-    def __init__(self, completions: Completions, others: ASGIApp) -> None:
-        self._completions = completions
+    def __init__(self, endpoints: Endpoints, others: ASGIApp) -> None:
+        self._endpoints = endpoints
         self._others = others
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Passes all other requests, including those with a wrong method, to Starlette."""
-        is_completion = scope["path"] == COMPLETIONS and scope["method"] == "POST"
-        return (self._completions if is_completion else self._others)(scope, receive, send)
+        """Starlette answers whatever else there is, a wrong method too."""
+        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
+        return (endpoint or self._others)(scope, receive, send)
 
 
 class BearerToken:

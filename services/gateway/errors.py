@@ -5,9 +5,11 @@ import re
 import msgspec
 from starlette.responses import Response
 
-from pagewire.services.gateway.request import FIELDS
+from pagewire.services.gateway import chat_request, request, sampling_fields
 from pagewire.shared.errors import BusError, PagewireError, RequestError, Unavailable
+from pagewire.shared.messages.client import SamplingParams
 
+_FIELDS = request.FIELDS | chat_request.FIELDS | sampling_fields.NEUTRAL.keys() | set(SamplingParams.__struct_fields__)
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 _PLACE = re.compile(r"`\$\.(\w+)|field `(\w+)`")
 _LEADING = re.compile(r"(\w+) ")
@@ -57,6 +59,6 @@ def _field(message: str) -> str | None:
     for pattern in (_PLACE, _LEADING):
         if found := pattern.search(message):
             name = found[1] or found[2]
-            if name in FIELDS or pattern is _PLACE:
+            if name in _FIELDS or pattern is _PLACE:
                 return name
     return None

@@ -1,30 +1,58 @@
-"""The server-sent events of a stream of completions."""
+"""The server-sent events of a stream."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
-from pagewire.services.gateway.shapes import Choice, Completion, Usage, usage_of
-from pagewire.shared.messages.client import Delta, Final
+from pagewire.services.gateway.shapes import (
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    Choice,
+    Completion,
+    Usage,
+    usage_of,
+)
+from pagewire.shared.messages.client import Delta, Final, FinalChoice
 
 DONE = b"data: [DONE]\n\n"
 """Sent after the last event."""
 
-_TEXT = b'"text":'
 _encode = msgspec.json.Encoder().encode
+C = TypeVar("C", Choice, ChatChunkChoice)
 
 
-class Events:
-    """The events of one request. Events with text differ only in the text, so the rest is encoded once."""
+class Events(ABC, Generic[C]):
+    """Those of one request. Of the events with text nothing but the text differs: the rest is encoded once."""
 
-    def __init__(self, request_id: str, model: str, *, counted: bool = False) -> None:
-        """`counted`: whether every event has the usage up to it."""
-        self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
+    key: bytes
+    """What stands before a text."""
+
+    def __init__(self, *, counted: bool) -> None:
+        """`counted`: every event has the usage so far."""
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """The encoded event before and after the text, by choice."""
         self._counted = counted
         self._tokens = 0
+
+    @abstractmethod
+    def event(self, choices: list[C], usage: Usage | None) -> bytes:
+        """The JSON of an event."""
+
+    @abstractmethod
+    def text(self, index: int, text: str) -> C:
+        """The next part of a choice."""
+
+    @abstractmethod
+    def end(self, choice: FinalChoice) -> C:
+        """The end of a choice."""
+
+    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+        """What comes before all texts."""
+        return b""
 
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
         """Returns one event per delta with text, without usage while `prompt_tokens` is unknown."""
@@ -33,41 +61,91 @@ class Events:
         return b"".join([self._text(delta) for delta in batch if delta.text])
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
-        """Returns one event per completion with its finish reason, then one with the usage if wanted."""
-        ends = b"".join(
-            self._encoded(
-                [Choice(choice.index, "", finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)]
-            )
-            for choice in final.choices
-        )
-        if not usage:
-            return ends
-        self._event.usage = usage_of(final.usage)
-        return ends + self._encoded([])
+        """One event per choice with the reason of its end, then one with the usage if it is wanted."""
+        so_far = self._usage(final.usage.prompt_tokens) if self._counted else None
+        ends = b"".join(self._data([self.end(choice)], so_far) for choice in final.choices)
+        return ends + self._data([], usage_of(final.usage)) if usage else ends
 
     def _counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
         events = []
         for delta in batch:
             self._tokens += len(delta.token_ids)
-            if prompt_tokens is not None:
-                self._event.usage = Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
             if delta.text:
-                events.append(self._encoded([Choice(delta.index, delta.text)]))
+                events.append(self._data([self.text(delta.index, delta.text)], self._usage(prompt_tokens)))
         return b"".join(events)
+
+    def _usage(self, prompt_tokens: int | None) -> Usage | None:
+        """The usage so far."""
+        if prompt_tokens is None:
+            return None
+        return Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
 
     def _text(self, delta: Delta) -> bytes:
         around = self._around.get(delta.index)
         if around is None:
-            # JSON strings contain no unescaped quotes, so the match is the key.
-            before, _, behind = self._encoded([Choice(delta.index, "")]).partition(_TEXT + b'""')
-            around = self._around[delta.index] = before + _TEXT, behind
+            # Within JSON's strings quotes are escaped: what is found is the key.
+            before, _, behind = self._data([self.text(delta.index, "")], None).partition(self.key + b'""')
+            around = self._around[delta.index] = before + self.key, behind
         return b"".join((around[0], _encode(delta.text), around[1]))
 
-    def _encoded(self, choices: list[Choice]) -> bytes:
-        self._event.choices = choices
-        return event(_encode(self._event))
+    def _data(self, choices: list[C], usage: Usage | None) -> bytes:
+        return data(self.event(choices, usage))
 
 
-def event(data: bytes) -> bytes:
-    """Returns an event with `data`, which must not contain line breaks."""
-    return b"data: " + data + b"\n\n"
+class CompletionEvents(Events[Choice]):
+    """Those of `/v1/completions`."""
+
+    key = b'"text":'
+
+    def __init__(self, request_id: str, model: str, *, counted: bool = False) -> None:
+        super().__init__(counted=counted)
+        self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
+
+    def event(self, choices: list[Choice], usage: Usage | None) -> bytes:
+        """The JSON of a `Completion`."""
+        self._event.choices, self._event.usage = choices, usage
+        return _encode(self._event)
+
+    def text(self, index: int, text: str) -> Choice:
+        """The next part of a choice."""
+        return Choice(index, text)
+
+    def end(self, choice: FinalChoice) -> Choice:
+        """The end of a choice."""
+        return Choice(choice.index, "", finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
+
+
+class ChatEvents(Events[ChatChunkChoice]):
+    """Those of `/v1/chat/completions`: the first of each choice says who speaks."""
+
+    key = b'"content":'
+
+    def __init__(self, request_id: str, model: str, *, counted: bool = False) -> None:
+        super().__init__(counted=counted)
+        self._event = ChatChunk(id=f"chatcmpl-{request_id}", created=int(time.time()), model=model, choices=[])
+
+    def event(self, choices: list[ChatChunkChoice], usage: Usage | None) -> bytes:
+        """The JSON of a `ChatChunk`."""
+        self._event.choices, self._event.usage = choices, usage
+        return _encode(self._event)
+
+    def text(self, index: int, text: str) -> ChatChunkChoice:
+        """The next part of a choice."""
+        return ChatChunkChoice(index, ChatDelta(content=text))
+
+    def end(self, choice: FinalChoice) -> ChatChunkChoice:
+        """The end of a choice."""
+        return ChatChunkChoice(
+            choice.index, ChatDelta(), finish_reason=choice.finish_reason, stop_reason=choice.stop_reason
+        )
+
+    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+        """One event per choice with the assistant's role."""
+        usage = self._usage(prompt_tokens) if self._counted else None
+        begin = ChatDelta(role="assistant", content="")
+        return b"".join(self._data([ChatChunkChoice(index, begin)], usage) for index in range(choices))
+
+
+def data(content: bytes) -> bytes:
+    """An event that carries `content`, which has no line breaks."""
+    return b"data: " + content + b"\n\n"

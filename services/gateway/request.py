@@ -1,12 +1,12 @@
 """The body of `/v1/completions`, with vLLM's extra sampling fields, and what it means for the pipeline."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
+from pagewire.services.gateway.sampling_fields import read_body, split_sampling
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import SamplingParams
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -19,79 +19,42 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields beside those that say how tokens are chosen. Those that are None have their default.
-
-    Names and meaning are OpenAI's, then vLLM's.
-    """
+    """The fields that are no sampling parameters. Names and meaning are OpenAI's, then vLLM's."""
 
     prompt: str | Sequence[int | str | Sequence[int]]
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
-    priority: int | None = None
-    use_beam_search: bool | None = None
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    user: str = ""
+    cache_salt: str = ""
+    request_id: str = ""
+    priority: int = 0
+    use_beam_search: bool = False
     """A beam search with `n` beams, all of which are returned."""
-
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    response_format: dict[str, object] | None = None
-    truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
 
 
-SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams) if field.name != "beam_width"}
-"""Fields that the pipeline knows by the same name, with their types: all but the one for which `use_beam_search`
-stands."""
-_Body = cast(
-    "type[CompletionRequest]",
-    msgspec.defstruct(
-        "CompletionBody",
-        [(name, kind | None, None) for name, kind in SAMPLING.items()],
-        bases=(CompletionRequest,),
-        forbid_unknown_fields=True,
-        kw_only=True,
-    ),
-)
-"""What is decoded: a `CompletionRequest` that has the fields of `SAMPLING` as well."""
-FIELDS = frozenset(_Body.__struct_fields__)
-NOT_BUILT: dict[str, object] = {
-    "best_of": 1,
-    "echo": False,
-    "suffix": "",
-    "response_format": {"type": "text"},
-    "truncate_prompt_tokens": None,
-    "add_special_tokens": True,
-    "spaces_between_special_tokens": True,
-}
+FIELDS = frozenset(CompletionRequest.__struct_fields__)
+NOT_BUILT = {"echo": False, "add_special_tokens": True}
 """Fields that are accepted with the value that changes nothing, and refused with any other."""
+_KIND = "completion request"
 
-_decoder = msgspec.json.Decoder(_Body)
 
-
-def decode(body: bytes) -> CompletionRequest:
-    """The request in a body.
+def decode(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
+    """Returns the request in a body, and the sampling fields that the body has.
 
     Raises:
-        InvalidRequest: it is malformed, or a field is unknown, of the wrong type, or not built; names the field.
+        InvalidRequest: the body is malformed, or a field is unknown, of the wrong type, or not built; names the field.
     """
+    own, sampling = split_sampling(read_body(body, FIELDS, _KIND), FIELDS)
     try:
-        request = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not a completion request: {error}") from error
+        request = msgspec.convert(own, CompletionRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the body is not a {_KIND}: {error}") from error
     for name, neutral in NOT_BUILT.items():
-        if getattr(request, name) not in (None, neutral):
+        if getattr(request, name) != neutral:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
-    return request
-
-
-def sampling(request: CompletionRequest) -> SamplingParams:
-    """How tokens are chosen."""
-    given: dict[str, Any] = {name: value for name in SAMPLING if (value := getattr(request, name)) is not None}
     if request.use_beam_search:
-        given["beam_width"] = given.get("n", 1)
-    return SamplingParams(**given)
+        sampling["beam_width"] = sampling.get("n", 1)
+    return request, sampling

@@ -4,10 +4,15 @@ import structlog
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app, server
+from pagewire.services.gateway.chat_completions import ChatCompletions
 from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.endpoint import Api, Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.shared.context import Context
 from pagewire.shared.messages.heartbeat import Heartbeat
+
+APIS: dict[str, Api] = {"/v1/completions": Completions(), "/v1/chat/completions": ChatCompletions()}
+"""What generates text, by its path."""
 
 _log = structlog.get_logger()
 
@@ -20,15 +25,16 @@ class Gateway:
         self._listener = server.listen(context.settings.host, context.settings.port)
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
-        self._completions = Completions(self._client, body_limit=context.bus.max_payload)
+        limit = context.bus.max_payload
+        self._endpoints = {path: Endpoint(api, self._client, body_limit=limit) for path, api in APIS.items()}
         self._health = Health(context.bus, on_change=context.announce)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the port and the numbers of running and ended requests."""
         load = {
             "port": float(self._port),
-            "running": float(self._completions.running),
-            "requests": float(self._completions.served),
+            "running": float(sum(endpoint.running for endpoint in self._endpoints.values())),
+            "requests": float(sum(endpoint.served for endpoint in self._endpoints.values())),
         }
         ready = not self._health.missing()
         return Heartbeat("gateway", self._context.instance, ready, term=0, plan=0, step=0, load=load)
@@ -36,7 +42,7 @@ class Gateway:
     async def run(self) -> None:
         """Serves HTTP until cancelled."""
         await self._health.listen()
-        application = app.build(self._client, self._completions, self._health, self._context.settings.api_key)
+        application = app.build(self._client, self._endpoints, self._health, self._context.settings.api_key)
         with self._listener:
             _log.info("http_listening", port=self._port)
             await server.serve(application, self._listener)

@@ -45,6 +45,64 @@ class Completion(msgspec.Struct):
     object: Literal["text_completion"] = "text_completion"
 
 
+class ChatMessage(msgspec.Struct):
+    """What the assistant says."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """An answer to a conversation."""
+
+    index: int
+    message: ChatMessage
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The answer to a chat completion request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """The next part of what the assistant says."""
+
+    role: Literal["assistant"] | None = None
+    """In the first of a choice only."""
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """The next part of an answer to a conversation."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of the stream of a chat completion request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
 class Model(msgspec.Struct):
     """A model that is served."""
 

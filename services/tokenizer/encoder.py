@@ -10,9 +10,6 @@ import structlog
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from pagewire.services.tokenizer.chat_template import render
-from pagewire.shared.messages.client import ChatMessage
-
 INLINE_CHARACTERS = 8_000
 """Texts up to this length are encoded on the event loop: fastokens takes 0.1 ms for prose of this length, as long as a
 change of thread, 0.5 ms when it has just started, and 2 ms if no word repeats."""
@@ -28,36 +25,28 @@ class Encoder:
     """A tokenizer with threads of its own for long texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
         self._to_ids = to_ids(tokenizer.backend_tokenizer)
         self._turn = asyncio.Lock()
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="encode")
 
-    async def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each text, with the special tokens that the model wants around a prompt."""
+    async def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        """Returns the token ids of each text; with `special`, inside the special tokens that the model wants around a
+        prompt.
+
+        Special tokens that a text spells out are encoded as such either way: chat templates spell out all of theirs.
+        """
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
             async with self._turn:
-                ids = self._to_ids(texts, True)
+                ids = self._to_ids(texts, special)
                 # When many requests arrive at once, each is dispatched before the next is encoded, not after the last.
                 await asyncio.sleep(0)
             return ids
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._to_ids, texts, True)
-
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Returns the token ids of a conversation. Uses a thread, since the first rendering compiles the template.
-
-        Raises:
-            InvalidRequest: see `chat_template.render`.
-        """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encode_chat, messages)
+        return await loop.run_in_executor(self._threads, self._to_ids, texts, special)
 
     def close(self) -> None:
         """Ends the threads once they have encoded their present text; waiting texts are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        return self._to_ids([render(self._tokenizer, messages)], False)[0]
 
 
 def to_ids(tokenizer: Tokenizer) -> ToIds:

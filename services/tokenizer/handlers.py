@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 
+from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.dispatcher import Dispatcher
 from pagewire.services.tokenizer.input_processor import InputProcessor
 from pagewire.services.tokenizer.model import Model
@@ -29,7 +30,15 @@ _log = structlog.get_logger()
 class Handlers:
     """Answers requests, or starts a task that does."""
 
-    def __init__(self, context: Context, peers: Peers, router: Router, model: Model, tasks: RequestTasks) -> None:
+    def __init__(
+        self,
+        context: Context,
+        peers: Peers,
+        router: Router,
+        model: Model,
+        renderer: ChatRenderer,
+        tasks: RequestTasks,
+    ) -> None:
         bus = context.bus
         self._bus = bus
         self._router = router
@@ -37,7 +46,9 @@ class Handlers:
         self._tasks = tasks
         self._replier = Replier(bus)
         dispatcher = Dispatcher(bus, peers, router, model.token)
-        self._processor = InputProcessor(model, dispatcher, self._replier, bus.max_payload, context.settings.seed)
+        self._processor = InputProcessor(
+            model, renderer, dispatcher, self._replier, bus.max_payload, context.settings.seed
+        )
         self._requests = 0
 
     @property

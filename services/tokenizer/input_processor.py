@@ -13,6 +13,7 @@ import structlog
 from opentelemetry.trace import Span, format_trace_id
 
 from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.validation import (
@@ -61,12 +62,21 @@ class Caller:
 class InputProcessor:
     """Validates, tokenizes and dispatches the requests for one model."""
 
-    def __init__(self, model: Model, dispatcher: Dispatcher, replier: Replier, max_payload: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        renderer: ChatRenderer,
+        dispatcher: Dispatcher,
+        replier: Replier,
+        max_payload: int,
+        seed: int,
+    ) -> None:
         """`seed`: of the deployment. The seeds of requests without one follow from it; 0: they are drawn."""
         self._model = model
+        self._renderer = renderer
         self._dispatcher = dispatcher
         self._replier = replier
-        self._limits = Limits(model.max_model_len, model.vocab_size, max_payload)
+        self._limits = Limits(model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens)
         self._seed = seed
 
     async def process(self, message: Message, arrived: float) -> None:
@@ -87,6 +97,7 @@ class InputProcessor:
     async def _process(self, message: Message, arrived: float, drawn_id: str, span: Span) -> Outcome:
         encoding = encoding_of(message.headers)
         request = decode_request(message.data, GenerateRequest, encoding)
+        request.sampling = self._model.generation.complete(request.sampling, message.data, encoding)
         prompt = validate(request, self._model.vocab_size)
         request_id = request.request_id or drawn_id
         _note(span, request_id=request_id)
@@ -129,8 +140,9 @@ class InputProcessor:
         match prompt:
             case TextPrompts(texts):
                 return await self._model.encoder.encode(texts)
-            case ChatPrompt(messages):
-                return [await self._model.encoder.encode_chat(messages)]
+            case ChatPrompt(conversation):
+                text = await self._renderer.render(conversation)
+                return await self._model.encoder.encode([text], special=False)
             case TokenPrompts(prompts):
                 return prompts
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Self
 
+from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.services.tokenizer.encoder import Encoder
+from pagewire.services.tokenizer.generation_config import GenerationDefaults, generation_defaults
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import ModelInfo
@@ -17,6 +19,8 @@ class Model:
     name: str
     """Name in requests."""
     encoder: Encoder
+    chat: ChatTemplates
+    generation: GenerationDefaults
     eos: frozenset[int]
     """Tokens that end a text."""
     max_model_len: int
@@ -35,12 +39,16 @@ class Model:
         path = model_folder.resolve(settings.model)
         config = model_folder.read_config(path)
         tokenizer = load_tokenizer(path)
+        vocab_size: int = config.get("vocab_size", len(tokenizer))
+        own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
         return cls(
             name=model_folder.served_name(settings),
             encoder=Encoder(tokenizer),
+            chat=find_chat_template(tokenizer, settings.chat_template),
+            generation=generation_defaults(own_defaults, vocab_size),
             eos=model_folder.eos_ids(path),
             max_model_len=model_folder.max_model_len(settings, config),
-            vocab_size=config.get("vocab_size", len(tokenizer)),
+            vocab_size=vocab_size,
             revision=model_folder.revision(path),
         )
 

@@ -4,6 +4,7 @@ import asyncio
 
 import structlog
 
+from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.handlers import Handlers
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
@@ -45,8 +46,12 @@ class Tokenizer:
             ConfigurationError: the model folder or a setting cannot be used.
         """
         model = await asyncio.to_thread(Model.load, self._context.settings)
+        async with ChatRenderer(model.chat) as renderer:
+            await self._serve(model, renderer)
+
+    async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
         router = Router(self._context.bus, model.token)
-        handlers = Handlers(self._context, self._peers, router, model, self._tasks)
+        handlers = Handlers(self._context, self._peers, router, model, renderer, self._tasks)
         await self._peers.listen("detokenizer")
         await router.listen()
         subscriptions = await handlers.subscribe()

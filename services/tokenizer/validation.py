@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.chat.conversation import conversation_of
+from pagewire.services.tokenizer.chat.layout import Conversation
 from pagewire.shared import subjects
 from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
-from pagewire.shared.messages.client import ChatMessage, GenerateRequest, SamplingParams
+from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 """A day."""
@@ -47,7 +49,7 @@ class TokenPrompts:
 class ChatPrompt:
     """A conversation, which the chat template turns into one prompt."""
 
-    messages: Sequence[ChatMessage]
+    conversation: Conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Limits:
     """Token ids are below this."""
     max_payload: int
     """Bytes of a message."""
+    max_new_tokens: int | None = None
+    """Tokens to generate where a request names no number; None: as many as the context leaves."""
 
 
 def validate(request: GenerateRequest, vocab_size: int) -> TextPrompts | TokenPrompts | ChatPrompt:
@@ -90,9 +94,7 @@ def prompts_of(request: GenerateRequest) -> TextPrompts | TokenPrompts | ChatPro
     """
     prompt, messages = request.prompt, request.messages
     if messages is not None and prompt is None:
-        if not messages:
-            raise InvalidRequest("messages is empty: give at least one")
-        return ChatPrompt(messages)
+        return ChatPrompt(conversation_of(request, messages))
     if prompt is None or messages is not None:
         raise InvalidRequest("give exactly one of prompt and messages")
     if isinstance(prompt, str):
@@ -120,7 +122,7 @@ def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
 
 
 def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, limits: Limits) -> int:
-    """Returns `max_tokens` of the request, by default as many as the context leaves behind the longest prompt.
+    """Returns `max_tokens` of the request, by default the model's own number, and at most what the context leaves.
 
     Raises:
         InvalidRequest: too many completions, or `min_tokens` beyond the context.
@@ -140,7 +142,8 @@ def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, li
             f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
             "generate: shorten the prompt"
         )
-    max_tokens = room if params.max_tokens is None else params.max_tokens
+    default = min(room, limits.max_new_tokens or room)
+    max_tokens = default if params.max_tokens is None else params.max_tokens
     if max_tokens > room:
         raise ContextLength(
             f"the prompt has {longest} tokens and max_tokens is {max_tokens}, the context has {limits.max_model_len}: "

@@ -1,7 +1,7 @@
 """The public messages: requests of clients and their replies, as maps in JSON or MessagePack."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,8 +12,12 @@ BATCH_INBOX = "Pagewire-Batch-Inbox"
 """Header of a generate request: another inbox of its connection, to which deltas may be sent as `DeltaBatch`."""
 
 
-class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
-    """How tokens are sampled and when generation stops. Names and defaults are vLLM's."""
+class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """How tokens are sampled and when generation stops. Names and defaults are vLLM's.
+
+    A request that holds all of it says what every field is. Fields that a request leaves out come from the model's
+    generation_config, and from here where that does not name them.
+    """
 
     n: int = 1
     """Completions per prompt."""
@@ -65,13 +69,38 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     """Exponent of the length by which a beam's score is divided."""
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One turn of a conversation."""
+class TextPart(msgspec.Struct, tag="text", tag_field="type"):
+    """A part of what is said."""
+
+    text: str
+
+
+class ChatMessage(msgspec.Struct, omit_defaults=True):
+    """One turn of a conversation. Fields that are not here are ignored: clients send answers back as they came.
+
+    Raises:
+        ValueError: it says nothing at all.
+    """
 
     role: str
-    """Role in the model's chat template: system, user, assistant."""
-    content: str
-    """Text of the turn."""
+    """Role in the model's chat template: system, developer, user, assistant, tool."""
+    content: str | list[TextPart] | None = None
+    """Text of the turn; None beside tool calls, or reasoning, without a text."""
+    name: str | None = None
+    """Name of the speaker, or of the tool."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """Calls that an assistant has made, in OpenAI's shape."""
+    tool_call_id: str | None = None
+    """Call whose result a tool message holds."""
+    reasoning_content: str | None = None
+    """Reasoning of an assistant; `reasoning` and `thinking` are other names for it."""
+    reasoning: str | None = None
+    thinking: str | None = None
+
+    def __post_init__(self) -> None:
+        texts = (self.content, self.tool_calls, self.reasoning_content, self.reasoning, self.thinking)
+        if all(value is None for value in texts):
+            raise ValueError("the message has no content: give a text, or a list of text parts")
 
 
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -81,6 +110,12 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """Text, token ids, or several of either, not mixed. Exactly one of `prompt` and `messages` must be given."""
     messages: list[ChatMessage] | None = None
     """Conversation, which the model's chat template turns into a prompt."""
+    add_generation_prompt: bool | None = None
+    """Whether the template begins the assistant's turn; None: unless the last message is continued."""
+    continue_final_message: bool = False
+    """Whether the model continues the last message instead of answering it."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the template, such as `enable_thinking`."""
     stream: bool = False
     """Whether to send a frame per token instead of one result."""
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)

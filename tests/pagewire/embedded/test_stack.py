@@ -14,8 +14,10 @@ import openai
 import pytest
 
 from pagewire import LLM, Client, SamplingParams, errors
+from pagewire.commands import demo
 from pagewire.embedded.stack import PIPELINE, Stack, check_replicas, program_names, replicas_of
 from pagewire.shared.config import Settings
+from pagewire.shared.named_models import BUNDLED, DEFAULT
 from tests.pagewire.embedded.test_supervisor import alive
 from tests.pagewire.serving import Served, run, serving
 from tests.support.waiting import until
@@ -179,12 +181,26 @@ async def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> 
     await until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30)
 
 
-def test_the_demo_shows_a_generation_and_its_timings() -> None:
-    done = run("demo", *SMALL)
+def check_demo(*arguments: str) -> str:
+    """Runs the demo; returns its first line."""
+    done = run("demo", "--max-model-len", "256", "--num-kv-blocks", "64", *arguments)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Once upon a time")
-    for wanted in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%"):
+    asked, _, answer = done.stdout.split("\n", 2)
+    assert answer.strip()
+    for wanted in ("time to first token", "tokens/s", "receive", "queue", "prefill", "decode", "stream", "%", "█"):
         assert wanted in done.stdout
+    assert "pagewire chat" in done.stdout.splitlines()[-5]
+    return asked
+
+
+def test_the_demo_shows_a_question_its_answer_and_its_timings() -> None:
+    asked = check_demo()
+    served, question = (DEFAULT.name, demo.QUESTION) if DEFAULT.is_here else (BUNDLED, demo.STORY)
+    assert asked == f"{served} is asked: {question}"
+
+
+def test_the_demo_has_a_question_for_the_bundled_model() -> None:
+    assert check_demo("--model", "bundled") == f"bundled is asked: {demo.STORY}"
 
 
 def test_offline_generation_brings_its_own_stack(text: str) -> None:

@@ -9,8 +9,9 @@ from starlette.types import ASGIApp, Message
 
 from pagewire import AsyncClient
 from pagewire.services.gateway import app
-from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.service import APIS
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode
@@ -51,8 +52,9 @@ class Gateway:
         client = AsyncClient(bus=self.bus)
         self.changes = 0
         self.health = Health(self.bus, self._changed)
-        self.completions = Completions(client, body_limit=10_000)
-        self.app: ASGIApp = app.build(client, self.completions, self.health, api_key)
+        self.endpoints = {path: Endpoint(api, client, body_limit=10_000) for path, api in APIS.items()}
+        self.completions = self.endpoints["/v1/completions"]
+        self.app: ASGIApp = app.build(client, self.endpoints, self.health, api_key)
 
     def _changed(self) -> None:
         self.changes += 1

@@ -5,7 +5,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.gateway.events import DONE, Events, event
+from pagewire.services.gateway.events import DONE, CompletionEvents, data
 from pagewire.services.gateway.shapes import Choice, Completion
 from pagewire.shared.messages.client import Delta, Final, FinalChoice, Usage
 
@@ -29,7 +29,7 @@ def test_an_event_of_text_is_a_whole_completion(
     request_id: str, model: str, batches: list[list[tuple[int, str]]]
 ) -> None:
     """Whatever the names and the texts are, and whatever is encoded only once."""
-    events = Events(request_id, model)
+    events = CompletionEvents(request_id, model)
     for batch in batches:
         found = parsed(events.texts([Delta(index, 0, text, [1]) for index, text in batch]))
         created = found[0]["created"] if found else 0
@@ -38,7 +38,7 @@ def test_an_event_of_text_is_a_whole_completion(
 
 def test_the_ends_tell_why_and_the_usage_comes_last() -> None:
     final = Final("r", [FinalChoice(1, "stop", "!"), FinalChoice(0, "length", None)], Usage(3, 4, 1))
-    events = Events("r", "m")
+    events = CompletionEvents("r", "m")
     assert len(parsed(events.texts([Delta(0, 0, "x", [1])]))) == 1
     *ends, last = parsed(events.ends(final, usage=True))
     reasons = [(end["choices"][0]["index"], end["choices"][0]["finish_reason"], end["usage"]) for end in ends]
@@ -46,13 +46,13 @@ def test_the_ends_tell_why_and_the_usage_comes_last() -> None:
     assert ends[0]["choices"][0]["stop_reason"] == "!"
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 7
-    assert len(parsed(Events("r", "m").ends(final, usage=False))) == 2
+    assert len(parsed(CompletionEvents("r", "m").ends(final, usage=False))) == 2
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=6), st.integers(1, 3)), max_size=4), max_size=4))
 def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str, int]]]) -> None:
-    counted, plain = Events("r", "m", counted=True), Events("r", "m")
+    counted, plain = CompletionEvents("r", "m", counted=True), CompletionEvents("r", "m")
     tokens = 0
     for batch in batches:
         deltas = [Delta(index, 0, text, [1] * count) for index, text, count in batch]
@@ -68,11 +68,11 @@ def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str,
         assert all(event["usage"] is None for event in bare)
     final = Final("r", [FinalChoice(0, "stop", None)], Usage(5, tokens, 2))
     end, last = parsed(counted.ends(final, usage=True))
-    assert end["usage"] == (dict(last["usage"], prompt_tokens_details=None) if tokens else None)
+    assert end["usage"] == dict(last["usage"], prompt_tokens_details=None)
 
 
 def test_without_the_prompts_length_there_is_no_usage_yet() -> None:
-    events = Events("r", "m", counted=True)
+    events = CompletionEvents("r", "m", counted=True)
     (early,) = parsed(events.texts([Delta(0, 0, "a", [1])], None))
     (late,) = parsed(events.texts([Delta(0, 1, "b", [2])], 7))
     assert early["usage"] is None
@@ -80,4 +80,4 @@ def test_without_the_prompts_length_there_is_no_usage_yet() -> None:
 
 
 def test_the_last_word_is_openais() -> None:
-    assert event(b"[DONE]") == DONE
+    assert data(b"[DONE]") == DONE

@@ -3,11 +3,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewire.services.gateway.request import CompletionRequest, decode, sampling
+from pagewire.services.gateway.request import CompletionRequest, decode
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 
-BENCH = {
+BENCH: dict[str, Any] = {
     "model": "m",
     "prompt": "x",
     "repetition_penalty": 1.0,
@@ -25,19 +25,23 @@ BENCH = {
 
 
 def read(**fields: Any) -> CompletionRequest:
-    return decode(msgspec.json.encode({"prompt": "x", **fields}))
+    request, _ = decode(msgspec.json.encode({"prompt": "x", **fields}))
+    return request
+
+
+def sampling(**fields: Any) -> SamplingParams:
+    _, given = decode(msgspec.json.encode({"prompt": "x", **fields}))
+    return SamplingParams(**given)
 
 
 def test_what_the_benchmark_of_vllm_sends_is_understood() -> None:
-    request = decode(msgspec.json.encode(BENCH))
-    assert request.stream_options is not None
-    assert request.stream_options.include_usage
-    assert sampling(request) == SamplingParams(max_tokens=32, temperature=0.0, top_k=-1, ignore_eos=True)
+    assert read(**BENCH).stream_options.include_usage
+    assert sampling(**BENCH) == SamplingParams(max_tokens=32, temperature=0.0, top_k=-1, ignore_eos=True)
 
 
 def test_fields_that_are_absent_or_null_have_their_default() -> None:
-    assert sampling(read()) == SamplingParams()
-    assert sampling(read(max_tokens=None, temperature=None, stop=None, n=None)) == SamplingParams()
+    assert sampling() == SamplingParams()
+    assert sampling(max_tokens=None, temperature=None, stop=None, n=None) == SamplingParams()
     assert SamplingParams().max_tokens == 16
 
 
@@ -70,18 +74,18 @@ def test_fields_that_are_absent_or_null_have_their_default() -> None:
 )
 def test_sampling_fields_are_passed_on(field: str, value: Any) -> None:
     """Whether one of them is built is for the tokenizer to say: it names the field, too."""
-    assert getattr(sampling(read(**{field: value})), field) == value
+    assert getattr(sampling(**{field: value}), field) == value
 
 
 def test_a_logit_bias_has_token_ids_as_strings() -> None:
-    assert sampling(read(logit_bias={"50256": -100})).logit_bias == {50256: -100.0}
+    assert sampling(logit_bias={"50256": -100}).logit_bias == {50256: -100.0}
 
 
 def test_a_beam_search_has_as_many_beams_as_completions() -> None:
-    assert sampling(read(use_beam_search=True)) == SamplingParams(beam_width=1)
-    searched = sampling(read(use_beam_search=True, n=4, length_penalty=0.5))
+    assert sampling(use_beam_search=True) == SamplingParams(beam_width=1)
+    searched = sampling(use_beam_search=True, n=4, length_penalty=0.5)
     assert searched == SamplingParams(n=4, beam_width=4, length_penalty=0.5)
-    assert sampling(read(use_beam_search=False, n=4)) == SamplingParams(n=4)
+    assert sampling(use_beam_search=False, n=4) == SamplingParams(n=4)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_a_beam_search_has_as_many_beams_as_completions() -> None:
     ],
 )
 def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict[str, Any]) -> None:
-    assert sampling(read(**neutral)) == SamplingParams()
+    assert sampling(**neutral) == SamplingParams()
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,9 @@ from structlog.testing import capture_logs
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from pagewire.services.tokenizer.encoder import INLINE_CHARACTERS, Encoder, ToIds, to_ids
-from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import ChatMessage
 from pagewire.shared.model_folder import BUNDLED
 from pagewire.shared.tokenizer import load_tokenizer
-from tests.support.model_folders import SIMPLE_TEMPLATE, model_folder
+from tests.support.model_folders import model_folder
 from tests.support.tokenizers import NAMES, texts, tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +24,7 @@ LONG = "The little rabbit ran into the wood. " * (INLINE_CHARACTERS // 16)
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> Iterator[Encoder]:
-    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", template=SIMPLE_TEMPLATE, begin="<|endoftext|>")))
+    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", begin="<|endoftext|>")))
     yield encoder
     encoder.close()
 
@@ -67,17 +65,11 @@ async def test_texts_of_a_batch_are_independent(encoder: Encoder) -> None:
     assert await encoder.encode(texts) == [[0, *ids(text)] for text in texts]
 
 
-async def test_a_conversation_has_only_the_special_tokens_of_its_template(encoder: Encoder) -> None:
-    conversation = [ChatMessage("user", "hi<|endoftext|>")]
-    assert await encoder.encode_chat(conversation) == ids("<user>hi<|endoftext|>\n<assistant>")
+async def test_a_text_may_have_only_the_special_tokens_that_it_spells_out(encoder: Encoder) -> None:
+    text = "<user>hi<|endoftext|>\n<assistant>"
+    assert await encoder.encode([text, LONG], special=False) == [ids(text), ids(LONG)]
+    assert await encoder.encode([text], special=False) == [ids(text)]
     assert 0 in ids("<|endoftext|>")
-
-
-async def test_a_refusal_of_the_template_comes_through() -> None:
-    encoder = Encoder(load_tokenizer(BUNDLED))
-    with pytest.raises(InvalidRequest, match="no chat template"):
-        await encoder.encode_chat([ChatMessage("user", "hi")])
-    encoder.close()
 
 
 async def test_only_long_texts_change_the_thread(encoder: Encoder) -> None:
@@ -85,7 +77,6 @@ async def test_only_long_texts_change_the_thread(encoder: Encoder) -> None:
     main = threading.current_thread().name
     await encoder.encode(["x" * INLINE_CHARACTERS])
     await encoder.encode(["x" * INLINE_CHARACTERS, "x"])
-    await encoder.encode_chat([ChatMessage("user", "hi")])
     assert recorder.threads[0] == main
     assert all(name.startswith("encode") for name in recorder.threads[1:])
 

@@ -29,6 +29,7 @@ from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, Mode
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.model_folder import BUNDLED
 from pagewire.shared.placement import rank
+from pagewire.shared.sampling import unpack_record
 from pagewire.shared.tokenizer import load_tokenizer
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
@@ -123,6 +124,79 @@ async def test_a_conversation_becomes_work(tmp_path: Path) -> None:
         assert unpack(work.prompts[0]) == ids("<user>hi\n<assistant>")
 
 
+async def test_a_model_without_a_template_takes_no_messages(tmp_path: Path) -> None:
+    async with serving(Settings(model=str(model_folder(tmp_path / MODEL)))) as setup:
+        frame = await setup.refused({"messages": [{"role": "user", "content": "x"}]})
+        assert (frame.code, frame.error) == (400, "invalid_request")
+        assert "no chat template: send a prompt" in frame.message
+
+
+async def test_every_field_of_a_conversation_counts() -> None:
+    template = "{{ messages | tojson }}{{ add_generation_prompt }}{{ mood }}"
+    turn = {"role": "assistant", "content": "Hi."}
+    async with serving(Settings(chat_template=template)) as setup:
+
+        async def laid_out(**fields: object) -> list[int]:
+            work, _ = await setup.send({"messages": [turn], **fields})
+            return unpack(work.prompts[0])
+
+        assert await laid_out() == ids('[{"role": "assistant", "content": "Hi."}]True')
+        assert await laid_out(add_generation_prompt=False) == ids('[{"role": "assistant", "content": "Hi."}]False')
+        assert await laid_out(chat_template_kwargs={"mood": "!"}) == ids(
+            '[{"role": "assistant", "content": "Hi."}]True!'
+        )
+        both = {"messages": [turn], "continue_final_message": True, "add_generation_prompt": True}
+        assert "exclude each other" in (await setup.refused(both)).message
+        for name in ("messages", "tools", "add_generation_prompt"):
+            reserved = {"messages": [turn], "chat_template_kwargs": {name: []}}
+            assert f"cannot have {name}" in (await setup.refused(reserved)).message
+
+
+async def test_the_last_message_can_be_continued() -> None:
+    async with serving() as setup:
+        turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Once upon"}]
+        work, _ = await setup.send({"messages": turns, "continue_final_message": True})
+        assert unpack(work.prompts[0]) == ids("User: Hi.\nAssistant: Once upon")
+
+
+async def test_a_hostile_template_holds_up_nobody_else() -> None:
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    async with serving(Settings(chat_template=endless)) as setup:
+        asking = asyncio.create_task(setup.refused({"messages": [{"role": "user", "content": "x"}]}))
+        for _ in range(20):
+            await setup.send({"prompt": "x"})
+            assert not asking.done()
+        assert "takes more than" in (await asking).message
+
+
+async def test_what_a_request_leaves_out_comes_from_the_models_generation_config(tmp_path: Path) -> None:
+    own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "max_new_tokens": 30, "do_sample": True}
+    change(model_folder(tmp_path / MODEL) / "generation_config.json", **own)
+
+    async with serving(Settings(model=str(tmp_path / MODEL))) as setup:
+
+        async def resolved(**sampling: object) -> tuple[float, ...]:
+            work, _ = await setup.send({"prompt": "x", "sampling": sampling})
+            chosen = unpack_record(work.sampling.record)
+            return (
+                *(chosen[name].item() for name in ("temperature", "top_p", "top_k", "min_p")),
+                work.sampling.max_tokens,
+            )
+
+        assert await resolved() == (0.6, 0.9, 20, 0.1, 30)
+        neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 16}
+        assert await resolved(**neutral) == (1.0, 1.0, 0, 0.0, 16)
+        assert await resolved(temperature=0.3, max_tokens=None) == (0.3, 0.9, 20, 0.1, 30)
+        assert await resolved(max_tokens=40, top_k=-1) == (0.6, 0.9, 0, 0.1, 40)
+        assert await resolved(beam_width=2) == (0.0, 1.0, 0, 0.0, 16)
+        body = msgspec.msgpack.encode({"prompt": "x", "sampling": {"temperature": 1.0}})
+        assert unpack_record((await setup.send(body, MSGPACK))[0].sampling.record)["temperature"] == 1.0
+    async with serving(Settings(model=str(tmp_path / MODEL), generation_config="vllm")) as setup:
+        work, _ = await setup.send({"prompt": "x"})
+        chosen = unpack_record(work.sampling.record)
+        assert (chosen["temperature"].item(), chosen["top_k"].item(), work.sampling.max_tokens) == (1.0, 0, 16)
+
+
 async def test_messagepack_and_stream_are_passed_on() -> None:
     async with serving() as setup:
         body = msgspec.msgpack.encode({"prompt": "x", "stream": True, "request_id": "mine"})
@@ -173,7 +247,10 @@ async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         ({"prompt": "x", "sampling": {"temperature": 3}}, 400, "invalid_request", "temperature"),
         ({"prompt": "x", "sampling": {"n": 2, "temperature": 0}}, 400, "invalid_request", "n must be 1"),
         ({"prompt": "x", "request_id": "a.b"}, 400, "invalid_request", "request_id"),
-        ({"messages": [{"role": "user", "content": "x"}]}, 400, "invalid_request", "no chat template"),
+        ({"messages": []}, 400, "invalid_request", "messages is empty"),
+        ({"messages": [{"role": "user"}]}, 400, "invalid_request", "$.messages[0]"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "invalid_request", "the role wizard"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, 400, "invalid_request", "tools"),
         ({"prompt": [1] * 2048}, 422, "context_length", "2048"),
         ({"prompt": [1] * 2047}, 422, "context_length", "at most 1"),
         ({"prompt": "x " * 3000}, 422, "context_length", "2048"),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagewire.services.tokenizer.chat.layout import Conversation
 from pagewire.services.tokenizer.validation import (
     HEADROOM,
     MAX_PROMPTS,
@@ -106,7 +107,9 @@ def test_several_lists_of_ids() -> None:
 
 
 def test_a_conversation() -> None:
-    assert prompts_of(GenerateRequest(messages=[TURN])) == ChatPrompt([TURN])
+    assert prompts_of(GenerateRequest(messages=[TURN])) == ChatPrompt(
+        Conversation([{"role": "user", "content": "hello"}])
+    )
 
 
 @pytest.mark.parametrize(

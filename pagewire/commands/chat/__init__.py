@@ -1,0 +1,33 @@
+"""Talks with the model in the terminal, or answers what comes through a pipe."""
+
+import argparse
+import sys
+
+from pagewire.commands import session
+from pagewire.commands.generate import add_sampling, given_sampling
+from pagewire.shared import flags
+
+MAX_TOKENS = 512
+"""Tokens of an answer at most, where nothing is set: a small model may repeat itself without end."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The system message, how tokens are chosen, and every setting."""
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message of the conversation")
+    add_sampling(parser, max_tokens=MAX_TOKENS)
+    flags.add_settings(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Reads messages and answers them until Ctrl-D or `/exit`; through a pipe, all of the input is one message."""
+    # The libraries of the terminal are imported here: `pagewire --help` and the other commands do without them.
+    from pagewire.commands.chat import answers, terminal
+    from pagewire.commands.chat.conversation import Conversation, as_params
+
+    settings = session.quiet(flags.read_settings(given))
+    conversation = Conversation(system=given.system, sampling=given_sampling(given, settings))
+    as_params(conversation.sampling)
+    if sys.stdin.isatty():
+        return session.run(terminal.talk(conversation, settings), settings)
+    text = sys.stdin.buffer.read().decode(errors="replace").strip()
+    return session.run(answers.answer_once(conversation, text, settings), settings) if text else 0

@@ -1,0 +1,85 @@
+"""Asks the model and writes its answer as it comes: drawn in a terminal, as it is everywhere else."""
+
+import sys
+from contextlib import aclosing
+from typing import Protocol, Self
+
+from rich.console import Console
+
+from pagewire.client.async_client import AsyncClient
+from pagewire.commands import session
+from pagewire.commands.chat.conversation import Conversation
+from pagewire.commands.chat.markdown import MarkdownWriter
+from pagewire.commands.timings import Timings
+from pagewire.shared.config import Settings
+
+ANSWER_WITHIN = 3600.0
+"""Seconds that an answer may take: its reader can stop it."""
+
+
+class Writer(Protocol):
+    """Where an answer is written: `with writer: writer.write(part)`."""
+
+    def __enter__(self) -> Self:
+        """Begins the answer."""
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the answer, also where it is cut off."""
+
+    def write(self, text: str) -> None:
+        """Adds a part of the answer."""
+
+
+class PlainWriter:
+    """Writes an answer as it is, and a line end behind it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.write("\n")
+
+    def write(self, text: str) -> None:
+        """Adds a part of the answer; its reader has the part at once."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def writer_to(console: Console) -> Writer:
+    """Returns what writes an answer to standard output."""
+    return MarkdownWriter(console) if console.is_terminal and not console.is_dumb_terminal else PlainWriter()
+
+
+async def answer(client: AsyncClient, conversation: Conversation, text: str, writer: Writer) -> Timings:
+    """Sends a message and writes the answer as it comes. What has come until an interruption stays in the conversation.
+
+    Raises:
+        RequestError: the message is refused, or the pipeline failed.
+        BusUnavailable: there is no connection.
+    """
+    parts: list[str] = []
+    try:
+        stream = client.stream_chat(conversation.ask(text), timeout=ANSWER_WITHIN, **conversation.sampling)
+        timings = Timings()
+        async with aclosing(aiter(stream)) as deltas:
+            delta = await anext(deltas, None)  # an error before the first token leaves no trace of an answer
+            with writer:
+                while delta is not None:
+                    timings.count(len(delta.token_ids))
+                    parts.append(delta.text)
+                    writer.write(delta.text)
+                    delta = await anext(deltas, None)
+    finally:
+        conversation.answer("".join(parts))
+    return timings
+
+
+async def answer_once(conversation: Conversation, text: str, settings: Settings) -> int:
+    """Answers one message on standard output; returns the exit code.
+
+    Raises:
+        PagewireError: the message cannot be answered.
+    """
+    async with session.connect(settings) as client:
+        await answer(client, conversation, text, writer_to(Console(highlight=False)))
+    return 0

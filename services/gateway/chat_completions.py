@@ -1,0 +1,53 @@
+"""`/v1/chat/completions`."""
+
+import time
+
+from pagewire.client.stream import Stream
+from pagewire.services.gateway.chat_request import decode
+from pagewire.services.gateway.endpoint import Call
+from pagewire.services.gateway.events import ChatEvents
+from pagewire.services.gateway.shapes import ChatChoice, ChatCompletion, ChatMessage, usage_of
+from pagewire.shared.messages.client import Result
+
+
+class ChatCompletions:
+    """OpenAI's answers to conversations."""
+
+    def read(self, body: bytes) -> Call:
+        """The request in a body. Raises InvalidRequest."""
+        request, sampling = decode(body)
+        arguments = {
+            "messages": request.messages,
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+            "chat_template_kwargs": request.chat_template_kwargs,
+            "model": request.model,
+            "request_id": request.request_id,
+            "priority": request.priority,
+            "user": request.user,
+            "cache_salt": request.cache_salt,
+            **sampling,
+        }
+        return Call(arguments, request.stream, request.stream_options, sampling.get("n", 1))
+
+    def answer(self, stream: Stream, result: Result) -> ChatCompletion:
+        """All answers."""
+        return ChatCompletion(
+            id=f"chatcmpl-{stream.request_id}",
+            created=int(time.time()),
+            model=stream.model,
+            choices=[
+                ChatChoice(
+                    choice.index,
+                    ChatMessage(choice.text),
+                    finish_reason=choice.finish_reason,
+                    stop_reason=choice.stop_reason,
+                )
+                for choice in result.choices
+            ],
+            usage=usage_of(result.usage),
+        )
+
+    def events(self, stream: Stream, *, counted: bool) -> ChatEvents:
+        """The events of a stream."""
+        return ChatEvents(stream.request_id, stream.model, counted=counted)

@@ -1,0 +1,112 @@
+"""A route whose every request is one request to the pipeline, answered whole or as a stream of events."""
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagewire.client.async_client import AsyncClient
+from pagewire.client.stream import Stream
+from pagewire.services.gateway import errors
+from pagewire.services.gateway.connection import ClientGone, read_body, while_connected
+from pagewire.services.gateway.events import DONE, Events, data
+from pagewire.services.gateway.request import StreamOptions
+from pagewire.shared.errors import PagewireError
+from pagewire.shared.messages.client import Delta, Result
+
+TIMEOUT = 600.0
+"""Seconds that a request over HTTP may take."""
+
+_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, read from its body."""
+
+    arguments: dict[str, Any]
+    """What `AsyncClient.stream` is called with."""
+    streamed: bool
+    options: StreamOptions
+    choices: int
+    """Completions per prompt."""
+
+
+class Api(Protocol):
+    """What distinguishes one such route from the others."""
+
+    def read(self, body: bytes) -> Call:
+        """The request in a body. Raises InvalidRequest."""
+
+    def answer(self, stream: Stream, result: Result) -> msgspec.Struct:
+        """What a request without a stream is answered with."""
+
+    def events(self, stream: Stream, *, counted: bool) -> Events[Any]:
+        """The events of a stream; `counted`: every one has the usage so far."""
+
+
+class Endpoint:
+    """ASGI endpoint of one route.
+
+    Attributes:
+        running: requests at this moment.
+        served: requests that have ended.
+    """
+
+    def __init__(self, api: Api, client: AsyncClient, body_limit: int) -> None:
+        self._api = api
+        self._client = client
+        self._body_limit = body_limit
+        self.running = 0
+        self.served = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        self.running += 1
+        try:
+            call = self._api.read(await read_body(receive, self._body_limit))
+            stream = self._client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
+            async with while_connected(receive):
+                if call.streamed:
+                    await self._send_events(stream, call, send)
+                else:
+                    answer = self._api.answer(stream, await stream.result())
+                    await Response(_encode(answer), media_type="application/json")(scope, receive, send)
+        except ClientGone:
+            pass
+        except PagewireError as error:
+            await errors.response(error)(scope, receive, send)
+        finally:
+            self.running -= 1
+            self.served += 1
+
+    async def _send_events(self, stream: Stream, call: Call, send: Send) -> None:
+        """A request that fails before its first token is answered with the status of its error. While the reader lags,
+        each `send` waits, and the stream merges what arrives."""
+        usage = call.options.include_usage
+        async with aclosing(stream.batches()) as batches:
+            first: list[Delta] = await anext(batches, [])
+            events = self._api.events(stream, counted=usage and call.options.continuous_usage_stats)
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
+            try:
+                beginning = events.beginning(call.choices, stream.prompt_tokens)
+                if body := beginning + events.texts(first, stream.prompt_tokens):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                async for batch in batches:
+                    if body := events.texts(batch, stream.prompt_tokens):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+            except PagewireError as error:
+                end = data(errors.body_of(error)[1])
+            else:
+                assert stream.final is not None
+                end = events.ends(stream.final, usage=usage)
+        await send({"type": "http.response.body", "body": end + DONE})
+
+
+def _traceparent(scope: Scope) -> str:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    return next((value.decode("ascii", "replace") for name, value in headers if name == b"traceparent"), "")

@@ -1,0 +1,149 @@
+"""Renders conversations one after the other in a worker, and replaces a worker that a template has used up."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Self
+
+import structlog
+
+from pagewire.services.tokenizer.chat.layout import Conversation
+from pagewire.services.tokenizer.chat.templates import ChatTemplates
+from pagewire.services.tokenizer.chat.worker import CPU_SECONDS, MEMORY, Answer, Job, Load
+from pagewire.services.tokenizer.chat.worker_process import WorkerDied, WorkerProcess, worker_process
+from pagewire.shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
+
+ANSWER_WITHIN = 0.8
+"""Seconds until a worker must have answered, of which it may compute for `CPU_SECONDS`: others use the cores too."""
+START_WITHIN = 10.0
+"""Seconds until a worker must have compiled the templates: it starts while the whole stack does."""
+RETRY_AFTER = 1.0
+"""Seconds until the next attempt to start a worker that did not start."""
+MAX_WAITING = 1024
+"""Conversations that wait."""
+ATTEMPTS = 2
+"""Workers that a conversation may meet their end with, unless it is its template that ends them."""
+
+_TOO_MUCH = f"the model's chat template takes more than {CPU_SECONDS} s or {MEMORY >> 20} MiB"
+_log = structlog.get_logger()
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A conversation that is to be rendered."""
+
+    job: Job
+    answer: "asyncio.Future[Answer]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    attempts: int = 0
+
+
+class ChatRenderer:
+    """`async with ChatRenderer(templates) as renderer: text = await renderer.render(conversation)`.
+
+    Attributes:
+        pid: the worker's process; None while none is ready, and always for a model without a template.
+    """
+
+    def __init__(self, templates: ChatTemplates) -> None:
+        self.pid: int | None = None
+        self._templates = templates
+        self._waiting: deque[_Waiting] = deque()
+        """The first is the one that the worker renders."""
+        self._changed = asyncio.Event()
+        """Set when a conversation has come, or the worker has ended."""
+        self._broken = ""
+        """Why the templates cannot be used, ever; empty: they can."""
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._templates.named:
+            self._running = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def render(self, conversation: Conversation) -> str:
+        """The text that the model continues, special tokens spelled out.
+
+        Raises:
+            InvalidRequest: the model has no template, or the template does not take this conversation.
+            Overloaded: too many conversations wait.
+            Unavailable: no worker can be started.
+        """
+        template = self._templates.choose(tools=conversation.tools is not None)
+        if template is None:
+            raise InvalidRequest("this model has no chat template: send a prompt instead of messages")
+        if self._broken:
+            raise InvalidRequest(self._broken)
+        if len(self._waiting) >= MAX_WAITING:
+            raise Overloaded("too many conversations wait: send the request again later", 1000)
+        waiting = _Waiting(Job(template, conversation))
+        self._waiting.append(waiting)
+        self._changed.set()
+        answer = await waiting.answer
+        if answer.refusal:
+            raise InvalidRequest(f"the model's chat template does not take these messages: {answer.refusal}")
+        return answer.text
+
+    async def _run(self) -> None:
+        """There is always a worker, until the templates turn out to be unusable."""
+        while not self._broken:
+            try:
+                async with worker_process(self._changed.set) as worker:
+                    if await self._load(worker):
+                        self.pid = worker.pid
+                        await self._serve(worker)
+            except (OSError, TimeoutError, WorkerDied) as error:
+                _log.error("chat_worker_not_started", reason=repr(error))
+                self._refuse_all(Unavailable("chat templates cannot be rendered now: send the request again", 1000))
+                await asyncio.sleep(RETRY_AFTER)
+            finally:
+                self.pid = None
+        _log.warning("chat_template_unusable", reason=self._broken)
+        self._refuse_all(InvalidRequest(self._broken))
+
+    async def _load(self, worker: WorkerProcess) -> bool:
+        """Whether the worker has compiled the templates; they are given up if they are at fault themselves."""
+        try:
+            answer = await worker.ask(Load(self._templates.named, self._templates.special), START_WITHIN)
+        except WorkerDied as error:
+            if not error.by_limit:
+                raise
+            self._broken = f"{_TOO_MUCH} to be compiled"
+        else:
+            if answer.refusal:
+                self._broken = f"the model's chat template is no template: {answer.refusal}"
+        return not self._broken
+
+    async def _serve(self, worker: WorkerProcess) -> None:
+        """Renders what waits, until the worker ends or does not answer."""
+        while worker.alive:
+            if not self._waiting:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            first = self._waiting[0]
+            if not first.answer.done():  # done: its request was given up
+                first.attempts += 1
+                try:
+                    answer = await worker.ask(first.job, ANSWER_WITHIN)
+                except (TimeoutError, WorkerDied) as error:
+                    if first.attempts < ATTEMPTS and isinstance(error, WorkerDied) and not error.by_limit:
+                        return  # somebody has killed it: its successor begins with this conversation
+                    self._refuse_first(InvalidRequest(f"{_TOO_MUCH} for these messages"))
+                    return
+                if not first.answer.done():
+                    first.answer.set_result(answer)
+            self._waiting.popleft()
+
+    def _refuse_first(self, error: RequestError) -> None:
+        first = self._waiting.popleft()
+        if not first.answer.done():
+            first.answer.set_exception(error)
+
+    def _refuse_all(self, error: RequestError) -> None:
+        while self._waiting:
+            self._refuse_first(error)

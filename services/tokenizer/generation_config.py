@@ -1,0 +1,73 @@
+"""The sampling defaults of a model: what its generation_config says of fields that a request leaves out."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import structlog
+
+from pagewire.services.tokenizer import sampling
+from pagewire.shared.client_requests import decode_request
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import SamplingParams
+from pagewire.shared.messages.open import Encoding
+from pagewire.shared.sampling import PARAMETERS
+
+FIELDS = (*(parameter.name for parameter in PARAMETERS), "repetition_penalty")
+"""Fields that vLLM takes over under the same name."""
+MAX_NEW_TOKENS = "max_new_tokens"
+"""What stands there for `max_tokens`."""
+
+_NEUTRAL = SamplingParams()
+_log = structlog.get_logger()
+
+
+class _Given(msgspec.Struct):
+    """The names of the sampling fields that a request has."""
+
+    sampling: dict[str, msgspec.Raw] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """The defaults of one model: they replace those of `SamplingParams`; what a request says replaces both."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    """By the names of `SamplingParams`."""
+    max_new_tokens: int | None = None
+    """Tokens to generate where a request names no number."""
+
+    def complete(self, params: SamplingParams, data: bytes, encoding: Encoding) -> SamplingParams:
+        """Returns `params`, the sampling parameters of the request in `data`, with these defaults where it has none.
+
+        A beam search is left as it is. The request is decoded again only where a field has the neutral value, since the
+        request may have named that value.
+        """
+        neutral = [name for name in self.fields if getattr(params, name) == getattr(_NEUTRAL, name)]
+        if not neutral or params.beam_width is not None:
+            return params
+        given = decode_request(data, _Given, encoding).sampling
+        return msgspec.structs.replace(params, **{name: self.fields[name] for name in neutral if name not in given})
+
+
+def generation_defaults(config: dict[str, Any], vocab_size: int) -> GenerationDefaults:
+    """The defaults in the content of generation_config.json. One warning names what in it cannot be used."""
+    fields: dict[str, Any] = {}
+    ignored: dict[str, str] = {}
+    for name in (*FIELDS, MAX_NEW_TOKENS):
+        value = config.get(name)
+        if value is None:
+            continue
+        target = "max_tokens" if name == MAX_NEW_TOKENS else name
+        try:
+            sampling.check(msgspec.convert({target: value}, SamplingParams), vocab_size)
+        except (InvalidRequest, msgspec.ValidationError) as error:
+            ignored[name] = str(error)
+        else:
+            fields[target] = value
+    if ignored:
+        _log.warning("generation_config_ignored", **ignored)
+    max_new_tokens = fields.get("max_tokens")
+    if max_new_tokens is not None:
+        fields["max_tokens"] = None  # as many as fit into the context, but `max_new_tokens` at most
+    return GenerationDefaults(fields, max_new_tokens)

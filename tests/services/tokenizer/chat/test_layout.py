@@ -1,0 +1,141 @@
+"""What is laid out is what `transformers` lays out, for templates as their publishers ship them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+from pagewire.services.tokenizer.chat.conversation import conversation_of
+from pagewire.services.tokenizer.chat.environment import chat_environment
+from pagewire.services.tokenizer.chat.layout import END_MARK, Conversation, Layout
+from pagewire.services.tokenizer.chat.renderer import ChatRenderer
+from pagewire.services.tokenizer.chat.templates import DEFAULT, ChatTemplates
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import GenerateRequest
+from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.tokenizer import load_tokenizer
+from tests.services.tokenizer.chat.conversations import CONVERSATIONS, parts, said
+from tests.support.model_folders import TEMPLATES
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+TAKE_PARTS = {"GLM-4.6", "Kimi-K2-Thinking", "Qwen3.5-4B", "unsloth-mistral-Devstral-Small-2507"}
+"""Templates that iterate over content; the others are given the joined texts."""
+KNOW_DEVELOPER = {"openai-gpt-oss-120b"}
+OWN = ("add_generation_prompt", "continue_final_message", "messages", "tools")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = load_tokenizer(BUNDLED)
+    for name, token in SPECIAL.items():
+        setattr(tokenizer, name, token)
+    return tokenizer
+
+
+def source(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+def expected(tokenizer: PreTrainedTokenizerFast, name: str, arguments: dict[str, Any]) -> str | None:
+    """What `transformers` lays out; None where it refuses."""
+    messages = [dict(message) for message in arguments["messages"]]
+    for message in messages:
+        if isinstance(message["content"], list) and name not in TAKE_PARTS:
+            message["content"] = "\n".join(part["text"] for part in message["content"])
+        if message["role"] == "developer" and name not in KNOW_DEVELOPER:
+            message["role"] = "system"
+    settings = {"add_generation_prompt": True, **arguments, "chat_template": source(name), "tokenize": False}
+    del settings["messages"]
+    try:
+        return str(tokenizer.apply_chat_template(messages, **settings))
+    except Exception:  # noqa: BLE001  # templates raise whatever they like
+        return None
+
+
+def asked(arguments: dict[str, Any]) -> Conversation:
+    """The same as a client asks for it: tools apart, which requests cannot have yet."""
+    fields = {name: value for name, value in arguments.items() if name in OWN and name != "tools"}
+    variables = {name: value for name, value in arguments.items() if name not in OWN}
+    request = msgspec.convert({**fields, "chat_template_kwargs": variables}, GenerateRequest)
+    assert request.messages is not None
+    return msgspec.structs.replace(conversation_of(request, request.messages), tools=arguments.get("tools"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_publishers_template_gives_what_transformers_gives(
+    name: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    refused = 0
+    async with ChatRenderer(ChatTemplates({DEFAULT: source(name), "tool_use": source(name)}, SPECIAL)) as renderer:
+        for title, arguments in CONVERSATIONS.items():
+            wanted = expected(tokenizer, name, arguments)
+            if wanted is None:
+                refused += 1
+                with pytest.raises(InvalidRequest, match="chat template does not take these messages"):
+                    await renderer.render(asked(arguments))
+            else:
+                assert await renderer.render(asked(arguments)) == wanted, title
+    assert refused <= 4, "most conversations are for most templates"
+
+
+def test_there_are_many_templates_and_conversations() -> None:
+    assert len(NAMES) >= 17
+    assert len(CONVERSATIONS) >= 15
+    assert set(NAMES) >= TAKE_PARTS | KNOW_DEVELOPER
+
+
+def laid_out(template: str, *messages: dict[str, Any], **fields: Any) -> str:
+    return Layout(chat_environment(), template, SPECIAL).text(Conversation(list(messages), **fields))
+
+
+def test_a_template_that_only_iterates_over_content_is_given_a_text_as_a_part() -> None:
+    template = "{% for m in messages %}{% for c in m['content'] %}[{{ c['text'] }}]{% endfor %}{% endfor %}"
+    assert laid_out(template, said("user", "Hi."), said("user", parts("a", "b"))) == "[Hi.][a][b]"
+
+
+def test_arguments_of_a_tool_call_are_the_object_that_they_spell() -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
+
+    def call(arguments: Any) -> dict[str, Any]:
+        return said("assistant", "", tool_calls=[{"function": {"name": "f", "arguments": arguments}}])
+
+    assert laid_out(template, call('{"a": "é", "b": 1}')) == '{"a": "é", "b": 1}'
+    assert laid_out(template, call({"a": 1})) == '{"a": 1}'
+    assert laid_out(template, call("")) == "{}"
+    assert laid_out(template, call("{no json")) == '"{no json"'
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_goes_by_every_name(name: str) -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }} {{ m.thinking }}{% endfor %}"
+    assert laid_out(template, said("assistant", "Hi.", **{name: "Hm."})) == "Hm. Hm."
+
+
+@pytest.mark.parametrize(
+    ("template", "final"),
+    [
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "x"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "x"),
+        ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", []),
+    ],
+)
+def test_a_final_message_that_is_not_shown_cannot_be_continued(template: str, final: Any) -> None:
+    with pytest.raises(TemplateError, match="continue_final_message"):
+        laid_out(template, said("assistant", final), add_generation_prompt=False, continue_final_message=True)
+
+
+def test_nothing_of_the_mark_is_left() -> None:
+    template = "{% for m in messages %}{{ m.content | trim }}</s>{% endfor %}"
+    text = laid_out(template, said("assistant", "Once \n"), add_generation_prompt=False, continue_final_message=True)
+    assert text == "Once"
+    assert END_MARK not in text
+
+
+def test_what_a_client_says_of_the_template_does_not_change_the_messages() -> None:
+    template = "{{ messages | length }}{{ tools }}{{ add_generation_prompt }}"
+    variables = {"messages": [], "tools": ["x"], "add_generation_prompt": "yes"}
+    assert laid_out(template, said("user", "x"), variables=variables) == "1NoneTrue"
