@@ -72,8 +72,7 @@ class BeamScheduler:
 
     def add(self, choices: Many[Sequence]) -> None:
         """Begins a search for `choices`, completions of one prompt. The id of the first one is that of the search."""
-        first = choices[0]
-        asked = first.sampling
+        first, asked = choices[0], choices[0].sampling
         search = BeamSearch(asked.beam_width, asked.max_tokens, asked.length_penalty, unpack(asked.stop_ids))
         group = self._active[first.id] = BeamGroup(choices, search)
         inherited: dict[str, Any] = {each.name: getattr(first, each.name) for each in fields(first)}
@@ -136,13 +135,12 @@ class BeamScheduler:
             for child, source in forked:
                 sequences.assign_slot(child, num_steps)
                 position, blocks = child.num_computed_tokens, pack(child.blocks)
-                tokens = pack(child.tokens[position:])
-                slot = slots[source.id]
+                tokens, slot = pack(child.tokens[position:]), slots[source.id]
                 forks.append(Fork(child.slot, child.id, slot, position, tokens, blocks, child.position_limit))
-            for beam in group.beams:
-                sequences.by_id[beam.id] = beam
-                if beam.state is SequenceState.WAITING:
-                    sequences.waiting.prepend(beam)
+            for child in group.beams:
+                sequences.by_id[child.id] = child
+                if child.state is SequenceState.WAITING:
+                    sequences.waiting.prepend(child)
         return forks, copies
 
     def evict(self, sequence: Sequence) -> bool:

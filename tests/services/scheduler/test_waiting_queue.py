@@ -66,7 +66,7 @@ def test_what_is_generated_counts_too() -> None:
     assert [s.user for s in queue.in_order()] == ["b", "b", "a", "a"]
 
 
-def test_nobody_saves_up_turns() -> None:
+def test_a_pause_earns_no_credit() -> None:
     queue = queue_of(*(sequence(10, user="a") for _ in range(100)))
     serve(queue, 50)
     for _ in range(50):
@@ -83,37 +83,37 @@ def test_fairness_does_not_bring_a_worse_priority_forward() -> None:
     assert [s.user for s in queue.in_order()] == ["a", "a", "a", "b"]
 
 
-def test_choices_of_one_request_are_told_apart() -> None:
+def test_choices_of_one_request_are_distinguished() -> None:
     choices = [sequence(arrival_order=1) for _ in range(3)]
     queue = queue_of(*choices)
     queue.remove(choices[1])
     assert list(queue) == [choices[0], choices[2]]
 
 
-def test_the_turns_are_not_disturbed_by_what_is_taken_out() -> None:
+def test_the_order_does_not_change_when_sequences_are_removed() -> None:
     waiting = [sequence(user=user) for user in "ababab"]
     queue = queue_of(*waiting)
-    turns = list(queue.in_order())
+    ordered = list(queue.in_order())
     seen = []
     for one in queue.in_order():
         queue.remove(one)
         seen.append(one)
-    assert seen == turns
+    assert seen == ordered
     assert len(queue) == 0
 
 
 @given(
     st.lists(st.tuples(st.integers(-2, 2), st.sampled_from("abc"), st.floats(0, 100), st.integers(1, 50)), max_size=30)
 )
-def test_everybody_has_a_turn_and_users_keep_their_own_order(waiting: list[tuple[int, str, float, int]]) -> None:
+def test_every_sequence_is_yielded_and_users_keep_their_own_order(waiting: list[tuple[int, str, float, int]]) -> None:
     all_of_them = [sequence(n, priority=p, user=u, arrival_time=at) for p, u, at, n in waiting]
-    turns = list(queue_of(*all_of_them).in_order())
-    assert {s.id for s in turns} == {s.id for s in all_of_them}
-    assert len(turns) == len(all_of_them)
+    ordered = list(queue_of(*all_of_them).in_order())
+    assert {s.id for s in ordered} == {s.id for s in all_of_them}
+    assert len(ordered) == len(all_of_them)
     for priority in range(-2, 3):
         for user in "abc":
-            own = [rank(s) for s in turns if (s.priority, s.user) == (priority, user)]
+            own = [rank(s) for s in ordered if (s.priority, s.user) == (priority, user)]
             assert own == sorted(own)
-    if turns:
+    if ordered:
         oldest = min(all_of_them, key=rank)
-        assert next(islice(turns, 1)).priority == oldest.priority
+        assert next(islice(ordered, 1)).priority == oldest.priority
