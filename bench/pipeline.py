@@ -150,7 +150,10 @@ def _cpu_seconds() -> dict[str, float]:
         except OSError:
             continue  # it has ended meanwhile
         if int(fields[1]) == os.getpid():
-            name = next((word[9:] for word in command if word.startswith("services.")), Path(command[0]).name)
+            prefix = "pagewire.services."
+            name = next(
+                (word.removeprefix(prefix) for word in command if word.startswith(prefix)), Path(command[0]).name
+            )
             name = "client" if name.startswith("python") else name
             spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
     return spent
