@@ -134,8 +134,8 @@ def serve(replicas: int, size: int, load: Load) -> Served:
             requests.append(request)
             clock.at(request.at, fleet.send, request)
 
-    def hear(request: Request) -> None:
-        everyone[request.client].hear(request.tokens)
+    def on_finish(request: Request) -> None:
+        everyone[request.client].receive(request.tokens)
         ask(everyone[request.client])
 
     def stop() -> None:
@@ -143,7 +143,7 @@ def serve(replicas: int, size: int, load: Load) -> Served:
         fleet.close()
 
     pipelines = [machine(size, clock) for _ in range(replicas)]
-    fleet = Fleet(clock, pipelines, hear)
+    fleet = Fleet(clock, pipelines, on_finish)
     clock.at(WARM_UP, fleet.forget)
     clock.at(end, stop)
     for client in everyone:

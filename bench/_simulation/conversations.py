@@ -32,7 +32,7 @@ class Client:
         at = now + self._draw.expovariate(1 / self._think)
         return Request(at, self._said, output, client=self._number)
 
-    def hear(self, answer: Sequence[int]) -> None:
+    def receive(self, answer: Sequence[int]) -> None:
         """Takes in a complete answer."""
         self._said = self._said + list(answer)
         if self._draw.random() < 1 / TURNS:

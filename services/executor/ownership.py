@@ -20,7 +20,7 @@ class Ownership:
         self._model = model
         self._find = find
         self._scheduler = ""
-        self._heard = 0.0
+        self._renewed_at = 0.0
         self.term = 0
 
     def decide(self, claim: Claim) -> bool:
@@ -34,7 +34,7 @@ class Ownership:
         if not own and not self.free:
             return False
         self._scheduler, self.term = claim.scheduler, claim.term
-        self.hear()
+        self.renew()
         return True
 
     @property
@@ -45,11 +45,11 @@ class Ownership:
         beat = self._find(self._scheduler)
         if beat is not None:
             return beat.term > self.term
-        return time.monotonic() - self._heard >= SILENCE
+        return time.monotonic() - self._renewed_at >= SILENCE
 
-    def hear(self) -> None:
-        """A sign of life of the owner other than its heartbeat."""
-        self._heard = time.monotonic()
+    def renew(self) -> None:
+        """Notes a sign of life of the owner other than its heartbeat."""
+        self._renewed_at = time.monotonic()
 
     def release(self) -> None:
         """The owner has lost it; only a higher term begins anew."""

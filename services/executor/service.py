@@ -130,7 +130,7 @@ class Executor:
     def _on_plan(self, message: Message) -> None:
         plan = _decoded(_plans, message)
         if plan is not None and plan.term == self._owner.term:
-            self._owner.hear()
+            self._owner.renew()
             self._inbox.put(plan)
 
     def _on_replay(self, message: Message) -> None:

@@ -40,10 +40,10 @@ class Spans:
         if ran.output.term != self._term:
             self._term = ran.output.term
             for slot in list(self._slots):
-                self._leave(slot, ran.began)
+                self._remove(slot, ran.began)
         for plan in ran.plans:
             for slot in unpack(plan.removed):
-                self._leave(slot, ran.began)
+                self._remove(slot, ran.began)
             for added in plan.added:
                 if added.trace:
                     self._slots[added.slot] = self._prefilling[added.sequence] = _Life(added)
@@ -69,7 +69,7 @@ class Spans:
         life.answered = now
         self._decoding[added.sequence] = self._prefilling.pop(added.sequence)
 
-    def _leave(self, slot: int, now: float) -> None:
+    def _remove(self, slot: int, now: float) -> None:
         life = self._slots.pop(slot, None)
         if life is None:
             return

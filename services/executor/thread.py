@@ -10,7 +10,7 @@ from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
-from pagewire.services.executor.outbox import Outbox
+from pagewire.services.executor.result_queue import ResultQueue
 from pagewire.services.executor.results import Ran, Refused
 from pagewire.shared.config import Settings
 from pagewire.shared.model_folder import resolve
@@ -47,7 +47,7 @@ class DeviceThread:
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(thread, device, inbox, StepLoop(device, inbox, Outbox(loop, deliver).put))
+        return cls(thread, device, inbox, StepLoop(device, inbox, ResultQueue(loop, deliver).put))
 
     async def failure(self) -> None:
         """Waits until a step fails, and raises its exception. What the device holds is unknown then."""

@@ -115,7 +115,7 @@ class Policy:
         """Returns the next plan, or None when nothing has changed. The caller repeats the call until it does."""
         for sequence in list(self.waiting.front):
             if sequence.state is SequenceState.WAITING and sequence.deadline <= self.now:
-                self._expire(sequence)
+                self._abort_expired(sequence)
         extended = self._allocate()
         forks, copies = self.beam_search.fork(self.num_steps)
         added = self._admit()
@@ -215,7 +215,7 @@ class Policy:
         yield from list(self.waiting.front)
         for sequence in islice(self.waiting.in_order(), CANDIDATES):
             if sequence.deadline <= self.now:
-                self._expire(sequence)
+                self._abort_expired(sequence)
             else:
                 yield sequence
 
@@ -255,7 +255,7 @@ class Policy:
             trace=sequence.trace,
         )
 
-    def _expire(self, sequence: Sequence) -> None:
+    def _abort_expired(self, sequence: Sequence) -> None:
         """Ends a sequence whose deadline has passed, with all others that the caller knows by it."""
         self.abort(sequence.caller_ids[0])
         self.expired += sequence.caller_ids

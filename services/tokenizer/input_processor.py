@@ -103,7 +103,7 @@ class InputProcessor:
         _note(span, request_id=request_id)
         expires = arrived + request.timeout_ms / 1000
         try:
-            async with asyncio.timeout(_left(expires)):
+            async with asyncio.timeout(_seconds_left(expires)):
                 ids = await self._tokenize(prompt)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
@@ -118,7 +118,7 @@ class InputProcessor:
             eos=self._model.eos,
             vocab_size=self._model.vocab_size,
         )
-        left = _left(expires)
+        left = _seconds_left(expires)
         batch_inbox = message.headers.get(BATCH_INBOX, "")
         caller = Caller(
             request_id,
@@ -197,7 +197,7 @@ def work_item(
     )
 
 
-def _left(expires: float) -> float:
+def _seconds_left(expires: float) -> float:
     """Returns the seconds until a monotonic time, more than 0.
 
     Raises:

@@ -66,7 +66,7 @@ class Exchange:
         if not self._arrived and self._error is None:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_later(timeout, self._expire, timeout)
+            timer = loop.call_later(timeout, self._time_out, timeout)
             try:
                 await self._waiter
             finally:
@@ -80,7 +80,7 @@ class Exchange:
             raise NoResponders(f"nobody subscribes to {self.subject}")
         return message
 
-    def _expire(self, timeout: float) -> None:
+    def _time_out(self, timeout: float) -> None:
         self.fail(RequestTimeout(f"no reply from {self.subject} within {timeout:g} s"))
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Deltas land where they say, and only as many as the device's own count."""
+"""Deltas are written where they say, and only as many as the count on the device."""
 
 import torch
 from hypothesis import given, settings

@@ -107,14 +107,14 @@ async def until_deep(pipeline: Pipeline, rounds: int = 20) -> None:
     deep = asyncio.Event()
     seen = 0
 
-    def hear(message: Message) -> None:
+    def count(message: Message) -> None:
         nonlocal seen
         pairs = unpack(Decoder(StepOutput).decode(message.data).candidate_counts)
         seen += len(pairs) == 2 * 8
         if seen >= rounds:
             deep.set()
 
-    subscription = await pipeline.bus.subscribe(f"{subjects.STEPS}.*", hear)
+    subscription = await pipeline.bus.subscribe(f"{subjects.STEPS}.*", count)
     async with asyncio.timeout(20):
         await deep.wait()
     await subscription.unsubscribe()

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from pagewire.shared.splitfuse import Pending, compose
 
-rooms = st.integers(-3, 40)
-entries = st.lists(st.tuples(st.integers(0, 40), rooms), max_size=12) | st.lists(
-    st.tuples(st.just(1), rooms), max_size=12
+limits = st.integers(-3, 40)
+entries = st.lists(st.tuples(st.integers(0, 40), limits), max_size=12) | st.lists(
+    st.tuples(st.just(1), limits), max_size=12
 )
 
 

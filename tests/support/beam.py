@@ -85,7 +85,7 @@ def reference_logprobs(folder: Path, tokens: list[int]) -> np.ndarray[Any, Any]:
 
 @functools.cache
 def beam_cases(name: str, count: int = 12) -> tuple[BeamCase, ...]:
-    """Cases of mixed widths, lengths and penalties for a checkpoint; some have many ends of text."""
+    """Cases of mixed numbers of beams, lengths and penalties for a checkpoint; some have many ends of text."""
     draw = random.Random(f"{name} beams")
     cases = []
     for i in range(count):

@@ -9,7 +9,7 @@ def test_a_prompt_is_what_was_said_before_and_a_question() -> None:
     grown = 0
     prompt, answer = client.ask(0.0).prompt, [7, 8, 9]
     for _ in range(200):
-        client.hear(answer)
+        client.receive(answer)
         request = client.ask(5.0)
         assert request.at > 5.0
         assert len(request.prompt) + request.output <= LONGEST

@@ -54,8 +54,13 @@ async def test_a_record_restores_everything_that_a_client_may_ask_for(error: Dea
     assert after.state is StreamState.ENDED
     assert (after.digest, after.prompt_tokens, after.cached_tokens) == (b"digest", 3, 2)
     if error is None:
-        (told,) = after.completions
-        assert (told.tokens, told.texts, told.finish, told.stop_reason) == ([1, 2], ["a", "b"], "stop", "x")
+        (copy,) = after.completions
+        assert (copy.tokens, copy.texts, copy.finish, copy.stop_reason) == (
+            [1, 2],
+            ["a", "b"],
+            "stop",
+            "x",
+        )
         assert after.record() == before.record() == restore(after.record()).record()
     else:
         assert isinstance(after.error, DeadlineExceeded)

@@ -52,7 +52,7 @@ def test_the_owner_lives_from_its_claim_and_its_plans_before_its_first_heartbeat
     assert world.claim("a", 4)
     world.now += 0.9 * SILENCE
     assert not world.claim("b", 5)
-    world.owner.hear()
+    world.owner.renew()
     world.now += 0.9 * SILENCE
     assert not world.claim("b", 6)
 

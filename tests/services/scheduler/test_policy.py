@@ -444,34 +444,34 @@ def prompt_behind_a_decode(length: int = 6000, **limits: float) -> Engine:
     return engine
 
 
-def widths_at(engine: Engine, us_per_token: int, rounds: int = 30) -> list[int]:
+def totals_at(engine: Engine, us_per_token: int, rounds: int = 30) -> list[int]:
     """Runs steps that take so long; the tokens of each."""
-    widths = []
+    totals = []
     for _ in range(rounds):
         engine.plan()
         engine.executor.run()
         outputs = list(engine.executor.outputs)
         engine.executor.outputs.clear()
         for output in outputs:
-            widths.append(sum(unpack(output.counts)))
-            engine.policy.on_step(msgspec.structs.replace(output, elapsed_us=us_per_token * widths[-1]))
-    return widths
+            totals.append(sum(unpack(output.counts)))
+            engine.policy.on_step(msgspec.structs.replace(output, elapsed_us=us_per_token * totals[-1]))
+    return totals
 
 
 def test_the_budget_follows_the_time_of_steps() -> None:
     engine = prompt_behind_a_decode(length=1200, budget=32, itl_target_ms=1.0)
-    widths = widths_at(engine, us_per_token=100)
-    assert widths[0] == 32
-    assert max(widths[-10:]) <= 13
+    totals = totals_at(engine, us_per_token=100)
+    assert totals[0] == 32
+    assert max(totals[-10:]) <= 13
     engine.drain()
     engine.assert_exact()
 
 
 def test_without_a_target_long_steps_shrink_but_have_room_for_prompts() -> None:
     engine = prompt_behind_a_decode(budget=400, max_budget=800)
-    widths = widths_at(engine, us_per_token=1500)
-    assert widths[0] == 400
-    assert set(widths[-10:]) == {1 + PROMPT_TOKENS}
+    totals = totals_at(engine, us_per_token=1500)
+    assert totals[0] == 400
+    assert set(totals[-10:]) == {1 + PROMPT_TOKENS}
     engine.drain()
     engine.assert_exact()
 
@@ -479,14 +479,14 @@ def test_without_a_target_long_steps_shrink_but_have_room_for_prompts() -> None:
 def test_a_prompt_that_holds_up_nobody_is_computed_in_steps_of_the_usual_size() -> None:
     engine = make_engine(budget=400, max_budget=800, num_blocks=2000)
     engine.add([1] * 6000, max_tokens=2)
-    assert set(widths_at(engine, us_per_token=1500, rounds=4)) == {400}
+    assert set(totals_at(engine, us_per_token=1500, rounds=4)) == {400}
     engine.drain()
     engine.assert_exact()
 
 
 def test_where_nothing_says_how_far_it_may_grow_the_budget_is_fixed() -> None:
     engine = prompt_behind_a_decode(budget=400)
-    assert set(widths_at(engine, us_per_token=1500, rounds=5)) == {400}
+    assert set(totals_at(engine, us_per_token=1500, rounds=5)) == {400}
 
 
 def test_plans_name_each_growing_slot_once() -> None:

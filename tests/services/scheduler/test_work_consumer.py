@@ -36,20 +36,20 @@ class Scene:
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker())
         self.peers = Peers(self.bus)
-        self.rooms: dict[str, int] = {}
+        self.capacities: dict[str, int] = {}
         self.room = 8
         self.taken: list[tuple[str, bytes]] = []
         self.items: list[Item] = []
         self.consumer = WorkConsumer(self.bus.store, self.peers, "m", "me", self.count, self.take)
 
     def count(self, queue: str) -> int:
-        return self.rooms.get(queue, self.room)
+        return self.capacities.get(queue, self.room)
 
     def take(self, queue: str, item: Item) -> None:
         self.taken.append((queue, item.data))
         self.items.append(item)
-        if queue in self.rooms:
-            self.rooms[queue] -= 1
+        if queue in self.capacities:
+            self.capacities[queue] -= 1
 
     def beat(self, scheduler: str, *, ready: bool = True) -> None:
         beat = Heartbeat("scheduler", scheduler, ready, 1, 0, 0, {})
@@ -79,7 +79,7 @@ async def test_own_work_and_work_for_any_of_every_class() -> None:
 
 async def test_a_queue_without_room_is_left_and_holds_up_no_other() -> None:
     async with scene() as s:
-        s.rooms[ANYONE] = 2
+        s.capacities[ANYONE] = 2
         for i in range(5):
             await s.bus.store.put_work(ANYONE, b"%d" % i)
         await until(lambda: len(s.taken) == 2)
@@ -87,7 +87,7 @@ async def test_a_queue_without_room_is_left_and_holds_up_no_other() -> None:
         await s.bus.store.put_work(urgent, b"urgent")
         await until(lambda: (urgent, b"urgent") in s.taken)
         assert len(s.taken) == 3
-        s.rooms[ANYONE] = 3
+        s.capacities[ANYONE] = 3
         s.consumer.notify()
         await until(lambda: len(s.taken) == 6)
 

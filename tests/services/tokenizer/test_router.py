@@ -125,8 +125,8 @@ class Scene:
         await self.bus.flush()
 
     async def tell(self, scheduler: str, hashes: list[int], slots: int = 64, model: str = "m") -> None:
-        told = CachedPrefixes(scheduler, slots, pack(hashes))
-        self.bus.publish(f"{subjects.PREFIXES}.{model}.{scheduler}", encode(told))
+        cached = CachedPrefixes(scheduler, slots, pack(hashes))
+        self.bus.publish(f"{subjects.PREFIXES}.{model}.{scheduler}", encode(cached))
         await self.bus.flush()
 
 

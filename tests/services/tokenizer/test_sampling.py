@@ -244,15 +244,15 @@ def test_what_passes_is_what_a_device_can_do(params: SamplingParams) -> None:
     except InvalidRequest:
         return
     seed = draw_seed(params, 0, b"")
-    told = resolve(params, seed=seed, max_tokens=params.max_tokens or 40, eos=frozenset({3}), vocab_size=VOCABULARY)
-    columns: Record = unpack_record(told.record)
+    resolved = resolve(params, seed=seed, max_tokens=params.max_tokens or 40, eos=frozenset({3}), vocab_size=VOCABULARY)
+    columns: Record = unpack_record(resolved.record)
     assert columns["temperature"] == 0.0 or COLDEST <= columns["temperature"] <= 2.0
     assert 0 < columns["top_p"] <= 1
     assert 0 <= columns["top_k"] < VOCABULARY
     assert 0 <= columns["min_p"] <= 1
-    assert 0 <= told.seed < 2**64
-    assert 0 <= told.min_tokens <= told.max_tokens
-    assert all(0 <= token < VOCABULARY for token in unpack(told.stop_ids))
+    assert 0 <= resolved.seed < 2**64
+    assert 0 <= resolved.min_tokens <= resolved.max_tokens
+    assert all(0 <= token < VOCABULARY for token in unpack(resolved.stop_ids))
 
 
 def test_a_beam_search_is_resolved_to_its_candidates() -> None:

@@ -39,9 +39,9 @@ def test_an_added_sequence_is_in_every_table() -> None:
         columns.send(int64(3), int64(1), tables.memory, places, values)
     found = tables.sampling
     assert tables.state.block_tables[3, :2].tolist() == [30, 31]
-    told = {name: column[3].item() for name, column in found.columns.items()}
-    assert (told["temperature"], told["top_p"], told["min_p"]) == (0.5, 0.25, 0.125)
-    assert (told["top_k"], told["min_length"], told["key"], told["num_candidates"]) == (7, 11, -3, 0)
+    written = {name: column[3].item() for name, column in found.columns.items()}
+    assert (written["temperature"], written["top_p"], written["min_p"]) == (0.5, 0.25, 0.125)
+    assert (written["top_k"], written["min_length"], written["key"], written["num_candidates"]) == (7, 11, -3, 0)
     assert found.stop_ids[3, :3].tolist() == [5, 6, -1]
     assert tables.ending[3, :3].tolist() == [5, 6, -1]
     assert int((found.stop_ids >= 0).sum()) == 2

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pagewire.services.executor.outbox import Outbox
+from pagewire.services.executor.result_queue import ResultQueue
 from tests.services.executor.fakes import PATIENCE
 
 
@@ -20,9 +20,9 @@ async def test_results_of_a_thread_arrive_in_order() -> None:
         if number == 999:
             done.set()
 
-    outbox = Outbox(asyncio.get_running_loop(), deliver)
+    results = ResultQueue(asyncio.get_running_loop(), deliver)
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(lambda: deque(map(outbox.put, range(1000))))
+        thread.submit(lambda: deque(map(results.put, range(1000))))
         async with asyncio.timeout(PATIENCE):
             await done.wait()
     assert seen == list(range(1000))
@@ -37,18 +37,18 @@ def test_results_share_a_wake_up() -> None:
             self.calls += 1
 
     loop = Loop()
-    outbox = Outbox(loop, print)  # type: ignore[arg-type]
+    results = ResultQueue(loop, print)  # type: ignore[arg-type]
     for number in range(5):
-        outbox.put(number)
+        results.put(number)
     assert loop.calls == 1
 
 
 @pytest.mark.anyio
 async def test_delivery_runs_on_the_loops_thread_and_again_after_a_pause() -> None:
     arrivals: asyncio.Queue[str] = asyncio.Queue()
-    outbox = Outbox(asyncio.get_running_loop(), arrivals.put_nowait)
+    results = ResultQueue(asyncio.get_running_loop(), arrivals.put_nowait)
     with ThreadPoolExecutor(1) as thread:
         async with asyncio.timeout(PATIENCE):
             for word in ("first", "second"):
-                thread.submit(outbox.put, word)
+                thread.submit(results.put, word)
                 assert await arrivals.get() == word

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Outbox(Generic[T]):
+class ResultQueue(Generic[T]):
     """Delivers on the event loop, in order, what a thread puts in. Several results share one wake-up.
 
     It needs no bound of its own: the step loop puts in at most one result per step of its lease and per plan.
