@@ -183,8 +183,9 @@ def survives(mutation: Mutation) -> bool:
         subprocess.TimeoutExpired: it took longer than `DEADLINE`.
     """
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("kernels", "tests/kernels"):
-            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pagewire", "kernels", "shared", "tests/kernels"):  # the package's links lead to the copies
+            hidden = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, Path(folder) / name, symlinks=True, ignore=hidden)
         (Path(folder) / "tests" / "__init__.py").touch()
         shutil.copy(ROOT / "pyproject.toml", folder)
         path = Path(folder) / "kernels" / mutation.file
