@@ -85,14 +85,12 @@ RECORD = np.dtype(
 """One sequence's parameters. The executor fills in the columns that are no client's field. Laid out as in C."""
 
 
+_NEUTRAL = dict.fromkeys(RECORD.names or (), 0.0) | {parameter.name: parameter.neutral for parameter in PARAMETERS}
+
+
 def record(**values: float) -> Record:
     """A record [] with these values; every other column is neutral, so that it is greedy unless a value says more."""
-    made = np.zeros((), RECORD)
-    for parameter in PARAMETERS:
-        made[parameter.name] = parameter.neutral
-    for name, value in values.items():
-        made[name] = value
-    return made
+    return np.array(tuple((_NEUTRAL | values).values()), RECORD)
 
 
 def unpack_record(data: bytes) -> Record:
