@@ -74,7 +74,9 @@ def test_the_library_is_imported_from_a_project_with_the_same_names(installed: P
 
 def test_it_serves_from_a_project_with_the_same_names(installed: Path, project: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # nats-server is a dependency too
-    with serving(command=(str(installed / "bin" / "pagewire"),), cwd=project, PATH=path) as served:
+    with serving(
+        "--model", "bundled", command=(str(installed / "bin" / "pagewire"),), cwd=project, PATH=path
+    ) as served:
         modules = [Path(f"/proc/{pid}/cmdline").read_text() for pid in served.processes()]
     assert sum("pagewire.services." in command for command in modules) == 5
 

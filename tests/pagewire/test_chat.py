@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Served]:
-    with serving() as served:
+    with serving("--model", "bundled") as served:
         yield served
 
 

@@ -39,7 +39,7 @@ def test_without_need_the_request_is_not_decoded_again(monkeypatch: pytest.Monke
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(generation_config, "decode", refuse)
+    monkeypatch.setattr(generation_config, "decode_request", refuse)
     assert completed(generation_defaults({}, 100)) == SamplingParams()
     assert completed(generation_defaults({"temperature": 0.7}, 100), temperature=0.5) == SamplingParams(temperature=0.5)
 

@@ -134,7 +134,7 @@ async def test_a_model_without_a_template_takes_no_messages(tmp_path: Path) -> N
 async def test_every_field_of_a_conversation_counts() -> None:
     template = "{{ messages | tojson }}{{ add_generation_prompt }}{{ mood }}"
     turn = {"role": "assistant", "content": "Hi."}
-    async with serving(Settings(chat_template=template)) as setup:
+    async with serving(Settings(model="bundled", chat_template=template)) as setup:
 
         async def laid_out(**fields: object) -> list[int]:
             work, _ = await setup.send({"messages": [turn], **fields})
@@ -161,7 +161,7 @@ async def test_the_last_message_can_be_continued() -> None:
 
 async def test_a_hostile_template_holds_up_nobody_else() -> None:
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    async with serving(Settings(chat_template=endless)) as setup:
+    async with serving(Settings(model="bundled", chat_template=endless)) as setup:
         asking = asyncio.create_task(setup.refused({"messages": [{"role": "user", "content": "x"}]}))
         for _ in range(20):
             await setup.send({"prompt": "x"})
