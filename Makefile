@@ -20,6 +20,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
 kernels: install
