@@ -1,0 +1,168 @@
+"""Asks a model forty short questions, greedily and through all services, and counts the right answers.
+
+The questions have checkable answers: facts, arithmetic, single words, formats. The share shows that a change of
+kernels, dtypes or quantization has not harmed what the model says. With `--reference transformers`, transformers answers
+the same questions on the same weights in float32, and the tokens are compared.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pagewire import LLM, SamplingParams
+from pagewire.bench._output import add_output, markdown, write
+from pagewire.client.async_client import Messages
+from pagewire.shared import model_folder
+from pagewire.shared.messages.client import Choice
+from pagewire.shared.named_models import DEFAULT
+
+QUESTIONS = Path(__file__).parent / "data" / "questions.json"
+MAX_TOKENS = 64
+DTYPES = ("float32", "auto")
+GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+REFERENCE = "transformers"
+
+_FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question, and what makes an answer right: one of `accepts`, or else `json`."""
+
+    question: str
+    accepts: list[str] = []
+    """Regular expressions, one of which occurs in the answer; case does not count."""
+    json: Any = None
+    """The value that the answer, or the code block in it, is as JSON."""
+
+    def is_right(self, answer: str) -> bool:
+        """Returns whether an answer is right."""
+        if self.accepts:
+            return any(re.search(pattern, answer, re.IGNORECASE) for pattern in self.accepts)
+        fenced = _FENCED.search(answer)
+        try:
+            return bool(json.loads(fenced[1] if fenced else answer) == self.json)
+        except ValueError:
+            return False
+
+
+@dataclass(frozen=True)
+class Run:
+    """The answers of one side."""
+
+    side: str
+    """The dtype of Pagewire's weights, or the reference."""
+    answers: list[str]
+    token_ids: list[list[int]]
+    """Without the token that ends an answer."""
+    right: list[bool]
+
+    @property
+    def share(self) -> float:
+        """The share of right answers."""
+        return sum(self.right) / len(self.right)
+
+    def equal(self, other: "Run") -> list[bool]:
+        """Returns for each question whether both sides have the same tokens."""
+        return [ours == theirs for ours, theirs in zip(self.token_ids, other.token_ids, strict=True)]
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a table and writes `--output`."""
+    parser = argparse.ArgumentParser(prog="pagewire bench quality", description=__doc__)
+    parser.add_argument("--model", default=DEFAULT.name, help="folder, .gguf file, hub id or short name")
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), help="dtypes of the weights, one stack each")
+    parser.add_argument("--device", default="cpu", help="where Pagewire computes")
+    parser.add_argument("--reference", choices=[REFERENCE], help="who answers on the same weights too")
+    add_output(parser)
+    given = parser.parse_args(arguments)
+    questions = read_questions()
+    runs = [served(given.model, questions, dtype=dtype, device=given.device) for dtype in given.dtype]
+    reference = referred(given.model, questions) if given.reference else None
+    print("\n".join(table(runs, reference)))
+    if reference is not None:
+        print("\n".join(differences(questions, runs, reference)))
+    sides = [*runs, *([reference] if reference else [])]
+    found = [{"side": run.side, "right": sum(run.right), "questions": len(run.right)} | _details(run) for run in sides]
+    write(given.output, "quality", arguments, model=given.model, runs=found)
+    return 0
+
+
+def read_questions() -> list[Question]:
+    """Returns the questions."""
+    return msgspec.json.decode(QUESTIONS.read_bytes(), type=list[Question])
+
+
+def served(model: str, questions: Sequence[Question], **settings: Any) -> Run:
+    """Returns what a stack with these settings answers.
+
+    Raises:
+        ConfigurationError: the model or a setting cannot be used.
+    """
+    with LLM(model, **settings) as llm:
+        choices = [result.choices[0] for result in llm.chat(_conversations(questions), GREEDY)]
+    ends = model_folder.eos_ids(model_folder.resolve(model))
+    answers = [choice.text for choice in choices]
+    return Run(
+        settings["dtype"], answers, [_without_end(choice, ends) for choice in choices], _right(questions, answers)
+    )
+
+
+def referred(model: str, questions: Sequence[Question]) -> Run:
+    """Returns what transformers answers on the same weights.
+
+    Raises:
+        ConfigurationError: the model cannot be used.
+    """
+    # Transformers' models take seconds to import, and only the reference needs them.
+    from pagewire.bench._transformers import greedy_answers
+    from pagewire.services.tokenizer.load import load_tokenizer
+
+    path = model_folder.resolve(model)
+    token_ids = greedy_answers(path, _conversations(questions), MAX_TOKENS)
+    answers: list[str] = load_tokenizer(path).batch_decode(token_ids, skip_special_tokens=True)
+    return Run(REFERENCE, answers, token_ids, _right(questions, answers))
+
+
+def table(runs: Sequence[Run], reference: Run | None) -> list[str]:
+    """Returns a line per side with its share of right answers, and of answers whose tokens are the reference's."""
+    rows = []
+    for run in [*runs, *([reference] if reference else [])]:
+        equal = f"{sum(run.equal(reference))} of {len(run.right)}" if reference else ""
+        rows.append(f"{run.side} | {sum(run.right)} of {len(run.right)} | {run.share:.1%} | {equal}")
+    return markdown("weights | right | share | tokens equal to the reference's", rows)
+
+
+def differences(questions: Sequence[Question], runs: Sequence[Run], reference: Run) -> list[str]:
+    """Returns a line per answer whose tokens differ from the reference's, with the first position that differs."""
+    lines = []
+    for run in runs:
+        for question, ours, theirs in zip(questions, run.token_ids, reference.token_ids, strict=True):
+            if ours != theirs:
+                same = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+                where = min(len(ours), len(theirs)) if same is None else same
+                lines.append(f"{run.side} differs from token {where} on: {question.question}")
+    return lines
+
+
+def _conversations(questions: Sequence[Question]) -> list[Messages]:
+    return [[{"role": "user", "content": question.question}] for question in questions]
+
+
+def _without_end(choice: Choice, ends: frozenset[int]) -> list[int]:
+    ended = choice.finish_reason == "stop" and choice.token_ids[-1:] and choice.token_ids[-1] in ends
+    return choice.token_ids[:-1] if ended else choice.token_ids
+
+
+def _right(questions: Sequence[Question], answers: Sequence[str]) -> list[bool]:
+    return [question.is_right(answer) for question, answer in zip(questions, answers, strict=True)]
+
+
+def _details(run: Run) -> dict[str, Any]:
+    fields = asdict(run)
+    return {name: fields[name] for name in ("answers", "token_ids")}
