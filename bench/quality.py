@@ -1,8 +1,8 @@
 """Asks a model forty short questions, greedily and through all services, and counts the right answers.
 
 The questions have checkable answers: facts, arithmetic, single words, formats. The share shows that a change of
-kernels, dtypes or quantization has not harmed what the model says. With `--reference transformers`, transformers answers
-the same questions on the same weights in float32, and the tokens are compared.
+kernels, dtypes or quantization has not harmed what the model says. With `--reference transformers`, transformers
+answers the same questions on the same weights in float32, and the tokens are compared.
 """
 
 import argparse
@@ -121,7 +121,7 @@ def referred(model: str, questions: Sequence[Question]) -> Run:
     """
     # Transformers' models take seconds to import, and only the reference needs them.
     from pagewire.bench._transformers import greedy_answers
-    from pagewire.services.tokenizer.load import load_tokenizer
+    from pagewire.shared.tokenizer import load_tokenizer
 
     path = model_folder.resolve(model)
     token_ids = greedy_answers(path, _conversations(questions), MAX_TOKENS)
