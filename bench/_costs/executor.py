@@ -14,7 +14,7 @@ from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.plan import AddSlot, Claim, Claimed, Plan
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling import pack_record
 
 _BLOCK = 16
 _PROMPT = 64
@@ -96,7 +96,7 @@ def _add(slot: int, blocks: int) -> AddSlot:
         computed=0,
         blocks=pack(range(blocks)),
         limit=blocks * _BLOCK,
-        sampling=Sampling(1900, record(temperature=1.0).tobytes(), pack([0]), seed=slot),
+        sampling=Sampling(1900, pack_record(temperature=1.0), pack([0]), seed=slot),
         prompt_index=0,
         choice_index=0,
         trace="",

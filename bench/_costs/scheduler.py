@@ -19,7 +19,7 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling import pack_record
 
 _MODEL = "tiny"
 _STEPS = 8
@@ -133,7 +133,7 @@ async def scheduler(wrap: Wrap) -> AsyncIterator[Rig]:
 def _work(row: int) -> WorkItem:
     """Returns an item with a prompt of 16 to 31 tokens, so that sequences need their next block in different steps."""
     prompt = [(31 * row + position) % 3000 for position in range(16 + row % 16)]
-    sampling = Sampling(2000, record(temperature=1.0).tobytes(), pack([0]), seed=row)
+    sampling = Sampling(2000, pack_record(temperature=1.0), pack([0]), seed=row)
     return WorkItem(
         request_id=f"r{row}",
         detokenizer="detok",

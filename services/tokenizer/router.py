@@ -103,6 +103,8 @@ class Router:
 
     def choose(self, work: WorkItem) -> str:
         """Returns the target of a request, and counts the request as sent there."""
+        if len(self._cached) < 2:
+            return subjects.ANY
         replicas = self._replicas()
         hashes = prefix_hashes(work.prompts[0], work.cache_salt) if len(replicas) > 1 else []
         target = route(work.request_id, hashes, replicas)

@@ -11,7 +11,7 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import GREEDY, Sampling
-from pagewire.shared.sampling import GREEDY_BELOW, PARAMETERS, record
+from pagewire.shared.sampling import GREEDY_BELOW, PARAMETERS, pack_record
 
 MAX_STOPS = 64
 """Stop strings in one request."""
@@ -98,7 +98,7 @@ def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozense
         _check_candidates(beams, len(stop_ids), vocab_size)
     return Sampling(
         max_tokens=max_tokens,
-        record=GREEDY if greedy else record(**_columns(params, vocab_size)).tobytes(),
+        record=GREEDY if greedy else pack_record(**_columns(params, vocab_size)),
         stop_ids=pack(sorted(stop_ids)),
         min_tokens=params.min_tokens,
         seed=seed,

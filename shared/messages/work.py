@@ -1,9 +1,9 @@
 """Tokenizer to work queue: a request, which is durable once it is queued."""
 
 from pagewire.shared.messages.codec import Wire
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling import pack_record
 
-GREEDY = record().tobytes()
+GREEDY = pack_record()
 """A record of `pagewire.shared.sampling` in which every parameter is neutral."""
 
 
