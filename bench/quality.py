@@ -1,8 +1,8 @@
 """Asks a model forty short questions, greedily and through all services, and counts the right answers.
 
 The questions have checkable answers: facts, arithmetic, single words, formats. The share shows that a change of
-kernels, dtypes or quantization has not harmed what the model says. With `--reference transformers`, transformers answers
-the same questions on the same weights in float32, and the tokens are compared.
+kernels, dtypes or quantization has not harmed what the model says. With `--reference transformers`, transformers
+answers the same questions on the same weights in float32, and the tokens are compared.
 """
 
 import argparse
