@@ -12,14 +12,13 @@ import json
 import statistics
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from pagewire.bench._event_stream import post
 from pagewire.bench._output import add_output, markdown, write
 from pagewire.embedded.stack import Stack
 from pagewire.shared import logs
@@ -107,7 +106,7 @@ def read_questions() -> list[str]:
     return [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()]
 
 
-async def drive(client: httpx.AsyncClient, model: str, questions: Sequence[str], clients: int, limit: int) -> Round:
+async def drive(url: str, model: str, questions: Sequence[str], clients: int, limit: int) -> Round:
     """Returns the figures of `clients` that ask all questions, each one after the other.
 
     Raises:
@@ -118,7 +117,7 @@ async def drive(client: httpx.AsyncClient, model: str, questions: Sequence[str],
 
     async def talk() -> None:
         for question in waiting:
-            answers.append(await ask(client, model, question, limit))  # noqa: PERF401 - the questions are shared
+            answers.append(await ask(url, model, question, limit))  # noqa: PERF401 - the questions are shared
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
@@ -135,11 +134,11 @@ async def drive(client: httpx.AsyncClient, model: str, questions: Sequence[str],
     )
 
 
-async def ask(client: httpx.AsyncClient, model: str, question: str, limit: int) -> Answer:
+async def ask(url: str, model: str, question: str, limit: int) -> Answer:
     """Returns how one question was answered. Tokens are those that the server counts in its usage.
 
     Raises:
-        ConfigurationError: the server cannot be reached, or refuses the request, or reports no usage.
+        ConfigurationError: the server cannot be reached, refuses the request, or reports no usage.
     """
     body = {
         "model": model,
@@ -150,32 +149,28 @@ async def ask(client: httpx.AsyncClient, model: str, question: str, limit: int) 
         "stream_options": {"include_usage": True},
     }
     began = time.perf_counter()
-    first = last = None
+    arrivals: list[float] = []
     tokens = 0
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                raise ConfigurationError(f"{response.url} answers {response.status_code}: {await _text(response)}")
-            async for line in response.aiter_lines():
-                event = _event(line)
+        async with asyncio.timeout(ANSWER_WITHIN), aclosing(post(f"{url}/v1/chat/completions", body)) as events:
+            async for event in events:
                 if any(choice["delta"].get("content") for choice in event.get("choices", ())):
-                    last = time.perf_counter() - began
-                    first = last if first is None else first
+                    arrivals.append(time.perf_counter() - began)
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-    except httpx.HTTPError as error:
-        raise ConfigurationError(f"{client.base_url} does not answer: {error!r}") from error
-    if not tokens or first is None or last is None:
-        raise ConfigurationError(f"{client.base_url} has sent no text or no usage for: {question}")
-    return Answer(tokens, first, last)
+    except TimeoutError as error:
+        raise ConfigurationError(f"{url} has not answered within {ANSWER_WITHIN:.0f} s: {question}") from error
+    if not tokens or not arrivals:
+        raise ConfigurationError(f"{url} has sent no text or no usage for: {question}")
+    return Answer(tokens, arrivals[0], arrivals[-1])
 
 
 async def _measure(given: argparse.Namespace) -> list[Round]:
     questions = cycle(read_questions())
     try:
-        async with _server(given) as url, _client(url, max(given.clients)) as client:
-            await drive(client, given.model, list(islice(questions, WARM_UP)), WARM_UP, limit=16)
+        async with _server(given) as url:
+            await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, limit=16)
             return [
-                await drive(client, given.model, _some(questions, clients, given.requests), clients, given.max_tokens)
+                await drive(url, given.model, _some(questions, clients, given.requests), clients, given.max_tokens)
                 for _ in range(given.rounds)
                 for clients in given.clients
             ]
@@ -190,24 +185,8 @@ def _some(questions: Iterator[str], clients: int, requests: int | None) -> list[
 @asynccontextmanager
 async def _server(given: argparse.Namespace) -> AsyncIterator[str]:
     if given.url:
-        yield given.url
+        yield given.url.rstrip("/")
         return
     settings: dict[str, Any] = {"model": given.model, "served_model_name": given.model, "dtype": given.dtype}
     async with Stack(Settings(**settings, port=0, nats_port=0, log_level="error")) as stack:
         yield (await stack.ready()).http
-
-
-def _client(url: str, clients: int) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
-    return httpx.AsyncClient(base_url=url.rstrip("/"), timeout=ANSWER_WITHIN, limits=limits)
-
-
-def _event(line: str) -> dict[str, Any]:
-    """Returns the event in a line of the stream; nothing for the lines between and for the end."""
-    data = line.removeprefix("data: ")
-    event: dict[str, Any] = json.loads(data) if data != line and data != "[DONE]" else {}
-    return event
-
-
-async def _text(response: httpx.Response) -> str:
-    return (await response.aread()).decode(errors="replace")[:500]
