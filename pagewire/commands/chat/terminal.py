@@ -97,9 +97,10 @@ class Terminal:
 
 def _remark(timings: Timings, conversation: Conversation) -> str:
     """Returns the line below an answer."""
-    limit = conversation.sampling.get("max_tokens")
-    cut = limit is not None and timings.tokens >= limit
-    return f"{timings}" + (f"; cut at max_tokens: /set max_tokens {2 * limit} allows more" if cut else "")
+    limit: int | None = conversation.sampling.get("max_tokens")
+    if limit is None or timings.tokens < limit:
+        return str(timings)
+    return f"{timings}; cut at max_tokens: /set max_tokens {2 * limit} allows more"
 
 
 def _save(file: Path, text: str) -> None:
