@@ -97,9 +97,9 @@ class Terminal:
 
 def _remark(timings: Timings, conversation: Conversation) -> str:
     """Returns the line below an answer."""
-    limit = conversation.sampling.get("max_tokens")
+    limit: int | None = conversation.sampling.get("max_tokens")
     if limit is None or timings.tokens < limit:
-        return f"{timings}"
+        return str(timings)
     return f"{timings}; cut at max_tokens: /set max_tokens {2 * limit} allows more"
 
 

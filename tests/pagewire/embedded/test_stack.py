@@ -85,9 +85,9 @@ def test_the_command_prints_the_same_text(stack: Served, text: str) -> None:
     assert (done.returncode, done.stdout) == (0, f"Once upon a time{text}\n"), done.stderr
 
 
-def test_messages_that_the_template_refuses_are_refused(stack: Served) -> None:
-    with Client(stack.nats) as client, pytest.raises(errors.InvalidRequest, match="wizard"):
-        client.generate(messages=[{"role": "wizard", "content": "hi"}])
+def test_what_the_chat_template_refuses_is_refused_by_name(stack: Served) -> None:
+    with Client(stack.nats) as client, pytest.raises(errors.InvalidRequest, match=r"template.*wizard"):
+        client.chat([{"role": "wizard", "content": "hi"}])
 
 
 def test_status_shows_every_service(stack: Served) -> None:

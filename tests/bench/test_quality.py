@@ -1,0 +1,72 @@
+import json
+import re
+
+import pytest
+
+from pagewire.bench import quality
+from pagewire.bench._output import CHECKOUT
+from pagewire.bench.quality import Question, Run, differences, read_questions, table
+from pagewire.shared.named_models import DEFAULT
+from tests.support.default_model import default_model
+
+RECORDED = CHECKOUT / "bench" / "results" / "quality.json"
+
+
+def run(side: str, *token_ids: list[int], right: list[bool]) -> Run:
+    return Run(side, [""] * len(token_ids), list(token_ids), right)
+
+
+def test_there_are_forty_questions_whose_answers_can_be_checked() -> None:
+    questions = read_questions()
+    assert len({question.question for question in questions}) == len(questions) == 40
+    for question in questions:
+        assert bool(question.accepts) != (question.json is not None), question
+        for pattern in question.accepts:
+            re.compile(pattern)
+        assert not question.is_right(""), question
+        assert not question.is_right(question.question), f"the question itself would be a right answer: {question}"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "right"),
+    [
+        (Question("?", [r"\bParis\b"]), "It is paris.", True),
+        (Question("?", [r"\bParis\b"]), "It is Parisian.", False),
+        (Question("?", [r"\b7\b", r"\bseven\b"]), "Seven days", True),
+        (Question("?", [r"(?-i:\bHELLO\b)"]), "Hello", False),
+        (Question("?", json=[1, 2]), "[1,2]", True),
+        (Question("?", json={"a": "b"}), 'Here it is:\n```json\n{"a": "b"}\n```', True),
+        (Question("?", json={"a": "b"}), '{"a": "b", "c": 1}', False),
+        (Question("?", json={"a": "b"}), '{"a": "b"', False),
+    ],
+)
+def test_answers_are_checked(question: Question, answer: str, right: bool) -> None:
+    assert question.is_right(answer) is right
+
+
+def test_shares_and_equal_tokens() -> None:
+    questions = [Question("one?"), Question("two?"), Question("three?")]
+    ours = run("auto", [1, 2], [3, 4], [5], right=[True, False, False])
+    theirs = run("transformers", [1, 2], [3, 9], [5, 6], right=[True, True, False])
+    assert table([ours], theirs)[2:] == [
+        "| auto | 1 of 3 | 33.3% | 1 of 3 |",
+        "| transformers | 2 of 3 | 66.7% | 3 of 3 |",
+    ]
+    assert table([ours], None)[2:] == ["| auto | 1 of 3 | 33.3% |  |"]
+    assert differences(questions, [ours], theirs) == [
+        "auto differs from token 1 on: two?",
+        "auto differs from token 1 on: three?",
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.timeout(1200)
+def test_the_default_model_answers_as_recorded_and_as_transformers_does() -> None:
+    assert default_model().is_file()
+    questions = read_questions()
+    ours = quality.served(DEFAULT.name, questions, dtype="float32")
+    reference = quality.referred(DEFAULT.name, questions)
+    assert differences(questions, [ours], reference) == []
+    recorded = {run["side"]: run["right"] for run in json.loads(RECORDED.read_text())["runs"]}
+    assert sum(ours.right) == sum(reference.right) == recorded["float32"]
