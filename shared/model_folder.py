@@ -76,11 +76,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
-    """The model's generation_config.json; empty where there is none.
+    """Returns the model's generation_config.json, or the generation config of a named model; empty without either.
 
     Raises:
-        ConfigurationError: it is broken.
+        ConfigurationError: the file is broken.
     """
+    if path.suffix == SUFFIX:
+        return next((dict(model.generation_config) for model in NAMED_MODELS.values() if model.path == path), {})
     file = path / "generation_config.json"
     return _read_object(file) if file.exists() else {}
 

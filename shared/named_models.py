@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class NamedModel:
     sha256: str
     """Of the file."""
     about: str
+    generation_config: Mapping[str, float]
+    """The publisher's defaults of sampling parameters, which the file does not hold."""
 
     @property
     def path(self) -> Path:
@@ -51,6 +54,7 @@ NAMED_MODELS = {
             download=92_871_040,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             about="SmolLM2-135M-Instruct by Hugging Face, Q4_1, Apache-2.0",
+            generation_config={"temperature": 0.2, "top_p": 0.9},  # as its model card samples
         ),
     )
 }

@@ -59,6 +59,7 @@ def changed(**changes: Any) -> NamedModel:
         "download": 1000,
         "sha256": hashlib.sha256(DATA).hexdigest(),
         "about": "a test",
+        "generation_config": {},
     }
     return NamedModel(**values | changes)
 

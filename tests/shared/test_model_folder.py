@@ -10,7 +10,17 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from pagewire.shared import model_folder
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import BUNDLED, eos_ids, max_model_len, read_config, resolve, revision, served_name
+from pagewire.shared.model_folder import (
+    BUNDLED,
+    eos_ids,
+    max_model_len,
+    read_config,
+    read_generation_config,
+    resolve,
+    revision,
+    served_name,
+)
+from pagewire.shared.named_models import DEFAULT
 
 
 def refused(act: Callable[[], object]) -> str:
@@ -193,3 +203,8 @@ def test_the_bundled_model_is_complete() -> None:
     assert model_folder.BUNDLED.is_dir()
     assert eos_ids(BUNDLED)
     assert max_model_len(Settings(), read_config(BUNDLED)) >= 1024
+
+
+def test_a_named_model_samples_as_its_publisher_does() -> None:
+    assert read_generation_config(DEFAULT.path) == {"temperature": 0.2, "top_p": 0.9}
+    assert read_generation_config(DEFAULT.path.with_name("other.gguf")) == {}
