@@ -25,6 +25,7 @@ SYSTEMS = (System("llama-3-8b", "h100", 1, 8192), System("llama-3-70b", "h100", 
 BASE = Variant()
 WINDOWS = {steps: Variant(window=steps) for steps in (1, 2, 4, 8, 16)}
 BLOCK_SIZES = {tokens: Variant(block_size=tokens) for tokens in (1, 16, 64, 256)}
+SHOWN_SIZES = (16, 64)
 CHANGES: Mapping[str, Variant] = {
     **{f"lease window {steps}": variant for steps, variant in WINDOWS.items()},
     "whole prompts first": Variant(splitfuse=False),
@@ -116,6 +117,8 @@ def waste(cells: Cells, system: System, load: str) -> list[str]:
     rates = sorted({cell.qps for cell in cells})
     rows = []
     for size, variant in BLOCK_SIZES.items():
+        if size not in SHOWN_SIZES:
+            continue
         samples = [[run["waste"] * 100 for run in cells[Cell(system, load, qps, variant)]] for qps in rates]
         cells_of = (spread(statistics.fmean(shares), shares) for shares in samples)
         rows.append(" | ".join([f"block size {size}", *cells_of]))

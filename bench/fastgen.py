@@ -57,6 +57,8 @@ Cells = Mapping[Cell, list[dict[str, float]]]
 Curve = Mapping[int, Mapping[str, float]]
 """Figures by clients."""
 
+SHOWN_OUTPUT = "60 out"
+
 
 def main(arguments: list[str]) -> int:
     """Prints the ratios and writes `--output`."""
@@ -133,7 +135,7 @@ def summary(cells: Cells) -> list[str]:
         f"simulated | highest requests/s | highest effective requests/s at {level} | P95 ITL, {COMPARED} clients"
         f" | effective requests/s, {COMPARED} clients"
     )
-    return markdown(header, map(" | ".join, ratios(cells)))
+    return markdown(header, (" | ".join(row) for row in ratios(cells) if row[0].endswith(SHOWN_OUTPUT)))
 
 
 def ratios(cells: Cells) -> list[list[str]]:

@@ -8,7 +8,7 @@ answers the same questions on the same weights in float32, and the tokens are co
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,13 @@ def table(runs: Sequence[Run], reference: Run | None) -> list[str]:
         equal = f"{sum(run.equal(reference))} of {len(run.right)}" if reference else ""
         rows.append(f"{run.side} | {sum(run.right)} of {len(run.right)} | {run.share:.1%} | {equal}")
     return markdown("weights | right | share | tokens equal to the reference's", rows)
+
+
+def summary(raw: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the table of the runs in a raw file, of which the last is the reference."""
+    questions = read_questions()
+    runs = [Run(run["side"], run["answers"], run["token_ids"], _right(questions, run["answers"])) for run in raw]
+    return table(runs[:-1], runs[-1])
 
 
 def differences(questions: Sequence[Question], runs: Sequence[Run], reference: Run) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagewire.bench import ablation, busy, fastgen, lease, pipeline, replicas, sim, vllm_cpu
+from pagewire.bench import ablation, busy, chat, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
 from pagewire.bench._output import CHECKOUT, markdown
 from pagewire.bench._simulation.figures import mean
 from pagewire.shared.errors import ConfigurationError
@@ -18,7 +18,9 @@ from pagewire.shared.errors import ConfigurationError
 RESULTS = CHECKOUT / "bench" / "results"
 PAGES = (CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "README.md")
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
-SHOWN_REPLICAS = (1, 16)
+FULL = 256
+"""Streams that use the pipeline fully."""
+SHOWN_REPLICAS, SHOWN_CLIENTS = (1, 16), 400
 SHOWN_CHANGES = ("lease window 1", "whole prompts first", "synchronous output", "no prefix cache")
 Run = TypeVar("Run")
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -79,7 +81,17 @@ def _ablation() -> ablation.Cells:
 
 
 def _sim() -> list[str]:
-    return sim.table([run for run in _read(sim.Figures, "sim.json") if run.replicas in SHOWN_REPLICAS])
+    return sim.table(
+        [
+            run
+            for run in _read(sim.Figures, "sim.json")
+            if run.replicas in SHOWN_REPLICAS and run.clients == SHOWN_CLIENTS
+        ]
+    )
+
+
+def _full_pipeline() -> list[pipeline.Figures]:
+    return [run for run in _read(pipeline.Figures, "pipeline*.json") if run.streams == FULL]
 
 
 def _fastgen() -> fastgen.Cells:
@@ -92,10 +104,20 @@ def _vllm_zen4() -> list[str]:
     return [line for table in tables for line in (*table, "")][:-1]
 
 
+def _chat() -> list[str]:
+    """Returns the table of every server that `bench chat` has driven, one after the other."""
+    servers = {
+        "Pagewire": _read(chat.Round, "chat-pagewire.json"),
+        "llama.cpp": _read(chat.Round, "chat-llama-cpp.json"),
+    }
+    return chat.comparison(servers)
+
+
 def _figures() -> list[str]:
     """Returns the table of README.md: a line per claim."""
-    full = [run for run in _read(pipeline.Figures, "pipeline*.json") if run.streams == 256]
-    nats, http = ([run.rate for run in full if run.transport == transport] for transport in ("nats", "http"))
+    nats, http = (
+        [run.rate for run in _full_pipeline() if run.transport == transport] for transport in ("nats", "http")
+    )
     windows = {run.window: run for run in _read(lease.Run, "lease.json")}
     shares = {run.window: run for run in _read(busy.Run, "busy.json") if run.streams == 64}
     long_prompts = next(row for row in fastgen.ratios(_fastgen()) if row[0] == "2600 in, 60 out")
@@ -129,9 +151,13 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "figures": _figures,
     "vllm-zen4": _sourced("vllm-zen4.json", _vllm_zen4),
     "vllm-xeon": _sourced("vllm-xeon.json", lambda: vllm_cpu.comparison(_runs("vllm-xeon.json"), "output_throughput")),
-    "pipeline": _sourced("pipeline*.json", lambda: pipeline.table(_read(pipeline.Figures, "pipeline*.json"))),
+    "pipeline": _sourced("pipeline*.json", lambda: pipeline.table(_full_pipeline())),
+    "chat": _sourced("chat-*.json", _chat),
+    "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
-    "busy": _sourced("busy.json", lambda: busy.table(_read(busy.Run, "busy.json"))),
+    "busy": _sourced(
+        "busy.json", lambda: busy.table([run for run in _read(busy.Run, "busy.json") if run.streams == 64])
+    ),
     "fastgen": _sourced("fastgen.json", lambda: fastgen.summary(_fastgen())),
     "changes": _sourced("ablation.json", lambda: ablation.changes(_ablation(), SMALL_MODEL, SHOWN_CHANGES)),
     "waste": lambda: ablation.waste(_ablation(), SMALL_MODEL, "ShareGPT"),
