@@ -14,11 +14,11 @@ from pagewire.client.sequencer import Sequencer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
+from pagewire.shared.client_requests import encode_request
 from pagewire.shared.errors import (
     BusUnavailable,
     DeadlineExceeded,
     Internal,
-    InvalidRequest,
     MessageTooLarge,
     NoResponders,
     PagewireError,
@@ -135,10 +135,7 @@ class Stream:
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
-        try:
-            self._body = frames.encode(self._sent)
-        except OverflowError as error:
-            raise InvalidRequest("a number in the request has more than 64 bits") from error
+        self._body = encode_request(self._sent, frames.ENCODER)
         with (
             self._bus.inbox(self._on_message) as self._inbox,
             self._batch_inbox.reading(self._inbox, self._on_delta) as self._headers[BATCH_INBOX],

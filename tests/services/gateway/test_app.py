@@ -74,6 +74,18 @@ async def test_a_key_guards_what_is_under_v1_and_nothing_else() -> None:
     assert (await gateway.get("/livez")).status == 200
 
 
+@pytest.mark.parametrize("header", ["bearer secret", "BEARER secret", "Bearer  secret"])
+async def test_the_scheme_of_a_key_is_read_in_any_case(header: str) -> None:
+    gateway = await start_gateway(api_key="secret")
+    assert (await gateway.get("/v1/models", authorization=header)).status == 200
+
+
+@pytest.mark.parametrize("header", ["secret", "Basic secret", "Bearer", "Bearer Secret", "Bearersecret"])
+async def test_another_scheme_or_key_is_refused(header: str) -> None:
+    gateway = await start_gateway(api_key="secret")
+    assert (await gateway.get("/v1/models", authorization=header)).status == 401
+
+
 async def test_without_a_pipeline_it_is_unavailable(gateway: Gateway) -> None:
     await gateway.responder.bus.close()
     answer = await gateway.post({"model": MODEL, "prompt": "x"})
