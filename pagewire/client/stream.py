@@ -151,10 +151,8 @@ class Stream:
                     else:
                         self._waiter = loop.create_future()
                         await self._waiter
-                if isinstance(self._error, NoResponders):
-                    raise await self._directory.absence(self.model) from self._error
                 if self._error is not None:
-                    raise self._error
+                    raise await self._take_error(self._error)
             except MessageTooLarge as error:
                 self._ended = True
                 raise PayloadTooLarge(str(error)) from error
@@ -162,6 +160,19 @@ class Stream:
                 watch.cancel()
                 if not self._ended:
                     self._abandon()
+
+    async def _take_error(self, error: PagewireError) -> PagewireError:
+        """Returns the error to raise for the one that has ended the request, and keeps neither.
+
+        The traceback of a raised error refers to this stream. If the stream also kept the error, the body of a refused
+        request would stay in memory until the garbage collector runs.
+        """
+        self._error = None
+        if isinstance(error, NoResponders):
+            absence = await self._directory.absence(self.model)
+            absence.__cause__ = error
+            return absence
+        return error
 
     def _on_message(self, message: Message) -> None:
         if self._ended:

@@ -86,7 +86,7 @@ class Supervisor:
             delay = min(2 * delay, self._policy.longest_delay)
 
     async def _run_once(self, program: Program) -> tuple[int, str]:
-        """Runs a program until it ends; returns its exit code, negative for a signal, and why it refused its settings."""
+        """Runs a program until it ends; returns its exit code, negative for a signal, and the reason of a refusal."""
         reader, writer = os.pipe()
         try:
             os.set_blocking(reader, False)
