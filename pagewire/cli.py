@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import Protocol
 
 from pagewire.commands import bench, chat, demo, doctor, generate, models, pull, serve, status, trace
-from pagewire.embedded.supervisor import ServiceRefused
 from pagewire.shared.errors import PagewireError
 
 
@@ -42,8 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = build_parser().parse_args(arguments)
     try:
         return COMMANDS[given.command].run(given)
-    except ServiceRefused:
-        return 2  # the service has printed the reason
     except PagewireError as error:
         print(f"pagewire: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""Reads the requests that clients send over the bus: bytes in, a typed request or `InvalidRequest` out."""
+"""Encodes and decodes the requests that clients send over the bus; what cannot be read or sent is `InvalidRequest`."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,6 +43,31 @@ def decode_request(data: bytes, kind: type[T], encoding: Encoding) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         name = "MessagePack" if encoding == Encoding.MSGPACK else "JSON"
         raise InvalidRequest(f"the request, read as {name}, is not valid: {error}") from error
+
+
+def encode_request(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> bytes:
+    """Returns a request in MessagePack.
+
+    Raises:
+        InvalidRequest: a field has an integer of more than 64 bits or is nested too deeply; the message names it.
+    """
+    try:
+        return encoder.encode(body)
+    except (OverflowError, RecursionError) as error:
+        raise _refusal(body, encoder) from error
+
+
+def _refusal(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> InvalidRequest:
+    """Returns the refusal of a body that cannot be encoded. Sampling parameters are fields like those beside them."""
+    sampling = msgspec.to_builtins(body.get("sampling", {}))
+    for name, value in (body | sampling | {"sampling": None}).items():
+        try:
+            encoder.encode(value)
+        except OverflowError:
+            return InvalidRequest(f"{name} has an integer of more than 64 bits: give a smaller one")
+        except RecursionError:
+            return InvalidRequest(f"{name} is nested too deeply")
+    return InvalidRequest("the request is nested too deeply")
 
 
 def decode_head(data: bytes, encoding: Encoding) -> RequestHead:

@@ -11,6 +11,7 @@ import msgspec
 from pagewire.shared.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
+DEFAULT_NATS_PORT = 4222
 STEP_TOKENS = 512
 """Tokens per step, at first, without `max_num_batched_tokens`."""
 
@@ -45,15 +46,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Sampling parameters that a request leaves out; auto: the model's generation_config; vllm: vLLM's defaults."""
     max_model_len: int | None = None
     """Context length in tokens; by default the model's own."""
-    max_num_seqs: Positive = 64
-    """Maximum number of sequences that run at once."""
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64
+    """Maximum number of sequences that run at once, up to 65536."""
     max_num_batched_tokens: Positive | None = None
     """Tokens per step; by default 512, and on a CPU as many as fit into the target step time, up to 4096."""
     block_size: Positive = 16
     """KV positions per block."""
     kv_cache_memory: int | None = None
     """Bytes of the KV cache; by default a share of the free memory."""
-    num_kv_blocks: int | None = None
+    num_kv_blocks: Annotated[int, msgspec.Meta(le=2**24)] | None = None
     """Blocks of the KV cache, instead of a size in bytes."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of the device's memory that may be used."""
@@ -71,8 +72,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Target step time in milliseconds, to which the tokens per step adapt; by default 50 on a CPU, else none."""
     nats_url: str = ""
     """URL of the NATS server; by default an embedded server is started."""
-    nats_port: Port = 4222
-    """Port of the embedded NATS server; any free port when it is taken or 0."""
+    nats_port: Port | None = None
+    """Port of the embedded NATS server; by default 4222, or any free port if that is taken; 0: any free port."""
     nats_user: str = ""
     """NATS user of the services."""
     nats_password: str = ""

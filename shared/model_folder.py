@@ -111,7 +111,7 @@ def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
     Raises:
         ConfigurationError: the setting exceeds the model's length, or neither gives a length.
     """
-    own: int | None = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+    own = _own_context(config)
     wanted = settings.max_model_len
     if wanted is not None and wanted < 1:
         raise ConfigurationError(f"max-model-len is {wanted}: it must be at least 1")
@@ -122,6 +122,22 @@ def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
     if own is not None and wanted > own:
         raise ConfigurationError(f"max-model-len {wanted} exceeds the model's context of {own}: set at most {own}")
     return wanted
+
+
+def _own_context(config: dict[str, Any]) -> int | None:
+    """Returns the model's context length; None if config.json has none.
+
+    YaRN in `rope_scaling` can be added to a config.json without raising max_position_embeddings, as Qwen2.5's model
+    card says: the context is then the one trained on, times the factor.
+    """
+    own: int | None = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if own is None or not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return own
+    original, factor = rope.get("original_max_position_embeddings") or own, rope.get("factor") or 1.0
+    if not isinstance(original, int) or not isinstance(factor, int | float):
+        return own
+    return max(own, int(original * factor))
 
 
 def revision(path: Path) -> str:

@@ -10,6 +10,8 @@ PARENT = "PAGEWIRE_PARENT"
 """Environment variable with the process id of the supervisor that started this process."""
 INSTANCE = "PAGEWIRE_INSTANCE"
 """Environment variable with the instance id that the supervisor gave to this process."""
+REFUSAL = "PAGEWIRE_REFUSAL"
+"""Environment variable with the file descriptor to which this process writes why it refuses its settings."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -28,6 +30,14 @@ def die_with(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse_settings(reason: str) -> None:
+    """Tells the supervisor why this process refuses its settings; without a supervisor, says it on standard error."""
+    if REFUSAL in os.environ:
+        os.write(int(os.environ[REFUSAL]), reason.encode())
+    else:
+        print(reason, file=sys.stderr)
 
 
 def use_batch_scheduling() -> None:

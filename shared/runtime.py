@@ -14,12 +14,12 @@ import uvloop
 
 from pagewire.shared import flags, logs, subjects, telemetry
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.config import Settings
+from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.heartbeater import Heartbeater
-from pagewire.shared.process import INSTANCE, die_with_parent, use_batch_scheduling
+from pagewire.shared.process import INSTANCE, die_with_parent, refuse_settings, use_batch_scheduling
 
 CLOSE_WITHIN = 8.0
 """Seconds that a service has to finish its work after SIGINT or SIGTERM."""
@@ -46,7 +46,7 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_process(name, cls, settings))
     except ConfigurationError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        refuse_settings(f"{name}: {error}")
         code = 2
     sys.exit(code)
 
@@ -120,7 +120,7 @@ async def run_service(
 
 async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
     """Connects to the broker. Retries without end, because services and broker may start in any order."""
-    url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or 4222}"
+    url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
     # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
     prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
     delay = 0.1

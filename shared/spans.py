@@ -8,6 +8,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
+from pagewire.shared.errors import ConfigurationError
+
 
 class Span(msgspec.Struct, omit_defaults=True):
     """A finished span, as it is stored."""
@@ -34,9 +36,14 @@ class SpanFile(SpanExporter):
     """Appends finished spans to `<folder>/<service>-<instance>.jsonl`."""
 
     def __init__(self, folder: str, service: str, instance: str) -> None:
+        """Creates the file. Raises ConfigurationError if that is not possible."""
         self._service, self._instance = service, instance
         self._path = Path(folder, f"{service}-{instance}.jsonl")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.open("ab").close()
+        except OSError as error:
+            raise ConfigurationError(f"trace-dir {folder} cannot be written to: {error.strerror}") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Writes a batch of spans; called on the exporter's own thread."""

@@ -23,7 +23,11 @@ _on = False
 
 
 def configure(service: str, instance: str, settings: Settings) -> None:
-    """Turns tracing on for this process if a setting or the environment asks for it."""
+    """Turns tracing on for this process if a setting or the environment asks for it.
+
+    Raises:
+        ConfigurationError: the setting `trace_dir` names a folder that cannot be written to.
+    """
     global _tracer, _on
     to_collector = _wants_collector()
     if not (settings.trace_dir or to_collector):

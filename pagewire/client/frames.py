@@ -9,7 +9,8 @@ from pagewire.shared.messages.client import CancelReply, ErrorFrame, Frame
 MSGPACK = {"Content-Type": "application/msgpack"}
 """Headers of a request in MessagePack, whose replies are in MessagePack too."""
 
-encode = msgspec.msgpack.Encoder().encode
+ENCODER = msgspec.msgpack.Encoder()
+encode = ENCODER.encode
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 

@@ -14,11 +14,11 @@ from pagewire.client.sequencer import Sequencer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
+from pagewire.shared.client_requests import encode_request
 from pagewire.shared.errors import (
     BusUnavailable,
     DeadlineExceeded,
     Internal,
-    InvalidRequest,
     MessageTooLarge,
     NoResponders,
     PagewireError,
@@ -135,10 +135,7 @@ class Stream:
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
-        try:
-            self._body = frames.encode(self._sent)
-        except OverflowError as error:
-            raise InvalidRequest("a number in the request has more than 64 bits") from error
+        self._body = encode_request(self._sent, frames.ENCODER)
         with (
             self._bus.inbox(self._on_message) as self._inbox,
             self._batch_inbox.reading(self._inbox, self._on_delta) as self._headers[BATCH_INBOX],
@@ -154,10 +151,8 @@ class Stream:
                     else:
                         self._waiter = loop.create_future()
                         await self._waiter
-                if isinstance(self._error, NoResponders):
-                    raise await self._directory.absence(self.model) from self._error
                 if self._error is not None:
-                    raise self._error
+                    raise await self._take_error(self._error)
             except MessageTooLarge as error:
                 self._ended = True
                 raise PayloadTooLarge(str(error)) from error
@@ -165,6 +160,19 @@ class Stream:
                 watch.cancel()
                 if not self._ended:
                     self._abandon()
+
+    async def _take_error(self, error: PagewireError) -> PagewireError:
+        """Returns the error to raise for the one that has ended the request, and keeps neither.
+
+        The traceback of a raised error refers to this stream. If the stream also kept the error, the body of a refused
+        request would stay in memory until the garbage collector runs.
+        """
+        self._error = None
+        if isinstance(error, NoResponders):
+            absence = await self._directory.absence(self.model)
+            absence.__cause__ = error
+            return absence
+        return error
 
     def _on_message(self, message: Message) -> None:
         if self._ended:

@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import structlog
 
+from pagewire.shared.config import DEFAULT_NATS_PORT
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.process import die_with, use_batch_scheduling
 
 HOST = "127.0.0.1"
-DEFAULT_PORT = 4222
 MAX_PAYLOAD = 8 << 20
 """Maximum size in bytes of a message's headers and payload together."""
 MAX_PENDING = 64 << 20
@@ -60,15 +60,16 @@ class Broker:
         user, password: the credentials of the services.
     """
 
-    def __init__(self, *, port: int = DEFAULT_PORT, store: Path | None = None, api_key: str = "") -> None:
+    def __init__(self, *, port: int | None = None, store: Path | None = None, api_key: str = "") -> None:
         """Does not start the server yet.
 
         Args:
-            port: port to listen on; if it is 0 or in use, a free port is chosen.
+            port: port to listen on; None: 4222, or a free port if that is in use; 0: a free port.
             store: folder of JetStream's data; by default a temporary folder that `stop` removes.
             api_key: password of the NATS user `client`; empty: every connection without credentials is that user.
         """
-        self.port = port
+        self.port = DEFAULT_NATS_PORT if port is None else port
+        self._may_move = port is None
         self.user = SERVICE_USER
         self.password = secrets.token_urlsafe(24)
         self._store = store
@@ -104,7 +105,7 @@ class Broker:
         A server that has died is restarted on the same port, with the same passwords and store.
 
         Raises:
-            ConfigurationError: `nats-server` is not installed.
+            ConfigurationError: `nats-server` is not installed, or the port that was asked for is in use.
             PortTaken: on a restart, another process is listening on the port.
             BusUnavailable: the server was not ready in time, or has ended.
         """
@@ -131,9 +132,14 @@ class Broker:
         try:
             try:
                 await self._launch(self.port)
-            except PortTaken:
-                log.info("nats_port_taken", port=self.port)
+            except PortTaken as error:
+                taken = self.port
+                if not self._may_move:
+                    raise ConfigurationError(
+                        f"nats-port {taken} is in use: set another one, or 0 for any free port"
+                    ) from error
                 await self._launch(0)
+                log.warning("nats_port_taken", port=taken, instead=self.port)
         except (BusUnavailable, ConfigurationError, asyncio.CancelledError):
             await self.stop()
             raise

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 import structlog
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process import PARENT
+from pagewire.shared.process import PARENT, REFUSAL
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
+LONGEST_REASON = 4096
+"""Bytes that are read of the reason that such a process gives; a pipe holds them all."""
 
 _log = structlog.get_logger()
-
-
-class ServiceRefused(ConfigurationError):
-    """A service cannot run with its settings. It has printed the reason on standard error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +76,40 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
-            code = await self._run_once(program)
+            code, reason = await self._run_once(program)
             if code == CONFIGURATION_REFUSED:
-                raise ServiceRefused(f"{program.name} cannot run with these settings: see its message above")
+                raise ConfigurationError(reason or f"{program.name} cannot run with these settings: see the log")
             if loop.time() - started >= self._policy.healthy:
                 delay = self._policy.first_delay
             _log.warning("process_ended", process=program.name, code=code, restart_in=delay)
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._policy.longest_delay)
 
-    async def _run_once(self, program: Program) -> int:
-        """Runs a program until it ends; returns its exit code, negative for a signal."""
-        environment = {**program.environment(), PARENT: str(os.getpid())}
+    async def _run_once(self, program: Program) -> tuple[int, str]:
+        """Runs a program until it ends; returns its exit code, negative for a signal, and the reason of a refusal."""
+        reader, writer = os.pipe()
+        try:
+            os.set_blocking(reader, False)
+            code = await self._run_process(program, writer)
+            with suppress(BlockingIOError):  # nothing was written: this process holds the other end
+                return code, os.read(reader, LONGEST_REASON).decode(errors="replace")
+            return code, ""
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+    async def _run_process(self, program: Program, refusal: int) -> int:
+        environment = {**program.environment(), PARENT: str(os.getpid()), REFUSAL: str(refusal)}
         try:
             # In its own session, so that Ctrl-C reaches only the supervisor, which then ends the programs. Standard
             # output belongs to the user's command, so a program's output goes to standard error.
             process = await asyncio.create_subprocess_exec(
-                *program.command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=2, start_new_session=True
+                *program.command,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=2,
+                start_new_session=True,
+                pass_fds=(refusal,),
             )
         except OSError as error:
             raise ConfigurationError(f"cannot start {program.name}: {error.strerror}: {program.command[0]}") from error

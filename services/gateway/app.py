@@ -77,12 +77,13 @@ class BearerToken:
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode()
+        self._expected = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers 401."""
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if scope["path"].startswith("/v1") and not hmac.compare_digest(given, self._expected):
+        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        allowed = scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._expected)
+        if scope["path"].startswith("/v1") and not allowed:
             content = errors.body(401, "invalid_api_key", "send the API key as `Authorization: Bearer KEY`")
             await Response(content, 401, media_type="application/json")(scope, receive, send)
         else:

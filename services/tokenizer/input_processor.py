@@ -27,7 +27,7 @@ from pagewire.services.tokenizer.validation import (
 )
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Message
-from pagewire.shared.client_requests import decode_request, encoding_of
+from pagewire.shared.client_requests import decode_request, encode_request, encoding_of
 from pagewire.shared.errors import DeadlineExceeded, RequestError
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
@@ -148,11 +148,15 @@ class InputProcessor:
 
 
 def digest_of(request: GenerateRequest) -> bytes:
-    """Returns a fingerprint of the body: equal in either encoding, with any request id, streamed or not."""
+    """Returns a fingerprint of the body: equal in either encoding, with any request id, streamed or not.
+
+    Raises:
+        InvalidRequest: a field cannot be encoded; the message names it.
+    """
     # Structs leave out defaults by identity, not by value, when they are encoded: dictionaries leave out nothing.
     body = msgspec.structs.asdict(request) | {"sampling": msgspec.structs.asdict(request.sampling)}
     del body["request_id"], body["stream"]
-    return hashlib.sha256(_canonical.encode(body)).digest()
+    return hashlib.sha256(encode_request(body, _canonical)).digest()
 
 
 def open_stream(

@@ -36,7 +36,10 @@ NOT_BUILT = (
     "prompt_logprobs",
     "structured_outputs",
 )
-"""Fields that are refused unless they have their default."""
+"""Fields that are refused unless they have their default or a value of `NEUTRAL`."""
+
+NEUTRAL: dict[str, tuple[object, ...]] = {"logit_bias": (None, {})}
+"""The values of these fields that change nothing, where it is not the default alone."""
 
 _DEFAULTS = SamplingParams()
 
@@ -48,7 +51,7 @@ def check(params: SamplingParams, vocab_size: int) -> None:
         InvalidRequest: names the parameter.
     """
     for name in NOT_BUILT:
-        if getattr(params, name) != getattr(_DEFAULTS, name):
+        if getattr(params, name) not in NEUTRAL.get(name, (getattr(_DEFAULTS, name),)):
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
     _require(params.n >= 1, f"n must be at least 1, not {params.n}")
     for parameter in PARAMETERS:
@@ -156,10 +159,13 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     )
     tokens = stop_tokens(params)
     _require(
-        len(tokens) <= MAX_STOP_TOKENS, f"there are {len(tokens)} stop tokens, at most {MAX_STOP_TOKENS} are allowed"
+        len(tokens) <= MAX_STOP_TOKENS,
+        f"stop_token_ids has {len(tokens)} tokens, at most {MAX_STOP_TOKENS} are allowed",
     )
     for token in tokens:
-        _require(0 <= token < vocab_size, f"stop token {token} is outside the vocabulary of {vocab_size} tokens")
+        _require(
+            0 <= token < vocab_size, f"stop_token_ids has token {token}, outside the vocabulary of {vocab_size} tokens"
+        )
 
 
 def _greedy(params: SamplingParams) -> bool:

@@ -1,12 +1,14 @@
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 
-from pagewire import cli
+from pagewire import LLM, cli
 from pagewire.shared import flags
 from pagewire.shared.config import FIELDS, Settings, variable
+from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import BUNDLED
 from tests.pagewire.serving import run
 
@@ -66,6 +68,8 @@ def test_what_is_not_built_is_refused_by_name(flag: tuple[str, str], capsys: pyt
     ("arguments", "said"),
     [
         (["serve", "--max-num-seqs", "0"], "max-num-seqs"),
+        (["serve", "--max-num-seqs", "1000000000"], "max-num-seqs"),
+        (["serve", "--num-kv-blocks", "100000000"], "num-kv-blocks"),
         (["serve", "--config", "/nowhere.toml"], "cannot read the configuration"),
         (["trace", "r1"], "--trace-dir"),
         (["trace", "r1", "--trace-dir", "/nowhere"], "no spans of request r1"),
@@ -101,6 +105,34 @@ def test_a_model_that_is_not_known_ends_serve_with_a_clear_line(tmp_path: Path) 
     assert done.stderr.count("\n") == 1
     assert "architecture UnheardOfForCausalLM is not supported" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "reason"),
+    [
+        ("--trace-dir", "/proc/nowhere", "trace-dir /proc/nowhere cannot be written to"),
+        ("--num-kv-blocks", "16000000", "num-kv-blocks gives 16000000 KV blocks"),
+    ],
+)
+def test_what_a_service_refuses_ends_serve_with_its_reason(flag: str, value: str, reason: str) -> None:
+    done = run("serve", "bundled", "--port", "0", "--nats-port", "0", "--log-level", "error", flag, value)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert reason in done.stderr
+    assert done.stdout == ""
+
+
+def test_offline_generation_names_the_reason_of_a_service() -> None:
+    with pytest.raises(ConfigurationError, match="trace-dir /proc/nowhere cannot be written to"):
+        LLM("bundled", trace_dir="/proc/nowhere")
+
+
+def test_a_port_that_is_taken_is_refused_when_it_is_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = run("serve", "bundled", "--port", "0", "--nats-port", str(port), "--log-level", "error")
+    assert done.returncode == 2
+    assert done.stderr == f"pagewire: nats-port {port} is in use: set another one, or 0 for any free port\n"
 
 
 def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,14 @@
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.shared.client_requests import RequestHead, decode_head, decode_request, encoding_of
+from pagewire.shared.client_requests import RequestHead, decode_head, decode_request, encode_request, encoding_of
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import GenerateRequest
+from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding
 
 BOTH = [Encoding.JSON, Encoding.MSGPACK]
@@ -128,3 +129,32 @@ def test_a_request_id_that_cannot_be_one_is_not_repeated(name: str) -> None:
 @given(st.binary(max_size=100), encodings)
 def test_every_body_has_a_head(data: bytes, encoding: Encoding) -> None:
     assert isinstance(decode_head(data, encoding), RequestHead)
+
+
+ENCODER = msgspec.msgpack.Encoder()
+
+
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": [2**64]}, "prompt has an integer of more than 64 bits"),
+        ({"prompt": "x", "sampling": {"top_k": 2**64}}, "top_k has an integer of more than 64 bits"),
+        ({"prompt": "x", "sampling": SamplingParams(n=2**64)}, "n has an integer of more than 64 bits"),
+        ({"chat_template_kwargs": nested(50_000)}, "chat_template_kwargs is nested too deeply"),
+    ],
+)
+def test_what_messagepack_cannot_hold_is_refused_by_name(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        encode_request(body, ENCODER)
+
+
+def test_an_encoded_request_is_decoded() -> None:
+    data = encode_request({"prompt": "x", "sampling": {"n": 2}}, ENCODER)
+    assert decode_request(data, GenerateRequest, Encoding.MSGPACK).sampling.n == 2

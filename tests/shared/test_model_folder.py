@@ -22,6 +22,9 @@ from pagewire.shared.model_folder import (
 )
 from pagewire.shared.named_models import DEFAULT
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+"""Rotary parameters in the form in which Qwen2.5's model card adds them to config.json."""
+
 
 def refused(act: Callable[[], object]) -> str:
     with pytest.raises(ConfigurationError) as caught:
@@ -173,6 +176,12 @@ def test_ends_that_are_no_tokens_are_refused(folder: Path, value: object) -> Non
         (10, {"max_position_embeddings": 64}, 10),
         (64, {"max_position_embeddings": 64}, 64),
         (10, {}, 10),
+        (None, {"max_position_embeddings": 64, "rope_scaling": YARN}, 256),
+        (200, {"max_position_embeddings": 64, "rope_scaling": YARN}, 200),
+        (None, {"max_position_embeddings": 256, "rope_parameters": YARN}, 256),
+        (None, {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0}}, 128),
+        (None, {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64),
+        (None, {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": "x"}}, 64),
     ],
 )
 def test_the_context(wanted: int | None, config: dict[str, Any], expected: int) -> None:

@@ -70,11 +70,17 @@ CONFIGS: dict[str, Any] = {
     ),
     "llama-llama3": lambda **common: LlamaConfig(**_GATED, **common, rope_parameters=_LLAMA3),
     "llama-yarn": lambda **common: LlamaConfig(**_GATED, **common, rope_parameters=_YARN),
+    "llama-yarn-mscale": lambda **common: LlamaConfig(
+        **_GATED, **common, rope_parameters=_YARN | {"truncate": False, "mscale": 1.5, "mscale_all_dim": 0.5}
+    ),
     "llama-sharded": lambda **common: LlamaConfig(**_GATED, **common),
     "mistral": lambda **common: MistralConfig(**_GATED, **common, sliding_window=WINDOW),
     "qwen2": lambda **common: Qwen2Config(**_GATED, **common),
     "qwen2-sliding": lambda **common: Qwen2Config(
         **_GATED, **common, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "qwen2-yarn": lambda **common: Qwen2Config(
+        **_GATED | {"max_position_embeddings": 64}, **common, rope_parameters=_YARN
     ),
     "qwen3": lambda **common: Qwen3Config(**_GATED, **common, head_dim=32, tie_word_embeddings=True),
     "opt": lambda **common: OPTConfig(**_OPT, **common),

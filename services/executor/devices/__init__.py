@@ -85,7 +85,8 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     else:
         block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, dtype)
         model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
-    blocks = pool_blocks(settings, length, block_bytes, int(free_memory() * CPU_SHARE / settings.data_parallel_size))
+    free = free_memory() // settings.data_parallel_size
+    blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free)
     slots, vocabulary = settings.max_num_seqs, spec.vocab_size
     capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
@@ -123,7 +124,7 @@ def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
     gpu = GPUS.get(name)
     roofline = Roofline(shape, gpu or GPUS["h100"], settings.tensor_parallel_size)
     room = roofline.kv_room(settings.gpu_memory_utilization)
-    blocks = pool_blocks(settings, length, roofline.kv_bytes * settings.block_size, room)
+    blocks = pool_blocks(settings, length, roofline.kv_bytes * settings.block_size, room, None)
     capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, shape.vocab, MAX_CANDIDATES)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, simulated=True)
     return SimDevice(capacity, roofline if gpu else None, eos_ids(folder))

@@ -9,11 +9,13 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, room: int) -> int:
-    """Blocks of the KV pool: as set, or as many as `max_num_seqs` sequences can use and `room` bytes hold.
+def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, room: int, memory: int | None) -> int:
+    """Returns the number of blocks of the KV pool: as set, or as many as `max_num_seqs` sequences can use and `room`
+    bytes hold. `memory`: bytes that are free for a pool of a size that was set; None: of a simulated device, which has
+    any number.
 
     Raises:
-        ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens.
+        ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens, or exceeds the memory.
     """
     longest = -(-max_model_len // settings.block_size)
     if settings.num_kv_blocks is not None:
@@ -27,6 +29,11 @@ def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, ro
         raise ConfigurationError(
             f"{source} gives {blocks} KV blocks of {bytes_per_block} bytes, one sequence of {max_model_len} tokens "
             f"needs {longest}: raise kv-cache-memory or num-kv-blocks, or lower max-model-len"
+        )
+    if memory is not None and blocks * bytes_per_block > max(memory, room):
+        raise ConfigurationError(
+            f"{source} gives {blocks} KV blocks, which need {blocks * bytes_per_block / 1e9:.1f} GB, and "
+            f"{max(memory, 0) / 1e9:.1f} GB are free: lower kv-cache-memory or num-kv-blocks, or leave both out"
         )
     return blocks
 

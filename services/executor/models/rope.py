@@ -32,7 +32,13 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float | None = None
     """yarn: dimensions with fewer turns than this are stretched in full; None: 1."""
     attention_factor: float | None = None
-    """yarn: multiplies sine and cosine; None: 0.1 ln(factor) + 1."""
+    """yarn: multiplies sine and cosine; None: follows from factor, mscale and mscale_all_dim."""
+    mscale: float | None = None
+    """yarn: with mscale_all_dim, weight of ln(factor) in the numerator of the attention factor."""
+    mscale_all_dim: float | None = None
+    """yarn: with mscale, weight of ln(factor) in the denominator of the attention factor."""
+    truncate: bool = True
+    """yarn: whether the dimensions between which the blend runs are rounded outwards to integers."""
     original_max_position_embeddings: int | None = None
     """llama3 and yarn: the context trained on."""
     factors: tuple[float, ...] = ()
@@ -60,7 +66,9 @@ def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embe
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     given.setdefault("rope_type", given.get("type", "default"))
     given.setdefault("rope_theta", theta)
-    given.setdefault("original_max_position_embeddings", max_position_embeddings)
+    original = given.setdefault("original_max_position_embeddings", max_position_embeddings)
+    if given["rope_type"] == "yarn" and "factor" not in given and isinstance(original, int) and original > 0:
+        given["factor"] = max_position_embeddings / original
     try:
         return msgspec.convert(given, Rope)
     except msgspec.ValidationError as error:
@@ -104,8 +112,7 @@ def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     if rope.rope_type == "llama3":
         return _llama3(rope, plain), 1.0
     if rope.rope_type == "yarn":
-        default = 0.1 * math.log(rope.factor) + 1.0
-        return _yarn(rope, plain, head_dim), rope.attention_factor or default
+        return _yarn(rope, plain, head_dim), _yarn_scale(rope)
     if rope.rope_type == "factors":
         return _divided(rope, plain), 1.0
     return plain, 1.0
@@ -134,7 +141,24 @@ def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
         length = rope.original_max_position_embeddings or 0
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
 
-    low = max(math.floor(dimension(rope.beta_fast or 32.0)), 0)
-    high = min(math.ceil(dimension(rope.beta_slow or 1.0)), head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
+    low, high = dimension(rope.beta_fast or 32.0), dimension(rope.beta_slow or 1.0)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / (
+        high - low if high != low else 0.001
+    )
     return torch.lerp(plain, plain / rope.factor, ramp.clamp(0, 1))
+
+
+def _yarn_scale(rope: Rope) -> float:
+    """The factor of sine and cosine, as transformers derives it."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def weighted(weight: float) -> float:
+        return 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return weighted(rope.mscale) / weighted(rope.mscale_all_dim)
+    return weighted(1.0)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from pagewire.embedded import broker as broker_module
 from pagewire.embedded.broker import CLIENT_PERMISSIONS, MAX_PAYLOAD, Broker, PortTaken, find_server
@@ -154,10 +155,20 @@ class TestCredentials:
 
 
 class TestPort:
-    async def test_a_free_one_when_it_is_taken(self) -> None:
-        async with Broker(port=0) as first, Broker(port=first.port) as second:
-            assert first.port != second.port
-            await (await connect_service(second)).close()
+    async def test_a_free_one_when_the_default_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with Broker(port=0) as first:
+            monkeypatch.setattr(broker_module, "DEFAULT_NATS_PORT", first.port)
+            with capture_logs() as lines:
+                async with Broker() as second:
+                    assert first.port != second.port
+                    await (await connect_service(second)).close()
+            (moved,) = [line for line in lines if line["event"] == "nats_port_taken"]
+            assert (moved["log_level"], moved["port"], moved["instead"]) == ("warning", first.port, second.port)
+
+    async def test_one_that_is_asked_for_and_taken_is_refused(self) -> None:
+        async with Broker(port=0) as first:
+            with pytest.raises(ConfigurationError, match=f"nats-port {first.port} is in use"):
+                await Broker(port=first.port).start()
 
     async def test_the_wanted_one_when_it_is_free(self) -> None:
         with socket.socket() as probe:

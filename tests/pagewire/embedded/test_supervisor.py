@@ -78,6 +78,12 @@ async def test_refused_settings_end_everything(tmp_path: Path) -> None:
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
+async def test_the_reason_of_a_refusal_is_passed_on(tmp_path: Path) -> None:
+    body = "os.write(int(os.environ['PAGEWIRE_REFUSAL']), b'too many slots'); sys.exit(2)"
+    with pytest.raises(ConfigurationError, match=r"^too many slots$"):
+        await Supervisor([program(tmp_path, body)], QUICK).run()
+
+
 async def test_a_command_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigurationError, match="/nowhere/to/be"):
         await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], QUICK).run()

@@ -46,13 +46,13 @@ class Answer:
 class Gateway:
     """The gateway's application over the memory bus."""
 
-    def __init__(self, broker: MemoryBroker, responder: Responder, api_key: str = "") -> None:
+    def __init__(self, broker: MemoryBroker, responder: Responder, api_key: str = "", body_limit: int = 10_000) -> None:
         self.bus = MemoryBus(broker, inbox_prefix="_INBOX")
         self.responder = responder
         client = AsyncClient(bus=self.bus)
         self.changes = 0
         self.health = Health(self.bus, self._changed)
-        self.endpoints = {path: Endpoint(api, client, body_limit=10_000) for path, api in APIS.items()}
+        self.endpoints = {path: Endpoint(api, client, body_limit) for path, api in APIS.items()}
         self.completions = self.endpoints["/v1/completions"]
         self.app: ASGIApp = app.build(client, self.endpoints, self.health, api_key)
 
@@ -110,9 +110,9 @@ class Gateway:
         return answer
 
 
-async def start_gateway(api_key: str = "") -> Gateway:
+async def start_gateway(api_key: str = "", body_limit: int = 10_000) -> Gateway:
     """Starts a gateway whose pipeline is a `Responder`."""
     broker = MemoryBroker()
-    gateway = Gateway(broker, await Responder(MemoryBus(broker)).start(), api_key)
+    gateway = Gateway(broker, await Responder(MemoryBus(broker)).start(), api_key, body_limit)
     await gateway.health.listen()
     return gateway

@@ -1,9 +1,12 @@
 import asyncio
+import gc
+import tracemalloc
 
 import pytest
 
 from pagewire.services.gateway import health
 from pagewire.shared import peers
+from pagewire.shared.errors import InvalidRequest
 from tests.services.gateway.http import Gateway, start_gateway
 from tests.support.responder import MODEL, settle
 
@@ -72,6 +75,50 @@ async def test_a_key_guards_what_is_under_v1_and_nothing_else() -> None:
     assert gateway.responder.requests == []
     assert (await gateway.post({"prompt": "x"}, authorization="Bearer secret")).status == 200
     assert (await gateway.get("/livez")).status == 200
+
+
+@pytest.mark.parametrize("header", ["bearer secret", "BEARER secret", "Bearer  secret"])
+async def test_the_scheme_of_a_key_is_read_in_any_case(header: str) -> None:
+    gateway = await start_gateway(api_key="secret")
+    assert (await gateway.get("/v1/models", authorization=header)).status == 200
+
+
+@pytest.mark.parametrize("header", ["secret", "Basic secret", "Bearer", "Bearer Secret", "Bearersecret"])
+async def test_another_scheme_or_key_is_refused(header: str) -> None:
+    gateway = await start_gateway(api_key="secret")
+    assert (await gateway.get("/v1/models", authorization=header)).status == 401
+
+
+REFUSED: dict[str, tuple[int, bytes]] = {
+    "by the pipeline": (400, b'{"model": "%s", "prompt": "%s"}'),
+    "by the directory": (404, b'{"model": "other%s", "prompt": "%s"}'),
+    "by the gateway": (400, b'{"model": "%s", "nonsense": "%s"}'),
+    "by the parser": (400, b'{"model": "%s", "prompt": "%s'),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_refused_request_leaves_no_memory_behind(case: str, stream: bool) -> None:
+    """Without the garbage collector, which seldom runs in a service."""
+    status, template = REFUSED[case]
+    gateway = await start_gateway(body_limit=2_000_000)
+    gateway.responder.script = lambda request: [InvalidRequest("top_k must be at least 1"), None]
+    body = template % (MODEL.encode(), b"x" * 1_000_000)
+    if stream:
+        body = body.replace(b"{", b'{"stream": true, ', 1)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            assert (await gateway.post(body)).status == status
+            gateway.responder.requests.clear()
+            await settle()
+        assert tracemalloc.get_traced_memory()[0] < 5_000_000
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 async def test_without_a_pipeline_it_is_unavailable(gateway: Gateway) -> None:

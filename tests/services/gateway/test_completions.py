@@ -14,7 +14,7 @@ from pagewire.shared.errors import (
     Overloaded,
     RequestError,
 )
-from tests.services.gateway.http import Gateway
+from tests.services.gateway.http import Gateway, start_gateway
 from tests.support.responder import MODEL, WORDS, deltas, final, settle
 from tests.support.waiting import until
 
@@ -126,6 +126,32 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
     assert await blamed(gateway, {"model": MODEL, "prompt": "x", "top_k": -5}) == "top_k"
     gateway.responder.script = lambda request: [InvalidRequest("a stop string is empty"), None]
     assert await blamed(gateway, {"model": MODEL, "prompt": "x", "stop": [""]}) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", [2**64]),
+        ("max_tokens", 2**64),
+        ("min_tokens", 2**64),
+        ("top_k", 10**25),
+        ("n", 2**64),
+        ("seed", -(2**63) - 1),
+        ("stop_token_ids", [1, 2**64]),
+        ("priority", 2**64),
+    ],
+)
+async def test_an_integer_of_more_than_64_bits_is_refused_by_name(gateway: Gateway, field: str, value: Any) -> None:
+    answer = await gateway.post({"model": MODEL, "prompt": "x", field: value})
+    assert (answer.status, answer.json["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("field", ["prompt", "metadata", "structured_outputs"])
+async def test_a_body_that_is_nested_too_deeply_is_refused(field: str) -> None:
+    gateway = await start_gateway(body_limit=1_000_000)
+    nested = '{"a":' * 50_000 + "1" + "}" * 50_000
+    answer = await gateway.post(f'{{"model": "{MODEL}", "prompt": "x", "{field}": {nested}}}'.encode())
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
 
 
 async def test_an_overloaded_pipeline_says_when_to_come_back(gateway: Gateway) -> None:

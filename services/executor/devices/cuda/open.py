@@ -70,7 +70,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
     room = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
-    blocks = pool_blocks(settings, length, block_bytes, room)
+    blocks = pool_blocks(settings, length, block_bytes, room, free - block_bytes)
     capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size)
     pool = KVPool(spec, heads, capacity, dtype, runtime, tokens, cached)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)

@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 def pool(room: int = GIB // 2, max_model_len: int = 1000, **flags: Any) -> int:
     settings = load({name.replace("_", "-"): value for name, value in flags.items()}, {})
-    return pool_blocks(settings, max_model_len, bytes_per_block=1 << 16, room=room)
+    return pool_blocks(settings, max_model_len, bytes_per_block=1 << 16, room=room, memory=GIB)
 
 
 def refusal(folder: Path, **flags: Any) -> str:
@@ -94,6 +94,16 @@ def test_a_pool_has_the_size_that_is_set() -> None:
 def test_a_pool_holds_at_least_one_sequence(flags: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match="kv-cache-memory or num-kv-blocks, or lower max-model-len"):
         pool(**flags)
+
+
+@pytest.mark.parametrize("flags", [{"num_kv_blocks": GIB // (1 << 16) + 1}, {"kv_cache_memory": 2 * GIB}])
+def test_a_pool_larger_than_the_memory_is_refused(flags: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match=r"1\.1 GB are free: lower kv-cache-memory or num-kv-blocks"):
+        pool(**flags)
+
+
+def test_a_pool_larger_than_the_machine_is_refused_before_it_is_allocated() -> None:
+    assert "num-kv-blocks gives 10000000 KV blocks" in refusal(checkpoint("llama"), num_kv_blocks=10_000_000)
 
 
 def test_free_memory_is_plausible() -> None:

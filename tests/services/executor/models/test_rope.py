@@ -1,0 +1,45 @@
+"""Rotary position embedding, against transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen2Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from pagewire.services.executor.models.rope import RotaryEmbedding, read_rope
+
+HEAD_DIM, THETA, CONTEXT = 64, 1_000_000.0, 32768
+QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTEXT}
+"""What Qwen2.5's model card adds to config.json for long texts."""
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        QWEN,
+        {"type": "yarn", "factor": 4.0},
+        QWEN | {"truncate": False},
+        QWEN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        QWEN | {"mscale": 0.707, "mscale_all_dim": 0.5},
+        QWEN | {"mscale": 0.707},
+        QWEN | {"attention_factor": 0.9},
+        QWEN | {"beta_fast": 16, "beta_slow": 2, "truncate": False},
+        QWEN | {"original_max_position_embeddings": 1024, "beta_fast": 1, "beta_slow": 1, "truncate": False},
+    ],
+)
+def test_yarn_is_that_of_transformers(scaling: dict[str, Any]) -> None:
+    config = Qwen2Config(
+        hidden_size=HEAD_DIM * 2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        rope_parameters=scaling | {"rope_type": "yarn", "rope_theta": THETA},
+    )
+    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    rotary = RotaryEmbedding(read_rope(scaling, THETA, CONTEXT), HEAD_DIM)
+    torch.testing.assert_close(rotary.frequencies, expected, rtol=1e-6, atol=0)
+    assert rotary.scale == pytest.approx(scale, rel=1e-12)
+
+
+def test_without_a_factor_it_is_the_ratio_of_the_contexts() -> None:
+    assert read_rope({"type": "yarn", "original_max_position_embeddings": 1024}, THETA, 4096).factor == 4.0
