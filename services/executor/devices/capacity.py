@@ -1,4 +1,4 @@
-"""How large the KV pool is."""
+"""The size of the KV pool."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, room: int) -> int:
-    """Blocks of the KV pool: as set, or as many as `max_num_seqs` sequences can use and `room` bytes hold.
+def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, free_bytes: int) -> int:
+    """Returns the number of KV blocks: as set, or as many as `max_num_seqs` sequences can use and `free_bytes` hold.
 
     Raises:
         ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens.
@@ -21,8 +21,8 @@ def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, ro
     elif settings.kv_cache_memory is not None:
         blocks, source = settings.kv_cache_memory // bytes_per_block, "kv-cache-memory"
     else:
-        blocks = min(settings.max_num_seqs * longest, max(room, 0) // bytes_per_block)
-        source = f"the memory that is left ({max(room, 0) / 1e9:.1f} GB)"
+        blocks = min(settings.max_num_seqs * longest, max(free_bytes, 0) // bytes_per_block)
+        source = f"the free memory ({max(free_bytes, 0) / 1e9:.1f} GB)"
     if blocks < longest:
         raise ConfigurationError(
             f"{source} gives {blocks} KV blocks of {bytes_per_block} bytes, one sequence of {max_model_len} tokens "
@@ -32,7 +32,7 @@ def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, ro
 
 
 def free_memory() -> int:
-    """Bytes that this process could still take: of the machine or, if that is less, of its container."""
+    """Returns the bytes that this process can still allocate, by the machine's memory and the container's limit."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
     limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
