@@ -1,4 +1,4 @@
-"""The inner loop of every attention kernel: one packed query tile against a range of cached positions.
+"""The inner loop of all attention kernels: one packed tile of queries against a range of cached positions.
 
 Source: FlashAttention-2 (Dao, 2023) for the online softmax; vLLM's paged layout (Kwon et al., 2023) for the cache.
 """
@@ -13,7 +13,7 @@ MINUS_INFINITY: tl.constexpr = tl.constexpr(float("-inf"))
 
 @jit
 def soft_cap(scores: tl.tensor, CAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`CAP * tanh(scores / CAP)` by one exponential that may overflow harmlessly."""
+    """Returns `CAP * tanh(scores / CAP)`, with one exponential, whose overflow is harmless."""
     return CAP - 2 * CAP / (tl.exp2(scores * (2 * LOG2E / CAP)) + 1)
 
 
@@ -37,10 +37,11 @@ def attend(  # type: ignore[no-untyped-def]
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """Unnormalised attention of `q` [M, D] over cached positions [begin, end), `begin` a multiple of TILE.
+    """Computes unnormalised attention of `q` [M, D] over cached positions [begin, end), `begin` a multiple of TILE.
 
-    Row m sees position j if j <= positions[m] and, with a window, positions[m] - j < WINDOW; a row of position -1 sees
-    nothing. Returns (sum of weighted values [M, D], largest score [M], sum of weights [M]), scores in base 2, fp32.
+    Row m sees position j if j <= positions[m] and, with a window, positions[m] - j < WINDOW; a row with position -1
+    sees nothing. Returns (sum of weighted values [M, D], largest score [M], sum of weights [M]) in float32, with scores
+    in base 2.
     """
     M: tl.constexpr = q.shape[0]
     D: tl.constexpr = q.shape[1]

@@ -1,4 +1,4 @@
-"""What the attention kernels share: a layer's constants, a step's batch, and the shapes that devices meet."""
+"""Types of the attention kernels: a layer's constants, a step's batch, and the shapes of known models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What a layer's attention computes, the same for every step. Units of length are positions."""
+    """The constants of a layer's attention. Lengths are in positions."""
 
     heads: int
     kv_heads: int
     head_size: int
     scale: float
-    """Multiplies query times key."""
+    """Factor of the product of query and key."""
     window: int = 0
-    """Positions seen, the query's own included; 0: all."""
+    """Number of positions that a query sees, its own included; 0: all."""
     soft_cap: float = 0.0
-    """Scores become cap * tanh(score / cap); 0: as they are."""
+    """Scores become cap * tanh(score / cap); 0: no cap."""
     key_scale: float = 1.0
-    """A stored key times this is the key (fp8 cache)."""
+    """Factor from a stored key to the key (fp8 cache)."""
     value_scale: float = 1.0
-    """A stored value times this is the value (fp8 cache)."""
+    """Factor from a stored value to the value (fp8 cache)."""
 
     @property
     def group(self) -> int:
@@ -32,21 +32,21 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Where the sequences of one step are, on the device. R rows, T tokens; int32 unless said otherwise."""
+    """The rows of one step, as int32 tensors on the device. R rows, T tokens."""
 
     slots: torch.Tensor
-    """[R] row of `block_tables` that belongs to each sequence."""
+    """[R] index of each row's sequence in `block_tables`."""
     lengths: torch.Tensor
-    """[R] positions cached, those of this step included; 0 is a dead row, whose output is zero."""
+    """[R] cached positions, those of this step included; 0 is a dead row, whose output is zero."""
     cu_queries: torch.Tensor
-    """[R + 1] where each sequence's tokens begin in the step; rows may be empty, the last entry is at most T."""
+    """[R + 1] index of each row's first token in the step; rows may be empty, the last entry is at most T."""
     block_tables: torch.Tensor
-    """[slots, blocks] entry i holds positions [i * block_size, (i + 1) * block_size)."""
+    """[slots, blocks] block ids; block i holds positions [i * block_size, (i + 1) * block_size)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An attention layer of a known model, as `pagewire.kernels.compile` compiles it."""
+    """An attention layer of a known model, for `pagewire.kernels.compile`."""
 
     name: str
     layer: Attention
@@ -61,7 +61,7 @@ class Shape:
 
     @property
     def minimum_arch(self) -> int:
-        """Float8 conversions came with compute capability 8.9."""
+        """Oldest compute capability, times ten, that can run the kernel: float8 conversions need 8.9."""
         return 89 if self.cache == "fp8e4nv" else 80
 
     @property
@@ -85,7 +85,7 @@ class Shape:
 
 
 TENSORS = {"slots": "i32", "lengths": "i32", "cu_queries": "i32", "block_tables": "i32", "alibi": "fp32"}
-"""Element types of the parameters that every shape has."""
+"""Element types of the parameters that do not depend on the shape."""
 
 SHAPES = (
     Shape("llama-3-8b", Attention(32, 8, 128, 1.0)),

@@ -1,4 +1,4 @@
-"""The end of a step: tokens are appended, positions advance, and what is finished becomes a dead row."""
+"""The end of a step: appends tokens, advances positions, and marks finished rows as dead."""
 
 import torch
 import triton
@@ -71,10 +71,10 @@ def bookkeeping(
     finishes: torch.Tensor,
     seen: torch.Tensor | None = None,
 ) -> None:
-    """Takes a step over into `state`, and writes `finishes` uint8 [R]: 0 goes on, 1 stopped, 2 at its length.
+    """Applies the results of a step to `state`. Writes `finishes` uint8 [R]: 0 continues, 1 stopped, 2 at its length.
 
     `slots`, `num_computed_tokens`, `ends` (as `step_inputs` wrote them) and `sampled` are int32 [R], `cu_queries` int32
-    [R + 1], `stop_ids` int32 [S, most] filled up with -1. `seen`, of `Penalties`, counts the token if there is one.
+    [R + 1], `stop_ids` int32 [S, longest list] padded with -1. The sampled token is counted in `seen`, see `Penalties`.
     """
     rows, stops = len(slots), stop_ids.shape[1]
     bookkeeping_kernel[(triton.cdiv(rows, BLOCK),)](
@@ -128,7 +128,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     columns = ("sampled", "slots", "num_computed_tokens", "ends", "cu_queries", "stop_ids")
     names = ("state_tokens", "known", "computed", "last", "alive")
     tensors = {**dict.fromkeys(columns, "i32"), "finishes": "u8", **{name: STATE_TENSORS[name] for name in names}}

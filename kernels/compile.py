@@ -1,7 +1,7 @@
 """`python -m pagewire.kernels.compile --arch sm_80 sm_90 sm_100`: compiles every kernel on a machine without a GPU.
 
-Prints registers, spills and shared memory of each configuration, and fails where attention or sampling spills or a
-kernel wants more shared memory than the part has.
+Prints registers, spills and shared memory of each configuration. Fails if attention or sampling spills, or if a kernel
+needs more shared memory than the GPU has.
 """
 
 import argparse
@@ -37,26 +37,26 @@ MODULES = (
     "scatter",
 )
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Bytes that one block may have, per compute capability times ten."""
+"""Maximum shared memory of a block in bytes, by compute capability times ten."""
 
 
 class Usage(NamedTuple):
-    """What one compiled kernel takes."""
+    """The resources of one compiled kernel."""
 
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     spills: int
-    """Instructions that store or load a register because there were too few."""
+    """Number of instructions that store or load spilled registers."""
     shared: int
-    """Bytes per block."""
+    """Shared memory per block in bytes."""
 
 
 def compile_configuration(configuration: Configuration, arch: int) -> Usage:
-    """Compiles for one compute capability (times ten), pointers taken as aligned to 16 bytes as PyTorch's are.
+    """Compiles for a compute capability (times ten). Pointers are assumed aligned to 16 bytes, as PyTorch's are.
 
     Raises:
         triton.TritonError: the kernel does not compile.
-        RuntimeError: its machine code cannot be read.
+        RuntimeError: the machine code cannot be read.
     """
     kernel: Any = configuration.kernel
     signature = {}
@@ -75,7 +75,7 @@ def compile_configuration(configuration: Configuration, arch: int) -> Usage:
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread, and instructions that move spilled registers, read off the machine code."""
+    """Returns registers per thread and the number of spill instructions, by the machine code."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -87,12 +87,12 @@ def resources(cubin: bytes) -> tuple[int, int]:
         registers = re.search(r"REG:(\d+)", report("-res-usage"))
         spills = len(re.findall(r"\b(?:STL|LDL)\b", report("-sass")))
     if registers is None:
-        raise RuntimeError("cuobjdump names no registers: another version than Triton's own?")
+        raise RuntimeError("cuobjdump reports no registers: use the version that Triton brings")
     return int(registers[1]), spills
 
 
 def configurations() -> list[tuple[str, Configuration]]:
-    """Every configuration with the name of its module."""
+    """Returns every configuration with the name of its module."""
     return [
         (name, configuration)
         for name in MODULES
@@ -101,12 +101,12 @@ def configurations() -> list[tuple[str, Configuration]]:
 
 
 def compile_form(index: int, arch: int) -> Usage:
-    """Compiles one of `configurations()`, by its place in them: they cannot be sent to another process."""
+    """Compiles entry `index` of `configurations()`, whose entries cannot be pickled for another process."""
     return compile_configuration(configurations()[index][1], arch)
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles, prints the table, and returns the exit code."""
+    """Compiles the kernels, prints the table and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pagewire.kernels.compile", description=__doc__)
     parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{arch}" for arch in SHARED_LIMIT])
     parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")

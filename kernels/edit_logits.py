@@ -1,4 +1,4 @@
-"""Changes of single logits before anything else: biases, and stop ids that come too early."""
+"""Changes single logits before sampling: adds biases and bans stop ids below the minimum length."""
 
 import torch
 import triton
@@ -43,7 +43,7 @@ def edit_logits_kernel(
 
 
 def edit_logits(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor, ends: torch.Tensor) -> None:
-    """Adds the biases to `logits` [R, vocabulary], and bars stop ids below the slot's minimum length, in place.
+    """Adds the biases to `logits` [R, vocabulary] in place, and bans stop ids below the slot's minimum length.
 
     `slots` is int32 [R]; `ends` int32 [R] is the position of the token to sample, or -1 for a row that samples none.
     """
@@ -65,7 +65,7 @@ def edit_logits(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor,
 
 
 def reference(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The logits after `edit_logits`."""
+    """Returns the logits after `edit_logits`."""
     result = logits.clone()
     for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
         if end < 0:
@@ -78,7 +78,7 @@ def reference(table: SamplingTable, logits: torch.Tensor, slots: torch.Tensor, e
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     tensors = {name: SAMPLING_TENSORS[name] for name in ("bias_ids", "bias", "stop_ids", "min_length")}
     sizes = {"BIASES": 300, "STOPS": 16, "PADDED_BIASES": 512, "PADDED_STOPS": 16}
     return [

@@ -1,4 +1,4 @@
-"""`triton.jit` with a type, and what ahead-of-time compilation must be told of a kernel."""
+"""`triton.jit` with types, and the description of a kernel for ahead-of-time compilation."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 class Kernel(Protocol):
-    """A Triton function: `kernel[grid](...)` launches it, other kernels call it."""
+    """A Triton function. `kernel[grid](...)` launches it, and other kernels can call it."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
@@ -19,9 +19,9 @@ class Kernel(Protocol):
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """`triton.jit`. Parameters annotated `tl.int32` do not specialise the code on their value.
+    """Applies `triton.jit`. Parameters annotated with `tl.int32` do not specialise the code on their value.
 
-    A step must never wait for a compilation because a batch has one row or a multiple of sixteen.
+    Otherwise a step would wait for a compilation when a batch first has one row or a multiple of sixteen.
     """
     parameters = inspect.signature(function).parameters.values()
     scalars = [parameter.name for parameter in parameters if parameter.annotation is tl.int32]
@@ -30,19 +30,19 @@ def jit(function: Callable[..., Any]) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One compiled form of a kernel: what a device with that shape of model launches."""
+    """A compiled variant of a kernel, as launched for models of a certain shape."""
 
     name: str
-    """Says what the form is for, in the table of `pagewire.kernels.compile`."""
+    """Purpose of the variant, shown in the table of `pagewire.kernels.compile`."""
     kernel: Kernel
     """The Triton function."""
     tensors: Mapping[str, str]
-    """Element type of each tensor parameter in Triton's terms, such as bf16 or i32."""
+    """Element type of each tensor parameter by Triton's names, such as bf16 or i32."""
     constants: Mapping[str, object]
     """Value of each `tl.constexpr` parameter; an absent optional tensor is the constant None."""
     options: Mapping[str, int] = field(default_factory=dict)
-    """`num_warps`, `num_stages` and `maxnreg`, where they are not Triton's own."""
+    """`num_warps`, `num_stages` and `maxnreg`, where they differ from Triton's defaults."""
     spills: bool = True
-    """Whether spilled registers are tolerated: no in attention and sampling."""
+    """Whether spilled registers are allowed; false for attention and sampling."""
     minimum_arch: int = 80
-    """Oldest compute capability, times ten, that has the instructions."""
+    """Oldest compute capability, times ten, that can run the kernel."""

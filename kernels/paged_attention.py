@@ -93,7 +93,7 @@ def paged_attention_kernel(
 
 
 def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
-    """Tile sizes, warps and pipeline depth of the mixed kernel, for elements of `itemsize` bytes."""
+    """Returns tile sizes, warps and pipeline depth of the mixed kernel, for elements of `itemsize` bytes."""
     padded = triton.next_power_of_2(head_size)
     if itemsize == 4:  # IEEE products on the ordinary cores: small tiles, or the accumulators spill
         block_m, tile, warps, stages = 16, 16, 4, 2
@@ -115,11 +115,11 @@ def paged_attention(
     alibi: torch.Tensor | None = None,
     minimum: int = 1,
 ) -> None:
-    """Causal attention of `query` [T, heads, head_size] over the cache, into `out` of the same shape and dtype.
+    """Writes causal attention of `query` [T, heads, head_size] over the cache to `out`, of the same shape and dtype.
 
-    The queries of a sequence are its last positions, and their keys and values are in the cache already. Caches are
-    [blocks, kv_heads, block_size, head_size], of the query's dtype or float8_e4m3fn; `alibi` is float32 [heads]
-    slopes. Sequences with fewer than `minimum` queries are left to `split_attention`. Tokens from
+    The queries of a sequence are its last positions, whose keys and values are already in the cache. Caches are
+    [blocks, kv_heads, block_size, head_size], of the query's dtype or float8_e4m3fn; `alibi` are float32 slopes
+    [heads]. Sequences with fewer than `minimum` queries are skipped, for `split_attention`. Tokens from
     `cu_queries[-1]` on are not written.
     """
     sizes = tiling(layer.head_size, query.element_size(), layer.group)
@@ -158,7 +158,7 @@ def reference(
     value_cache: torch.Tensor,
     alibi: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`paged_attention` in float64, [cu_queries[-1], heads, head_size]."""
+    """Returns `paged_attention` in float64 [cu_queries[-1], heads, head_size]."""
     cu, device = batch.cu_queries.tolist(), query.device
     out = torch.zeros(cu[-1], layer.heads, layer.head_size, dtype=torch.float64, device=device)
     for row, (slot, length) in enumerate(zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)):
@@ -187,7 +187,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
     for shape in SHAPES:
         sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)

@@ -1,4 +1,4 @@
-"""One uniform number per sampled token: a function of the sequence's key and the token's position, nothing else.
+"""One uniform number per sampled token, a function of only the sequence's key and the token's position.
 
 Source: Salmon et al., 2011 (Philox 4x32 of ten rounds).
 """
@@ -10,14 +10,14 @@ from pagewire.kernels.jit import jit
 
 @jit
 def uniform(key: tl.tensor, position: tl.tensor):  # type: ignore[no-untyped-def]
-    """In (0, 1), float64, of 24 random bits. `key` is 64 bits as int64, `position` 32 bits."""
+    """Returns a float64 in (0, 1) with 24 random bits. `key` is 64 bits as int64, `position` 32 bits."""
     zero = position * 0
     word, _, _, _ = tl.philox(key, position, zero, zero, zero)
     return ((word.to(tl.uint32, bitcast=True) >> 8).to(tl.float64) + 0.5) * 5.9604644775390625e-08
 
 
 def reference(key: int, position: int) -> float:
-    """`uniform` in Python; `key` unsigned."""
+    """Returns `uniform` in Python; `key` is unsigned."""
     words, keys = [position, 0, 0, 0], [key & 0xFFFF_FFFF, key >> 32]
     for _ in range(10):
         even, odd = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]

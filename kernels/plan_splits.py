@@ -1,8 +1,8 @@
-"""How many programs share the context of each decoding sequence, decided on the device once per step.
+"""Decides how many programs share the context of each decoding sequence, on the device, once per step.
 
-Reading the KV cache is a decode's work, and a part has only so many programs at once: long contexts are cut so that
-all programs end together, at any batch size. Nothing here depends on the host knowing a length, so a CUDA graph can
-hold it. The idea of planning by work items follows FlashInfer (Ye et al., 2025).
+The time of a decode is the time to read the KV cache, and a GPU runs a limited number of programs at once. So long
+contexts are split such that all programs end at about the same time, at any batch size. The host needs no lengths, so
+the kernel can be captured in a CUDA graph. Planning by work items follows FlashInfer (Ye et al., 2025).
 """
 
 import torch
@@ -15,20 +15,20 @@ CANDIDATES: tl.constexpr = tl.constexpr(32)
 
 
 def capacity(multiprocessors: int, kv_heads: int) -> int:
-    """Programs per KV head that a part runs at once; two fit on a multiprocessor."""
+    """Returns the programs per KV head that a GPU runs at once; two fit on a multiprocessor."""
     return max(1, 2 * multiprocessors // kv_heads)
 
 
 def most_items(rows: int, capacity: int) -> int:
-    """Most work items per KV head that a plan can have: the size of grids and of the partial results."""
+    """Returns the maximum work items per KV head of a plan, which is the size of grids and of partial results."""
     return rows + 4 * capacity
 
 
 def split_tiles(tiles: list[int], capacity: int) -> int:
-    """Tiles per work item that end a step soonest, given the tiles of each sequence's context.
+    """Returns the tiles per work item that minimise the time of a step, given the tiles of each sequence's context.
 
-    Considers items from the smallest that `most_items` allows upwards. A choice costs its waves of `capacity` items
-    times the length of an item, plus one tile for an item's start and its share of the reduction.
+    Tries item sizes from the smallest that `most_items` allows upwards. The cost of a size is the number of waves of
+    `capacity` items times the length of an item, plus one tile per item for its start and its part of the reduction.
     """
     smallest = max(1, -(-sum(tiles) // (4 * capacity)))
     step = max(1, smallest // 8)
@@ -92,10 +92,10 @@ def plan_splits(
     cu_splits: torch.Tensor,
     split_size: torch.Tensor,
 ) -> None:
-    """Cuts the contexts of sequences with 1 to `limit` queries into items of `split_size` tiles of `tile` positions.
+    """Splits the contexts of sequences with 1 to `limit` queries into items of `split_size` tiles of `tile` positions.
 
-    All tensors int32: `lengths` [R] in positions, `cu_queries` [R + 1]. Written: `cu_splits` [R + 1], where the items
-    of each row begin, and `split_size` [1] in tiles. A row with too many queries, or none, has no item.
+    All tensors are int32. Reads `lengths` [R], in positions, and `cu_queries` [R + 1]. Writes `cu_splits` [R + 1], the
+    index of each row's first item, and `split_size` [1], in tiles. A row with no queries or too many has no items.
     """
     rows = len(lengths)
     plan_splits_kernel[(1,)](
@@ -115,7 +115,7 @@ def plan_splits(
 def reference(
     lengths: torch.Tensor, cu_queries: torch.Tensor, capacity: int, limit: int, tile: int, window: int
 ) -> tuple[torch.Tensor, int]:
-    """`cu_splits` and `split_size` of `plan_splits`."""
+    """Returns `cu_splits` and `split_size` of `plan_splits`."""
     tiles = []
     for length, queries in zip(lengths.tolist(), cu_queries.diff().tolist(), strict=True):
         begin = max(length - queries - window + 1, 0) // tile * tile if window else 0
@@ -126,7 +126,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     return [
         Configuration(
             name=f"{rows} rows{', window' if window else ''}",

@@ -1,4 +1,4 @@
-"""Joins the partial results of a context that several programs shared."""
+"""Combines the partial results of contexts that several programs shared."""
 
 import torch
 import triton
@@ -62,11 +62,11 @@ def reduce_splits(
     cu_queries: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """The average of each query's splits, weighted by their sums of weights, into `out` [T, heads, head_size].
+    """Writes the average of each query's splits, weighted by their sums of weights, to `out` [T, heads, head_size].
 
-    `partial` is float32 [items, queries, heads, head_size], `logsum` float32 [items, queries, heads] in base 2 and
-    minus infinity where a split saw nothing; `cu_splits` and `cu_queries` are int32 [R + 1]. Rows of one split or none
-    are not written: the attention kernel has done them.
+    `partial` is float32 [items, queries, heads, head_size]; `logsum` is float32 [items, queries, heads], in base 2,
+    minus infinity where a split saw nothing; `cu_splits` and `cu_queries` are int32 [R + 1]. Rows with less than two
+    splits are skipped: the attention kernel has written their result.
     """
     _, queries, heads, head_size = partial.shape
     reduce_splits_kernel[(len(cu_queries) - 1) * queries, heads](
@@ -87,7 +87,7 @@ def reduce_splits(
 def reference(
     partial: torch.Tensor, logsum: torch.Tensor, cu_splits: torch.Tensor, cu_queries: torch.Tensor, out: torch.Tensor
 ) -> torch.Tensor:
-    """`out` in float64 after `reduce_splits`."""
+    """Returns `out` after `reduce_splits`, in float64."""
     result = out.double()
     for row in range(len(cu_queries) - 1):
         begin, end = cu_splits[row : row + 2].tolist()
@@ -100,7 +100,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     heads = {(shape.layer.heads, shape.layer.head_size, shape.dtype) for shape in SHAPES}
     return [
         Configuration(

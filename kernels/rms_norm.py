@@ -1,4 +1,4 @@
-"""RMS norm, with the residual's addition in the same pass. Source: Zhang and Sennrich, 2019."""
+"""RMSNorm, with the addition of the residual in the same pass. Source: Zhang and Sennrich, 2019."""
 
 import torch
 import triton
@@ -34,10 +34,10 @@ def rms_norm_kernel(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor, residual: torch.Tensor | None = None
 ) -> None:
-    """`out` = norm(x + residual) * weight; `residual` becomes x + residual.
+    """Writes norm(x + residual) * weight to `out` and x + residual to `residual`.
 
-    `x`, `out` and `residual` are [T, size] of one dtype, contiguous, `weight` [size]; `out` may be `x`. A model that
-    multiplies by 1 + weight (Gemma) adds the one when it loads its weights.
+    `x`, `out` and `residual` are contiguous [T, size] of one dtype, `weight` is [size]; `out` may be `x`. A model that
+    multiplies by 1 + weight (Gemma) must add the 1 when its weights are loaded.
     """
     size = x.shape[1]
     padded = triton.next_power_of_2(size)
@@ -45,20 +45,20 @@ def rms_norm(
 
 
 def warps(padded: int) -> int:
-    """Warps for a row of `padded` elements: eight elements per thread, as 16-byte accesses want."""
+    """Returns the warps for a row of `padded` elements: eight elements per thread, for 16-byte accesses."""
     return max(1, min(16, padded // 256))
 
 
 def reference(
     x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`out` and the new residual of `rms_norm`, in float64."""
+    """Returns `out` and the new residual of `rms_norm`, in float64."""
     hidden = x.double() if residual is None else (x.double() + residual.double()).to(x.dtype).double()
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + epsilon) * weight.double(), hidden
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
     for size, dtype in ((1024, "bf16"), (4096, "bf16"), (5120, "bf16"), (8192, "bf16"), (4096, "fp32")):
         padded = triton.next_power_of_2(size)

@@ -1,6 +1,6 @@
-"""Rotary embedding of queries and keys, and the write of keys and values into their blocks, in one pass.
+"""Rotates queries and keys and writes keys and values to their blocks, in one pass.
 
-Source: Su et al., 2021. Norms of single heads before the rotation (Qwen3) are part of the pass.
+Source: Su et al., 2021. The pass includes RMSNorm of each head before the rotation (Qwen3).
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ def rotated(  # type: ignore[no-untyped-def]
     epsilon: tl.tensor,
     HEAD_SIZE: tl.constexpr,
 ):
-    """Heads [H, D] at `source + offsets`, normed if there is a weight, and rotated, in fp32.
+    """Returns the heads [H, D] at `source + offsets` in float32, normed if there is a weight, and rotated.
 
-    The second read, of each feature's partner in the rotation, comes from the cache: it saves an exchange between
+    Each feature's partner in the rotation is read from memory again. This hits the cache and avoids an exchange between
     threads for any pairing of features.
     """
     own = tl.load(source + offsets + dims[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -43,7 +43,7 @@ def rotated(  # type: ignore[no-untyped-def]
 
 @jit
 def stored(x: tl.tensor, scale: tl.tensor, TYPE: tl.constexpr, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`x` as the cache holds it: divided by its scale and, for fp8, cut to the largest finite value."""
+    """Returns `x` as stored in the cache: for fp8 divided by the scale and clamped to the largest finite value."""
     if LARGEST > 0:
         x = tl.clamp(x / scale, -LARGEST, LARGEST)
     return x.to(TYPE)
@@ -118,21 +118,21 @@ def rotary_cache_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How a layer turns its heads."""
+    """The constants of a layer's rotation."""
 
     heads: int
     kv_heads: int
     head_size: int
     rotary: int
-    """Leading features of a head that are turned; 0: none, keys are stored as they are."""
+    """Number of leading features of a head that are rotated; 0: none, keys are stored unchanged."""
     interleaved: bool = False
-    """Features 2i and 2i + 1 form a pair; else i and i + rotary / 2."""
+    """Whether features 2i and 2i + 1 form a pair; otherwise i and i + rotary / 2."""
     epsilon: float = 1e-6
-    """Of the norms of single heads."""
+    """Epsilon of the norms of heads."""
     key_scale: float = 1.0
-    """A key is stored divided by this (fp8 cache)."""
+    """Divisor of stored keys (fp8 cache)."""
     value_scale: float = 1.0
-    """A value is stored divided by this (fp8 cache)."""
+    """Divisor of stored values (fp8 cache)."""
 
 
 def rotary_cache(
@@ -147,12 +147,12 @@ def rotary_cache(
     query_weight: torch.Tensor | None = None,
     key_weight: torch.Tensor | None = None,
 ) -> None:
-    """Turns the queries into `query` [T, heads, head_size], the keys into `key_cache`, and stores the values.
+    """Writes rotated queries to `query` [T, heads, head_size] and rotated keys and the values to the caches.
 
-    `packed` [T, (heads + 2 * kv_heads) * head_size] holds queries, keys and values; `positions` is int32 [T]; `places`
-    int64 [T] is block * block_size + offset, in a block that nobody reads for a dead row; `table` is float32
-    [positions, rotary], cosines before sines. Caches are [blocks, kv_heads, block_size, head_size], of the dtype of
-    `packed` or float8_e4m3fn. The weights [head_size] norm each head of queries and keys first.
+    `packed` [T, (heads + 2 * kv_heads) * head_size] has queries, keys and values; `positions` is int32 [T]; `places`
+    int64 [T] is block * block_size + offset, in the dummy block for a dead row; `table` is float32 [positions, rotary],
+    cosines before sines. Caches are [blocks, kv_heads, block_size, head_size], of the dtype of `packed` or
+    float8_e4m3fn. The weights [head_size] norm each head of queries and keys before the rotation.
     """
     group = layer.heads // layer.kv_heads
     fp8 = key_cache.dtype == torch.float8_e4m3fn
@@ -183,7 +183,7 @@ def rotary_cache(
 
 
 def warps(group: int) -> int:
-    """Warps for the query heads of one KV head."""
+    """Returns the warps for the query heads of one KV head."""
     return int(min(8, triton.next_power_of_2(group)))
 
 
@@ -195,7 +195,7 @@ def reference(
     query_weight: torch.Tensor | None = None,
     key_weight: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [T, heads, head_size], keys and values [T, kv_heads, head_size] of `rotary_cache`, in float64."""
+    """Returns queries [T, heads, head_size], keys and values [T, kv_heads, head_size] of `rotary_cache` in float64."""
     heads = packed.double().reshape(len(packed), -1, layer.head_size)
     cos, sin = table[positions.long()].double()[:, None].chunk(2, -1)
 
@@ -217,7 +217,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
     for name, layer, dtype, cache, normed in (
         ("llama-3-8b", Rotary(32, 8, 128, 128), "bf16", "bf16", False),

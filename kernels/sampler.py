@@ -1,8 +1,8 @@
-"""Picks one token per row: filters without a sort, then the inverse of the cumulative distribution.
+"""Samples one token per row: filters without a sort, then inverts the cumulative distribution.
 
-Filters keep the tokens at or above one logit. min-p gives that logit directly; top-k and top-p search it by bisection,
-every step of which lands on a logit that occurs, so that the search ends exactly. Ties at the edge are kept together.
-Tiles of the vocabulary whose largest logit is too small are never read again.
+A filter keeps the tokens at or above a lower bound on the logits. min-p gives the bound directly. top-k and top-p find
+it by bisection, in which every step ends at a logit that occurs, so that the result is exact. Ties at the bound are
+all kept. Tiles of the vocabulary whose largest logit is below the bound are not read again.
 """
 
 import torch
@@ -31,7 +31,7 @@ def scaled_logits(  # type: ignore[no-untyped-def]
     seen: tl.tensor,
     VOCABULARY: tl.constexpr,
 ):
-    """Logits of the tokens with penalties taken and temperature divided, float32; minus infinity past the last."""
+    """Returns float32 logits of the tokens after penalties and temperature; minus infinity beyond the vocabulary."""
     mask = token < VOCABULARY
     x = tl.load(logits + token, mask=mask, other=float("-inf")).to(tl.float32)
     if seen is not None:
@@ -92,9 +92,9 @@ def edge(  # type: ignore[no-untyped-def]
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Largest logit t >= low such that tokens at or above t weigh at least `goal`; `low` if none does.
+    """Returns the largest logit t >= low such that tokens at or above t weigh at least `goal`; `low` if there is none.
 
-    A token weighs one if `count`, else the exponential of its logit minus `peak`, the largest.
+    A token weighs 1 if `count` is set, else the exponential of its logit minus `peak`, the largest logit.
     """
     high = peak
     stride = 32.0
@@ -103,7 +103,7 @@ def edge(  # type: ignore[no-untyped-def]
         if low == float("-inf"):
             middle = high - stride
             stride *= 2
-        if middle <= low:  # the two are neighbours
+        if middle <= low:  # there is no float between the two
             middle = high
         weight = tl.zeros([TILE], dtype=tl.float32)
         above = tl.full([TILE], INFINITY, dtype=tl.float32)
@@ -140,7 +140,7 @@ def tile_masses(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Summed weight of the tokens at or above `low` in each tile, float64 [PADDED]."""
+    """Returns the sum of the weights of tokens at or above `low` in each tile, float64 [PADDED]."""
     index = tl.arange(0, PADDED)
     masses = tl.zeros([PADDED], dtype=tl.float64)
     for tile in range(TILES):
@@ -228,7 +228,7 @@ def sample_kernel(
     weight = tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64)
     reached_here = tl.sum(tl.where(index < tile, masses, 0.0), 0) + tl.cumsum(weight, 0)
     picked = tl.min(tl.where((reached_here > target) & (weight > 0), token, VOCABULARY), 0)
-    last = tl.max(tl.where(weight > 0, token, 0), 0)  # where rounding leaves none above the target
+    last = tl.max(tl.where(weight > 0, token, 0), 0)  # if rounding leaves no token above the target
     tl.store(tokens + row, tl.minimum(picked, last))
 
 
@@ -241,11 +241,12 @@ def sample(
     tokens: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> None:
-    """Writes the picked token of every row into `tokens` int32 [R]; -1 where `ends` is negative.
+    """Writes the sampled token of every row to `tokens` int32 [R]; -1 where `ends` is negative.
 
-    `logits` [R, vocabulary] of any float type, contiguous, after `edit_logits`; `slots` int32 [R]; `ends` int32 [R]
-    the position of the token to sample; `maxima` float32 [R, ceil(vocabulary / TILE)] is scratch. Order: penalties,
-    temperature, min-p, top-k, top-p, then the first token whose cumulative probability exceeds the uniform number.
+    `logits` [R, vocabulary], after `edit_logits`, are contiguous and of any float type; `slots` is int32 [R]; `ends`
+    int32 [R] is the position of the token to sample; `maxima` float32 [R, ceil(vocabulary / TILE)] is scratch memory.
+    Order: penalties, temperature, min-p, top-k, top-p. Samples the first token whose cumulative probability exceeds the
+    uniform number.
     """
     rows, vocabulary = logits.shape
     tiles = triton.cdiv(vocabulary, TILE)
@@ -280,7 +281,7 @@ def sample(
 
 
 def distribution(table: SamplingTable, logits: torch.Tensor, slot: int, penalties: Penalties | None) -> torch.Tensor:
-    """Filtered probabilities of one row [vocabulary] in float64, not renormalised; a one for a greedy slot's token."""
+    """Returns a row's filtered probabilities, float64 [vocabulary], not renormalised; one-hot for a greedy slot."""
     x, columns = logits.double(), table.columns
     if penalties is not None:
         count = penalties.seen[slot]
@@ -308,7 +309,7 @@ def reference(
     ends: torch.Tensor,
     penalties: Penalties | None = None,
 ) -> list[int]:
-    """`tokens` of `sample`, in float64."""
+    """Returns `tokens` of `sample`, computed in float64."""
     tokens = []
     for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
         if end < 0:
@@ -321,7 +322,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
     for vocabulary, dtype, penalised in (
         (128256, "fp32", False),

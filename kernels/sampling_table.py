@@ -1,4 +1,4 @@
-"""How the tokens of each slot are picked: columns on the device, one row per slot, changed by plans only."""
+"""The sampling parameters of each slot: columns on the device, one row per slot, changed by plans only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ _DTYPES = {"f": torch.float32, "i": torch.int32, "u": torch.int64}
 _TRITON = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 
 COLUMNS = {name: _DTYPES[RECORD[name].kind] for name in RECORD.names or ()}
-"""The columns of a record, with their types on the device: real numbers, integers, and bits."""
+"""The columns of a record and their dtypes on the device: real numbers, integers, and bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """What earlier tokens cost. One row per slot."""
+    """Penalties for earlier tokens. One row per slot."""
 
     repetition: torch.Tensor
-    """float32 [S] divides a positive and multiplies a negative logit of a token in prompt or output; 1: off."""
+    """float32 [S] divisor of positive and factor of negative logits of tokens in prompt or output; 1: off."""
     presence: torch.Tensor
-    """float32 [S] taken from the logit of a token in the output; 0: off."""
+    """float32 [S] subtracted from the logit of a token in the output; 0: off."""
     frequency: torch.Tensor
-    """float32 [S] taken once per occurrence in the output; 0: off."""
+    """float32 [S] subtracted once per occurrence of a token in the output; 0: off."""
     seen: torch.Tensor
-    """int32 [S, vocabulary] twice the occurrences in the output, plus one if the prompt has the token."""
+    """int32 [S, vocabulary] twice the occurrences of a token in the output, plus one if the prompt has the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """S rows, one per slot."""
+    """Sampling parameters of S slots."""
 
     columns: Mapping[str, torch.Tensor]
-    """[S] each, by the names and of the types in `COLUMNS`; `pagewire.shared.sampling` says what they mean."""
+    """Columns [S] with the names and dtypes of `COLUMNS`; see `pagewire.shared.sampling` for their meaning."""
     stop_ids: torch.Tensor
-    """int32 [S, most] ids that end the sequence, filled up with -1."""
+    """int32 [S, longest list] ids that end the sequence, padded with -1."""
     bias_ids: torch.Tensor
-    """int32 [S, most] ids whose logits are changed, filled up with -1, none twice."""
+    """int32 [S, longest list] ids with a bias, padded with -1, without duplicates."""
     bias: torch.Tensor
-    """float32 [S, most] what is added to the logits of `bias_ids`."""
+    """float32 [S, longest list] biases added to the logits of `bias_ids`."""
 
 
 SAMPLING_TENSORS = {

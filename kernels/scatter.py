@@ -1,4 +1,4 @@
-"""Deltas of plans: any number of single entries of a table, changed by one launch."""
+"""Writes any number of single entries of a table in one launch."""
 
 import torch
 import triton
@@ -23,21 +23,21 @@ def scatter_kernel(
 
 
 def scatter(table: torch.Tensor, updates: torch.Tensor, count: torch.Tensor) -> None:
-    """table[row, column] = value for the first `count` rows (row, column, value) of `updates`.
+    """Sets table[row, column] = value for the first `count` rows (row, column, value) of `updates`.
 
-    `table` is int32 [rows, columns], such as block tables by slot, limits, or floats seen as int32; `updates` int32
-    [most, 3], no entry named twice; `count` int32 [1] on the device, at most `most`.
+    `table` is int32 [rows, columns], such as block tables by slot, limits, or the bits of floats; `updates` is int32
+    [N, 3], without duplicate entries; `count` is int32 [1] on the device, at most N.
     """
     scatter_kernel[(triton.cdiv(len(updates), BLOCK),)](table, updates, count, table.shape[1], BLOCK=BLOCK)
 
 
 def reference(table: torch.Tensor, updates: torch.Tensor, count: int) -> torch.Tensor:
-    """The table after `scatter`."""
+    """Returns the table after `scatter`."""
     row, column, value = updates[:count].long().unbind(1)
     return table.index_put((row, column), value.to(table.dtype))
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     tensors = dict.fromkeys(("table", "updates", "count"), "i32")
     return [Configuration("int32", scatter_kernel, tensors, {"BLOCK": BLOCK})]

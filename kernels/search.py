@@ -1,4 +1,4 @@
-"""Which sequence a program or a token belongs to, found on the device from cumulative lengths."""
+"""Finds the sequence of a program or a token from cumulative lengths, on the device."""
 
 import triton.language as tl
 
@@ -7,11 +7,11 @@ from pagewire.kernels.jit import jit
 
 @jit
 def find_row(cumulative: tl.tensor, index: tl.tensor, rows: tl.tensor, DIVISOR: tl.constexpr, SLACK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Last row r in [0, rows) with `cumulative[r] // DIVISOR + r * SLACK <= index`.
+    """Returns the last row r in [0, rows) with `cumulative[r] // DIVISOR + r * SLACK <= index`.
 
-    `cumulative` is int32 [rows + 1], from 0, not falling. With DIVISOR = 1 and SLACK = 0 that is the row which owns
-    element `index`. With DIVISOR = B and SLACK = 1 every row owns at least ceil(length / B) indices, and all of them
-    together `total // B + rows`: a grid of that size needs no lengths on the host.
+    `cumulative` is int32 [rows + 1], from 0, not decreasing. With DIVISOR = 1 and SLACK = 0, the row contains element
+    `index`. With DIVISOR = B and SLACK = 1, every row has at least ceil(length / B) indices, and all rows together have
+    `total // B + rows`, so that the host can size a grid without the lengths.
     """
     low = 0
     high = rows

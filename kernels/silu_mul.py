@@ -1,4 +1,4 @@
-"""SiLU of the gate times the other half: the middle of a SwiGLU layer. Source: Shazeer, 2020."""
+"""SiLU of the gate times the other half, the activation of a SwiGLU layer. Source: Shazeer, 2020."""
 
 import torch
 import triton
@@ -21,19 +21,19 @@ def silu_mul_kernel(out: tl.tensor, x: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.
 
 
 def silu_mul(x: torch.Tensor, out: torch.Tensor) -> None:
-    """`out` [T, size] = silu(x[:, :size]) * x[:, size:], with `x` [T, 2 * size] of the same dtype, contiguous."""
+    """Writes silu(x[:, :size]) * x[:, size:] to `out` [T, size]; `x` [T, 2 * size] is contiguous, of the same dtype."""
     size = out.shape[1]
     silu_mul_kernel[len(x), triton.cdiv(size, BLOCK)](out, x, SIZE=size, BLOCK=BLOCK)
 
 
 def reference(x: torch.Tensor) -> torch.Tensor:
-    """`silu_mul` in float64."""
+    """Returns `silu_mul` in float64."""
     gate, up = x.double().chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     return [
         Configuration(f"{size} {dtype}", silu_mul_kernel, {"out": dtype, "x": dtype}, {"SIZE": size, "BLOCK": BLOCK})
         for size, dtype in ((3072, "bf16"), (14336, "bf16"), (17408, "bf16"), (14336, "fp32"))

@@ -1,4 +1,4 @@
-"""What the device knows of each slot's sequence. Plans change it, and the steps themselves."""
+"""The state of each slot's sequence on the device, changed by plans and by steps."""
 
 from dataclasses import dataclass
 
@@ -7,22 +7,22 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """Columns of S rows, one per slot, int32."""
+    """int32 tensors with S rows, one per slot."""
 
     tokens: torch.Tensor
-    """[S, max_model_len] ids of the prompt and of what was generated."""
+    """[S, max_model_len + 1] ids of the prompt and the generated tokens."""
     known: torch.Tensor
-    """[S] how many of `tokens` there are."""
+    """[S] number of valid entries in `tokens`."""
     computed: torch.Tensor
-    """[S] leading positions whose KV is written."""
+    """[S] number of leading positions whose KV is written."""
     limit: torch.Tensor
-    """[S] positions that may be written."""
+    """[S] number of positions that may be written."""
     last: torch.Tensor
-    """[S] sequence length at which it ends for its length: prompt and most generated tokens."""
+    """[S] maximum sequence length: prompt tokens plus the maximum number of generated tokens."""
     alive: torch.Tensor
-    """[S] 1 until the device itself ends the sequence, then 0: a dead row."""
+    """[S] 1 until the device ends the sequence; 0 makes its rows dead."""
     block_tables: torch.Tensor
-    """[S, blocks] entry i holds positions [i * block_size, (i + 1) * block_size)."""
+    """[S, blocks] block ids; block i holds positions [i * block_size, (i + 1) * block_size)."""
 
 
 STATE_TENSORS = dict.fromkeys(("state_tokens", "known", "computed", "limit", "last", "alive", "block_tables"), "i32")

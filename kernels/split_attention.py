@@ -1,4 +1,4 @@
-"""Attention of decodes and verify tokens, each context shared by as many programs as `plan_splits` gave it.
+"""Attention of decodes and verify tokens. Several programs share a context, as `plan_splits` has decided.
 
 Source: Flash-Decoding (Dao et al., 2023).
 """
@@ -109,38 +109,38 @@ def split_attention_kernel(
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """What `plan_splits` decided, and where partial results go. One serves all layers with the same window."""
+    """The result of `plan_splits`, and buffers for partial results. Layers with the same window share a plan."""
 
     capacity: int
-    """Of `plan_splits.capacity`."""
+    """Result of `plan_splits.capacity`."""
     cu_splits: torch.Tensor
-    """int32 [R + 1] where each row's work items begin."""
+    """int32 [R + 1] index of each row's first work item."""
     split_size: torch.Tensor
     """int32 [1] tiles per item."""
     partial: torch.Tensor
-    """float32 [items, queries, heads, head_size] results of single splits."""
+    """float32 [items, queries, heads, head_size] result of each split."""
     logsum: torch.Tensor
-    """float32 [items, queries, heads] logarithm, in base 2, of the sum of a split's weights."""
+    """float32 [items, queries, heads] base-2 logarithm of the sum of a split's weights."""
 
 
 def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
-    """Tile sizes, warps, pipeline depth and registers of the split kernel, for elements of `itemsize` bytes."""
+    """Returns tile sizes, warps, pipeline depth and registers of the split kernel, for elements of `itemsize` bytes."""
     padded = triton.next_power_of_2(head_size)
     tile, stages = (16, 3) if itemsize == 4 else (32, 5) if padded > 128 else (64, 5)
     block_m = max(16, triton.next_power_of_2(group))
     warps = 8 if block_m > 64 or itemsize == 4 else 4
-    # Left alone, the assembler aims at 128 registers and spills; two programs per multiprocessor leave room for 224.
+    # By default the assembler targets 128 registers and spills; two programs per multiprocessor allow 224.
     launch = {"num_warps": warps, "num_stages": stages, "maxnreg": 224}
     return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, **launch}
 
 
 def most_queries(layer: Attention) -> int:
-    """Longest row, in queries, that the split kernel takes."""
+    """Returns the maximum number of queries of a row that the split kernel computes."""
     return int(max(16, triton.next_power_of_2(layer.group))) // layer.group
 
 
 def new_plan(layer: Attention, rows: int, capacity: int, device: torch.device) -> SplitPlan:
-    """Memory for plans of up to `rows` sequences."""
+    """Allocates a plan for up to `rows` sequences."""
     items, queries = most_items(rows, capacity), most_queries(layer)
     return SplitPlan(
         capacity=capacity,
@@ -161,9 +161,9 @@ def split_attention(
     out: torch.Tensor,
     alibi: torch.Tensor | None = None,
 ) -> None:
-    """`paged_attention` of the rows with 1 to `most_queries` queries; other rows are not written.
+    """Computes `paged_attention` of the rows with 1 to `most_queries` queries; other rows are not written.
 
-    `plan_splits` must have run on the same lengths with this layer's window, `most_queries` and `tiling`.
+    `plan_splits` must have run on the same lengths, with this layer's window, `most_queries` and `tiling`.
     """
     sizes = tiling(layer.head_size, query.element_size(), layer.group)
     rows = len(batch.slots)
@@ -197,7 +197,7 @@ def split_attention(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
     for shape in SHAPES:
         sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)

@@ -1,4 +1,4 @@
-"""The inputs of a step, made on the device from the slots' state: a decode needs nothing of the host."""
+"""Prepares the inputs of a step on the device from the slots' state, so that a decode needs no data from the host."""
 
 from dataclasses import dataclass
 
@@ -82,20 +82,20 @@ def step_inputs_kernel(
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a step is made of, for R rows and T tokens; int32 but for `places`."""
+    """The inputs of a step of R rows and T tokens; int32 except for `places`."""
 
     ids: torch.Tensor
-    """[T] token ids; 0 where no row computes."""
+    """[T] token ids; 0 for padding and rows that do not run."""
     positions: torch.Tensor
-    """[T] positions within their sequences; 0 where no row computes."""
+    """[T] positions within the sequences; 0 for padding and rows that do not run."""
     places: torch.Tensor
-    """int64 [T] block * block_size + offset where keys and values go; the dummy block where no row computes."""
+    """int64 [T] targets of keys and values, block * block_size + offset; in the dummy block where `ids` is padding."""
     num_computed_tokens: torch.Tensor
-    """[R] first position that the row writes; -1 if the row is dead, empty, or may not go so far."""
+    """[R] first position that the row writes; -1 if the row is dead, empty, or beyond its limit."""
     ends: torch.Tensor
-    """[R] position of the token that the row samples; -1 if it samples none."""
+    """[R] position of the token that the row samples; -1 if the row samples none."""
     lengths: torch.Tensor
-    """[R] positions cached after the step; 0 if the row does not run."""
+    """[R] number of cached positions after the step; 0 if the row does not run."""
 
 
 def step_inputs(
@@ -103,8 +103,8 @@ def step_inputs(
 ) -> None:
     """Fills `inputs` for rows that compute the next `cu_queries.diff()` positions of `slots`.
 
-    `slots` [R] and `cu_queries` [R + 1] are int32, no slot twice. A row runs whole or not at all: its slot is alive,
-    its tokens are known, and its limit allows them. `dummy` is a block that belongs to no sequence.
+    `slots` [R], without duplicates, and `cu_queries` [R + 1] are int32. A row runs only if its slot is alive, all its
+    tokens are known, and its limit allows all its positions. `dummy` is a block that belongs to no sequence.
     """
     rows, count = len(slots), len(inputs.ids)
     step_inputs_kernel[(triton.cdiv(max(rows, count), BLOCK),)](
@@ -136,7 +136,7 @@ def step_inputs(
 def reference(
     state: SlotState, slots: torch.Tensor, cu_queries: torch.Tensor, dummy: int, block_size: int, count: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """(id, position, block of `places`) of every token and (start, end, length) of every row after `step_inputs`."""
+    """Returns (id, position, block) of every token and (start, end, length) of every row after `step_inputs`."""
     tokens = [[0, 0, dummy] for _ in range(count)]
     rows = []
     for row, slot in enumerate(slots.tolist()):
@@ -154,7 +154,7 @@ def reference(
 
 
 def configurations() -> list[Configuration]:
-    """Forms that a device launches, for `pagewire.kernels.compile`."""
+    """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     columns = ("ids", "positions", "num_computed_tokens", "ends", "lengths", "slots", "cu_queries")
     state = {name: kind for name, kind in STATE_TENSORS.items() if name != "last"}
     return [

@@ -63,7 +63,7 @@ def limits(system: System, variant: Variant) -> Limits:
     """Returns the limits that a system sets the scheduler."""
     times = roofline(system)
     return Limits(
-        num_blocks=times.kv_room(MEMORY_SHARE) // (times.kv_bytes * variant.block_size),
+        num_blocks=times.kv_memory(MEMORY_SHARE) // (times.kv_bytes * variant.block_size),
         block_size=variant.block_size,
         max_num_seqs=SLOTS,
         budget=variant.budget if variant.splitfuse else system.longest,

@@ -1,4 +1,4 @@
-"""`python -m pagewire.kernels.cpu` compiles the kernels ahead of the first start, which would do it otherwise."""
+"""`python -m pagewire.kernels.cpu` compiles the kernels in advance, for example when an image is built."""
 
 import sys
 
@@ -9,4 +9,4 @@ from pagewire.kernels.cpu import build
 try:
     build.load()
 except build.NotBuilt as error:
-    sys.exit(f"the CPU kernels are not built, plain PyTorch serves instead: {error}")
+    sys.exit(f"the CPU kernels cannot be built, so the executor will use plain PyTorch: {error}")

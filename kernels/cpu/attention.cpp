@@ -1,14 +1,14 @@
-// Paged attention that reads the blocks where they are.
+// Paged attention that reads blocks in place.
 //
-// The keys of a block lie dimension by dimension, so that a register holds one dimension of as many keys as it has
-// lanes; values lie key by key. Where the CPU multiplies bf16 numbers by the pair, it is two dimensions and two keys at a
-// time, and queries and the softmax's weights are rounded to bf16.
+// The keys of a block are stored dimension by dimension, so that a register holds one dimension of as many keys as it
+// has lanes; values are stored key by key. Where the CPU multiplies pairs of bf16 numbers, keys are stored by two
+// dimensions and values by two keys, and queries and softmax weights are rounded to bf16.
 //
-// The queries of a row that read one KV head make a tile. For each piece of the context, whose bounds do not depend on
-// the batch, a tile has scores, their softmax and the weighted values; pieces are joined in order (Milakov and
-// Gimelshein, 2018, "Online normalizer calculation for softmax"). Where there are few tiles, threads share the pieces,
-// and join them afterwards in the same order: a row's result does not depend on the rows beside it, on how it was cut
-// into chunks, nor on the number of threads.
+// A tile consists of queries of a row that read the same KV head. The context is cut into pieces, whose bounds do not
+// depend on the batch. For each piece, a tile computes scores, their softmax and the weighted values; pieces are joined
+// in order (Milakov and Gimelshein, 2018, "Online normalizer calculation for softmax"). If there are few tiles, threads
+// share the pieces of a tile and join them afterwards in the same order. So a row's result does not depend on the other
+// rows, on the chunks of its prompt, nor on the number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -21,33 +21,33 @@
 
 namespace {
 
-constexpr int64_t TILE = 48;        // queries that share what they load, about
-constexpr int64_t PIECE = 256;      // keys, about: whole blocks
-constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
-constexpr int FEW = ROWS / 2;       // queries for which memory is the limit
+constexpr int64_t TILE = 48;        // approximate queries of a tile, which share loads
+constexpr int64_t PIECE = 256;      // approximate keys of a piece, which is whole blocks
+constexpr int64_t SMALL = 1 << 17;  // multiplications below which starting a helper thread takes longer than the work
+constexpr int FEW = ROWS / 2;       // maximum queries for which memory bandwidth is the limit
 constexpr int64_t CACHE_LINE = 64;
 
-// Blocks lie anywhere, so that memory's own prefetchers do not know which is next: so many are asked for ahead, into the
-// second level of the cache, which can wait for more lines at a time than the first.
+// Blocks are scattered, so that hardware prefetchers cannot predict the next one. The kernel prefetches so many blocks
+// ahead, into the level 2 cache, which can wait for more lines at a time than the level 1 cache.
 constexpr int64_t AHEAD = 4;
 constexpr int LEVEL_2 = 2;
 
 struct Tile {
     const int64_t* blocks;
-    int64_t token, position, count;  // its first token, in the batch and in the sequence
+    int64_t token, position, count;  // index of the first query's token in the batch, its position, number of queries
     int64_t first_piece, pieces;
 };
 
-// A piece of the context, for the queries of a tile that read one KV head.
+// A piece of a tile's context, for one KV head.
 struct Part {
     const Tile* tile;
     int64_t head, piece;
 };
 
-// The softmax of some queries over some keys, not divided by the sum yet.
+// The unnormalised softmax of some queries over some keys.
 struct Partial {
-    float *most, *total;  // by query: largest score, sum of exponentials
-    float* values;        // by query, `padded` numbers
+    float *most, *total;  // per query: largest score, sum of exponentials
+    float* values;        // per query: `padded` numbers
 
     void join(const Partial& next, int64_t queries, int64_t padded) {
         for (int64_t i = 0; i < queries; i++) {
@@ -63,12 +63,12 @@ struct Partial {
     }
 };
 
-// What the pool consists of and a product takes at a time: a number, or a pair.
+// An element of the pool, which a product multiplies at once: a number or a pair.
 template <typename T>
 struct Element {
-    using Stored = T;       // number that it is made of
-    using Factor = float;   // what it is multiplied with
-    using Rounded = float;  // number that this is made of
+    using Stored = T;       // type of its numbers
+    using Factor = float;   // type of the other factor
+    using Rounded = float;  // type of the other factor's numbers
     static constexpr int64_t NUMBERS = 1;
 };
 
@@ -116,14 +116,14 @@ public:
 
     void run() {
         int64_t heads = shape.kv_heads, units = tiles.size() * heads;
-        std::vector<int64_t> offsets(1, 0);  // of each unit's parts
+        std::vector<int64_t> offsets(1, 0);  // index of each unit's first part
         for (const Tile& tile : tiles)
             for (int64_t head = 0; head < heads; head++) {
                 for (int64_t piece = 0; piece < tile.pieces; piece++) parts.push_back({&tile, head, piece});
                 offsets.push_back(parts.size());
             }
         bool shared = units < 4 * shape.threads;  // too few to keep all threads busy
-        Room store = room(shared ? parts.size() * partial_size() : 0);
+        Buffer store = allocate(shared ? parts.size() * partial_size() : 0);
         int threads = work * PIECE * shape.heads * shape.dim > SMALL ? shape.threads : 1;
         parallel(units, std::max<int64_t>(1, units / (4 * threads)), threads, [&](int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; i++) write(tiles[i / heads], i % heads);
@@ -150,14 +150,14 @@ public:
     }
 
 private:
-    // What a thread works with.
+    // The buffers of a thread.
     struct Space {
         explicit Space(const Attention& of) {
-            static thread_local std::vector<float> room;
-            room.resize(std::max<size_t>(room.size(), 2 * of.partial_size() + of.widest * (of.dims + of.columns)));
-            joined = of.partial(room.data());
-            next = of.partial(room.data() + of.partial_size());
-            scores = room.data() + 2 * of.partial_size();
+            static thread_local std::vector<float> buffer;
+            buffer.resize(std::max<size_t>(buffer.size(), 2 * of.partial_size() + of.widest * (of.dims + of.columns)));
+            joined = of.partial(buffer.data());
+            next = of.partial(buffer.data() + of.partial_size());
+            scores = buffer.data() + 2 * of.partial_size();
             query = (Factor*)(scores + of.widest * of.columns);
             static thread_local std::vector<const T*> blocks;
             blocks.resize(std::max<size_t>(blocks.size(), 2 * of.piece_blocks + AHEAD));
@@ -167,7 +167,7 @@ private:
         Partial joined, next;
         float* scores;
         Factor* query;
-        const T** reads;  // the blocks that are read, one after the other
+        const T** reads;  // the blocks to read, in order
     };
 
     int64_t partial_size() const { return widest * (padded + 2); }
@@ -186,7 +186,7 @@ private:
         return values + (tile.blocks[block] * shape.kv_heads + head) * value_rows * padded;
     }
 
-    // Puts the tile's own keys and values into the pool.
+    // Writes the keys and values of the tile's tokens to the pool.
     void write(const Tile& tile, int64_t head) {
         for (int64_t i = 0; i < tile.count; i++) {
             int64_t block = (tile.position + i) / shape.block_size, at = (tile.position + i) % shape.block_size;
@@ -206,7 +206,7 @@ private:
         }
     }
 
-    // The tile's queries, scaled: token by token, within a token head by head.
+    // Reads the tile's queries and scales them: token by token, and head by head within a token.
     void read_queries(const Tile& tile, int64_t head, Factor* query) const {
         float scale = 1.0f / std::sqrt((float)shape.dim);
         for (int64_t i = 0; i < tile.count * group; i++, query += dims) {
@@ -232,7 +232,7 @@ private:
         return std::min(piece_blocks, last - first_block(part));
     }
 
-    // Lists the first `most` blocks that a part reads, all keys and then all values, and after the last one it again.
+    // Lists the first `most` blocks that a part reads: all keys, then all values, then the last block repeated.
     void list(const Part& part, int64_t most, const T** reads) const {
         int64_t first = first_block(part), count = count_blocks(part);
         for (int64_t i = 0; i < most; i++)
@@ -265,8 +265,8 @@ private:
             }
     }
 
-    // Scores of M queries, from the `row`th on, for N registers of keys from `line` on or what is left of them up to
-    // `stop`, -infinity for those that a query does not see. Lines count from the block `first`.
+    // Computes scores of M queries from `row` on, for N registers of keys from `line` on, at most up to `stop`. Keys
+    // that a query does not see get -infinity. Lines are counted from the block `first`.
     template <int M, int N>
     void score(const Tile& tile, int64_t first, int64_t line, int64_t stop, int64_t row, const Space& own) const {
         Vec sums[M][N] = {};
@@ -309,18 +309,18 @@ private:
         }
     }
 
-    // Scores of some queries, from the `row`th on, for all lines.
+    // Computes scores of `rows` queries from `row` on, for all lines.
     template <int M = ROWS>
     void score_rows(int64_t rows, const Tile& tile, int64_t first, int64_t stop, int64_t row, const Space& own) const {
         if (rows < M) {
             if constexpr (M > 1) score_rows<M - 1>(rows, tile, first, stop, row, own);
             return;
         }
-        constexpr int N = M <= FEW ? 4 : 2;  // several registers, so that one need not wait for the other's sum
+        constexpr int N = M <= FEW ? 4 : 2;  // several independent sums hide the latency of an addition
         for (int64_t line = 0; line < stop; line += N) score<M, N>(tile, first, line, stop, row, own);
     }
 
-    // The weights take the place of the scores.
+    // Replaces scores by their weights.
     static void softmax(float* scores, int64_t count, float& most, float& total) {
         Vec peaks = splat(LOWEST), sums = {};
         for (int64_t c = 0; c < count; c += LANES) peaks = larger(peaks, load(scores + c));
@@ -333,8 +333,8 @@ private:
         total = sum(sums);
     }
 
-    // Values of the keys that the tile sees in some blocks, from the `first` on, summed with the weights of M queries, in
-    // N registers from dimension d on.
+    // Sums the values that the tile sees in `count` blocks from `first` on, weighted for M queries, in N registers from
+    // dimension d on.
     template <int M, int N>
     void weigh(const Tile& tile, int64_t first, int64_t count, int64_t d, const Factor* weights, const T* const* reads,
                float* out) const {
@@ -354,7 +354,7 @@ private:
                     UNROLLED for (int n = 0; n < N; n++)
                         sums[m][n] = add_product(sums[m][n], weight[m * columns + row], v[n]);
             };
-            // Of a pair, the other number may be one that nobody wrote.
+            // The other number of a pair may be uninitialised.
             auto only = [](uint32_t bits) { return [=](const T* p) { return (Vector)((Int)load(p) & (int32_t)bits); }; };
             int64_t from = std::max<int64_t>(0, first_seen(tile.position) - (first + block) * size);
             int64_t to = std::min(size, tile.position + tile.count - (first + block) * size);
@@ -377,13 +377,13 @@ private:
     const Shape& shape;
     const Inputs& in;
     T *keys, *values;
-    int64_t group;               // query heads of a KV head
-    int64_t dims;                // elements of a key
-    int64_t padded, value_rows;  // elements of a row of values with what fills it; rows of a block
-    int64_t lines;               // registers over the keys of a block
+    int64_t group;               // query heads per KV head
+    int64_t dims;                // elements per key
+    int64_t padded, value_rows;  // elements per row of values, with padding; rows per block
+    int64_t lines;               // registers for the keys of a block
     int64_t piece_blocks, columns;
     std::vector<Tile> tiles;
-    std::vector<Part> parts;  // by tile, head and piece
+    std::vector<Part> parts;  // ordered by tile, head and piece
     int64_t widest = 0, work = 0;
 };
 

@@ -1,6 +1,7 @@
-"""Compiles the CPU kernels for the machine that runs them, once, and loads them.
+"""Compiles the CPU kernels once for the machine that runs them, and loads them.
 
-The library lies in the user's cache folder. Its name is a digest of all that it depends on, so it is never stale.
+The library is stored in the user's cache folder. Its name is a digest of everything that it depends on, so that it is
+never stale.
 """
 
 import ctypes
@@ -18,28 +19,28 @@ from pagewire.shared.sampling import RECORD
 COMPILER = "c++"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wno-psabi")
 WITHIN = 300.0
-"""Seconds until the compiler must be done."""
+"""Timeout of the compiler, in seconds."""
 KEPT = 8
-"""Libraries in the cache folder: of those of other versions, the ones that were loaded last."""
+"""Maximum number of libraries in the cache folder, the last loaded ones."""
 SOURCES = Path(__file__).parent
 _C_TYPES = {"<f8": "double", "<i8": "int64_t", "<u8": "uint64_t"}
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 class NotBuilt(PagewireError):
-    """There is no library, and the message says why."""
+    """The library cannot be built or loaded, for the reason in the message."""
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept, by the XDG base directory specification."""
+    """Returns the folder of compiled libraries, by the XDG base directory specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewire" / "kernels"
 
 
 def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
-    """The library of all .cpp files in `sources`; one from an earlier start if there is one and it can be loaded.
+    """Returns the library of all .cpp files in `sources`, from the cache if possible.
 
     Raises:
-        NotBuilt: there is no compiler, it failed, or its result cannot be loaded.
+        NotBuilt: there is no compiler, the compiler failed, or its result cannot be loaded.
     """
     try:
         folder = cache or cache_folder()
@@ -50,45 +51,45 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(dir=folder) as draft:
             built = _compile(sources, Path(draft))
             loaded = ctypes.CDLL(str(built))
-            built.rename(library)  # at once: another process sees all of it or nothing
-        with suppress(OSError):  # another process may tidy, too
+            built.rename(library)  # atomic: another process never sees half a library
+        with suppress(OSError):  # another process may delete files at the same time
             _tidy(folder)
         return loaded
     except subprocess.CalledProcessError as error:
         raise NotBuilt(f"{COMPILER} failed: {error.stderr.strip()[-500:]}") from error
     except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"{COMPILER} was not done after {WITHIN:.0f} s") from error
+        raise NotBuilt(f"{COMPILER} did not end within {WITHIN:.0f} s") from error
     except (OSError, RuntimeError) as error:
         raise NotBuilt(str(error)) from error
 
 
 def record_header() -> str:
-    """`sampling_record.hpp`, which the sources find beside them: a sequence's record of `pagewire.shared.sampling`."""
+    """Returns `sampling_record.hpp`, which the sources include: a record of `pagewire.shared.sampling` as a struct."""
     fields = "".join(f"    {_C_TYPES[RECORD[name].str]} {name};\n" for name in RECORD.names or ())
     size = f"static_assert(sizeof(SamplingRecord) == {RECORD.itemsize});\n"
     return "#pragma once\n#include <cstdint>\n\nstruct SamplingRecord {\n" + fields + "};\n" + size
 
 
 def _open(library: Path) -> ctypes.CDLL | None:
-    """None if the file is no library, as after a disk was full."""
+    """Loads the library; returns None if the file is not a library, for example after a full disk."""
     try:
         loaded = ctypes.CDLL(str(library))
     except OSError:
         return None
-    with suppress(OSError):  # a folder that others share may be readable only
+    with suppress(OSError):  # a shared folder may be read-only
         library.touch()
     return loaded
 
 
 def _tidy(folder: Path) -> None:
-    """Deletes what is left of old versions. Whoever has one loaded keeps it."""
+    """Deletes libraries of old versions. Processes that have loaded one are not affected."""
     last_loaded = sorted(folder.glob("*.so"), key=lambda library: library.stat().st_mtime)
     for library in last_loaded[:-KEPT]:
         library.unlink(missing_ok=True)
 
 
 def _digest(sources: Path) -> str:
-    """Of the sources, written and generated, the compiler, its flags and the CPU's."""
+    """Returns the digest of the sources, written and generated, the compiler, its flags and the CPU's flags."""
     digest = hashlib.sha256()
     for file in sorted([*sources.glob("*.cpp"), *sources.glob("*.hpp")]):
         digest.update(file.name.encode() + file.read_bytes())
@@ -98,7 +99,7 @@ def _digest(sources: Path) -> str:
 
 
 def _cpu() -> str:
-    """What -march=native depends on."""
+    """Returns the CPU's description, on which -march=native depends."""
     if not _CPUINFO.exists():
         return platform.machine() + platform.processor()
     lines = _CPUINFO.read_text().splitlines()
@@ -106,7 +107,7 @@ def _cpu() -> str:
 
 
 def _compile(sources: Path, folder: Path) -> Path:
-    """Compiles the files side by side, as the whole pipeline waits for them."""
+    """Compiles the files in parallel, because the start of the executor waits for them, and returns the library."""
     objects = {file: str(folder / f"{file.stem}.o") for file in sorted(sources.glob("*.cpp"))}
     (folder / "sampling_record.hpp").write_text(record_header())
     commands = [[COMPILER, *FLAGS, f"-I{folder}", "-c", str(file), "-o", made] for file, made in objects.items()]

@@ -1,4 +1,4 @@
-// A decoder in one call, from ids to hidden states: at small batches a call from Python costs more than what it computes.
+// A decoder in one call, from ids to hidden states. For small batches, a call from Python takes longer than its work.
 
 #include <algorithm>
 #include <chrono>
@@ -15,27 +15,27 @@ struct Weights {
 struct Layer {
     const float *input_norm, *post_attention_norm, *q_norm, *k_norm;  // the last two may be null
     Weights qkv, o, gate_up, down;
-    int64_t window;  // see Shape
+    int64_t window;  // see `Shape`
 };
 
 struct Decoder {
     const Layer* layers;
     int64_t count, width, heads, kv_heads, dim, block_size;
-    const void* embedding;      // [.., width]
-    const float *norm, *table;  // after the last layer; cosines and sines by position
+    const void* embedding;      // [vocabulary, width]
+    const float *norm, *table;  // norm after the last layer; cosines and sines by position
     double eps;
-    int64_t dtype, threads;  // of embedding, weights and KV
+    int64_t dtype, threads;  // `dtype` applies to embedding, weights and KV
 };
 
 struct Pool {
-    void *keys, *values;  // of one layer
+    void *keys, *values;  // KV of one layer
 };
 
 namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// What one call works with: the hidden states, and room for what a layer makes of them.
+// The hidden states of one call, and buffers for the results of a layer.
 class Run {
 public:
     Run(const Decoder& model, const Batch& batch, const int64_t* ids, const int64_t* positions, int64_t tokens,
@@ -46,11 +46,11 @@ public:
             wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].gate_up.outputs});
             narrow = std::max({narrow, model.layers[i].o.inputs, model.layers[i].down.inputs});
         }
-        projected = room(tokens * wide);
-        inner = room(tokens * narrow);
-        normed = room(tokens * model.width);
-        delta = room(tokens * model.width);
-        x = room(tokens * model.width);
+        projected = allocate(tokens * wide);
+        inner = allocate(tokens * narrow);
+        normed = allocate(tokens * model.width);
+        delta = allocate(tokens * model.width);
+        x = allocate(tokens * model.width);
         embed(model.embedding, model.dtype, ids, x.get(), tokens, model.width, model.threads);
     }
 
@@ -68,7 +68,7 @@ public:
     void finish(float* out) { norm(delta.get(), model.norm, out); }
 
 private:
-    // Adds `delta`, if there is one, to the hidden states, and normalises them.
+    // Adds `delta`, unless it is null, to the hidden states and normalises the sum.
     void norm(const float* delta, const float* weight, float* out) {
         rms_norm(x.get(), model.width, delta, weight, model.eps, out, model.width, tokens, 1, model.width, model.threads);
     }
@@ -100,15 +100,15 @@ private:
     const int64_t* positions;
     int64_t tokens;
     double* seconds;
-    Room x, projected, inner, normed, delta;
+    Buffer x, projected, inner, normed, delta;
 };
 
 }  // namespace
 
 extern "C" {
 
-// From `ids` at `positions` to hidden states `out` [tokens, width]. `seconds` gains the time in matrix products and that
-// in attention.
+// Computes hidden states `out` [tokens, width] of `ids` at `positions`. Adds to `seconds` the time in matrix products
+// and in attention.
 void decode(const Decoder* model, const Pool* pools, const Batch* batch, const int64_t* ids, const int64_t* positions,
             int64_t tokens, float* out, double* seconds) {
     Run run(*model, *batch, ids, positions, tokens, seconds);

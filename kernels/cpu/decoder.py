@@ -1,4 +1,4 @@
-"""A decoder as one call of the compiled kernels."""
+"""All layers of a decoder as one call of the compiled kernels."""
 
 import ctypes
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Pool = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one layer computes with; norms are in float32."""
+    """The weights of one layer; norms are float32."""
 
     input_norm: Tensor
     post_attention_norm: Tensor
@@ -27,7 +27,7 @@ class Layer:
     gate_up: Packed
     down: Packed
     window: int
-    """Positions that a query sees, its own included; 0: all."""
+    """Number of positions that a query sees, its own included; 0: all."""
 
 
 class _Weights(ctypes.Structure):
@@ -57,10 +57,10 @@ class _Pool(ctypes.Structure):
 
 
 class CompiledDecoder:
-    """Embedding and layers that are run together.
+    """Embedding and layers that run as one call.
 
     Attributes:
-        seconds: two numbers that count the time in matrix products and in attention.
+        seconds: total time in matrix products and in attention.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class CompiledDecoder:
         eps: float,
         heads: int,
     ) -> None:
-        """`embedding` [V, D] is contiguous, and of the pools' dtype.
+        """`embedding` [V, D] is contiguous and has the pools' dtype.
 
-        `norm` [D] comes after the last layer, `table` is as for `CpuKernels.rotate`, `heads` are the queries'.
+        `norm` [D] follows the last layer, `table` is as for `CpuKernels.rotate`, `heads` counts query heads.
         """
         self.seconds = (c_double * 2)()
         self._kernels = kernels
-        self._tensors = (embedding, list(layers), norm, table)  # they must live as long as the pointers to them
+        self._tensors = (embedding, list(layers), norm, table)  # keeps alive what the structs point to
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._fixed = {
             "layers": self._layers,
@@ -99,13 +99,13 @@ class CompiledDecoder:
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, batch: Batch, pools: Sequence[Pool]) -> Tensor:
-        """Int64 ids [T] at int64 positions [T] -> hidden states [T, D].
+        """Returns the hidden states [T, D] of the tokens.
 
         Args:
-            ids: see above.
-            positions: see above.
-            batch: of `batch_of`.
-            pools: by layer; always the same object after the first call costs nothing.
+            ids: int64 [T].
+            positions: int64 [T].
+            batch: result of `batch_of`.
+            pools: KV pool of each layer. Passing the same object again is free.
         """
         if pools is not self._pools:
             self._bind(pools)

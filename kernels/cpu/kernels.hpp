@@ -1,34 +1,34 @@
-// What the files of this folder offer to each other and to Python. Numbers are float32 unless said otherwise.
+// The functions that the files of this folder share and Python calls. Numbers are float32 unless stated otherwise.
 #pragma once
 
 #include <memory>
 
 #include "vector.hpp"
 
-enum Dtype { F32, BF16, F16 };  // in which weights and KV are stored
+enum Dtype { F32, BF16, F16 };  // dtypes of weights and KV
 
-using Room = std::unique_ptr<float[]>;  // not filled, unlike a vector
+using Buffer = std::unique_ptr<float[]>;  // uninitialised, unlike a vector
 
-inline Room room(int64_t count) { return Room(new float[count]); }
+inline Buffer allocate(int64_t count) { return Buffer(new float[count]); }
 
 struct Batch {
-    const int64_t *slots, *num_computed_tokens, *query_lens;  // of each row
+    const int64_t *slots, *num_computed_tokens, *query_lens;  // one entry per row
     int64_t rows;
     const int64_t* tables;  // block ids by slot
-    int64_t columns;        // of the tables
+    int64_t columns;        // width of the tables
 };
 
 struct Shape {
     int64_t heads, kv_heads, dim, block_size;
-    int64_t window;  // positions that a query sees, its own included; 0: all
-    int64_t dtype;   // of the pool
+    int64_t window;  // number of positions that a query sees, its own included; 0: all
+    int64_t dtype;   // dtype of the pool
     int64_t threads;
 };
 
 struct Inputs {
     const float *q, *k, *v;
-    int64_t q_stride, k_stride, v_stride;  // from token to token
-    float* out;                            // tokens, heads and dimensions without gaps
+    int64_t q_stride, k_stride, v_stride;  // numbers from one token to the next
+    float* out;                            // [tokens, heads, dim], contiguous
 };
 
 extern "C" {
@@ -41,11 +41,11 @@ void rotate(float* x, int64_t stride, const float* table, const int64_t* positio
             int64_t dim, int threads);
 void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
 
-// x [rows, inputs] -> out [rows, outputs]; `packed` is as `CpuKernels.pack` lays it out, `bias` [panels, panel_width()]
-// or null.
+// x [rows, inputs] -> out [rows, outputs]. `packed` has the layout of `CpuKernels.pack`; `bias` is
+// [panels, panel_width()] or null.
 void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
             int64_t outputs, int threads);
 
-// Writes k and v into the pool, then attends. `keys` and `values` have the shapes of `CpuKernels.pool_shapes`.
+// Writes k and v to the pool, then computes attention. `keys` and `values` have the shapes of `CpuKernels.pool_shapes`.
 void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values);
 }

@@ -1,6 +1,6 @@
 """The compiled CPU kernels as functions of tensors.
 
-All compute in float32, whatever weights and KV are stored in; of bf16 see `CpuKernels.paired`.
+All of them compute in float32, for any dtype of weights and KV, except for products in bf16: see `CpuKernels.paired`.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from torch import Tensor
 Int64 = npt.NDArray[np.int64]
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As the kernels number what weights and KV can be stored in."""
+"""Numbers of the dtypes of weights and KV in the kernels."""
 
 
 class Batch(ctypes.Structure):
@@ -35,7 +35,7 @@ class Batch(ctypes.Structure):
 
 
 class Shape(ctypes.Structure):
-    """What the attention of a layer is given beside its tensors."""
+    """The sizes and constants of a layer's attention."""
 
     _fields_ = tuple(
         (name, c_int64) for name in ("heads", "kv_heads", "dim", "block_size", "window", "dtype", "threads")
@@ -43,7 +43,7 @@ class Shape(ctypes.Structure):
 
 
 class Inputs(ctypes.Structure):
-    """The tensors of one attention."""
+    """The tensors of one call of attention."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v")),
@@ -53,9 +53,9 @@ class Inputs(ctypes.Structure):
 
 
 class SamplingTable(ctypes.Structure):
-    """How the slots sample: pointers to their records, and to the ids that end their sequences.
+    """Sampling parameters by slot: pointers to records, and to the ids that end sequences.
 
-    `stop_ids` int64 [slots, `stop_width`] is filled up with -1.
+    `stop_ids` int64 [slots, `stop_width`] is padded with -1.
     """
 
     _fields_ = (("records", c_void_p), ("stop_ids", c_void_p), ("stop_width", c_int64))
@@ -63,25 +63,25 @@ class SamplingTable(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The weights of a matrix product as the kernel reads them."""
+    """The weights of a matrix product in the kernel's layout."""
 
     panels: Tensor
-    """[panels, inputs, outputs of a panel], zeros behind the last output; in bf16 those of its two halves in turn, or
-    where the CPU multiplies pairs [panels, pairs of inputs, outputs of a panel times 2], zeros behind the last."""
+    """[panels, inputs, outputs per panel], padded with zeros. In bf16 the outputs of a panel's halves alternate, or the
+    shape is [panels, pairs of inputs, outputs per panel times 2] where the CPU multiplies pairs."""
     bias: Tensor | None
-    """[panels, outputs of a panel] in float32, zeros behind the last output."""
+    """float32 [panels, outputs per panel], padded with zeros."""
     inputs: int
     outputs: int
 
 
 class CpuKernels:
-    """Kernels of a loaded library.
+    """The kernels of a loaded library.
 
     Attributes:
-        threads: how many may take part in a call, and may be another number in the next. They are the kernels' own, not
+        threads: maximum threads of a call; may be changed between calls. The kernels have their own threads, not
             those of torch.
-        paired: numbers that are multiplied at a time with weights or KV in bf16: 2 where the CPU has instructions for
-            that, and there they are rounded to bf16 themselves; else 1.
+        paired: numbers per multiplication with weights or KV in bf16: 2 if the CPU has an instruction for pairs, for
+            which the other factor is rounded to bf16 too; else 1.
     """
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
@@ -104,7 +104,7 @@ class CpuKernels:
         )
 
     def function(self, name: str, arguments: list[Any]) -> Callable[..., None]:
-        """A function of the library that returns nothing."""
+        """Returns a function of the library without a result."""
         function: Callable[..., None] = getattr(self._library, name)
         function.argtypes, function.restype = arguments, None  # type: ignore[attr-defined]
         return function
@@ -112,9 +112,10 @@ class CpuKernels:
     def pool_shapes(
         self, blocks: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the keys of a layer, [blocks, Hkv, D / p, block size, p], and of its values, [blocks, Hkv, block size / p,
-        D, p], where p numbers lie side by side, `paired` in bf16 and 1 otherwise, and D is filled up to whole registers
-        in the values.
+        """Returns the shapes of a layer's keys and values in the KV pool.
+
+        Keys are [blocks, Hkv, D / p, block size, p] and values [blocks, Hkv, block size / p, D, p], where p is `paired`
+        in bf16 and 1 otherwise. D of the values is padded to whole registers.
         """
         together = self.paired if dtype == torch.bfloat16 else 1
         filled = -(-dim // self._lanes) * self._lanes
@@ -122,7 +123,7 @@ class CpuKernels:
         return keys, (blocks, kv_heads, -(-block_size // together), filled, together)
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
-        """The lines `ids` [T], int64, of a contiguous table [V, D] in any dtype of weights -> [T, D], float32."""
+        """Returns float32 rows [T, D], by int64 `ids` [T], of a contiguous table [V, D] in any dtype of weights."""
         rows, width = len(ids), table.shape[1]
         out = torch.empty(rows, width)
         pointers = table.data_ptr(), DTYPES[table.dtype], ids.data_ptr(), out.data_ptr()
@@ -130,7 +131,7 @@ class CpuKernels:
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root mean square normalisation over the last dimension of x [T, D] or [T, H, D], contiguous in all but T."""
+        """Returns RMSNorm over the last dimension of x [T, D] or [T, H, D], which is contiguous in all but T."""
         out = torch.empty(x.shape)
         rows, width = len(x), x.shape[-1]
         heads = x.shape[1] if x.dim() == 3 else 1
@@ -139,40 +140,40 @@ class CpuKernels:
         return out
 
     def rotate(self, x: Tensor, table: Tensor, positions: Tensor) -> None:
-        """Turns the pairs (i, i + D/2) of x [T, H, D] in place. A line of `table` [P, D] is cosines, then sines."""
+        """Rotates the pairs (i, i + D/2) of x [T, H, D] in place. A row of `table` [P, D] is cosines, then sines."""
         pointers = x.data_ptr(), x.stride(0), table.data_ptr(), positions.data_ptr()
         self._rotate(*pointers, *x.shape, self.threads)
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        """SiLU of the first half of each row times the second: [T, 2 D] -> [T, D]."""
+        """Returns SiLU of the first half of each row times the second half: [T, 2 D] -> [T, D]."""
         rows, width = x.shape
         out = torch.empty(rows, width // 2)
         self._silu_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, self.threads)
         return out
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
-        """The weights [outputs, inputs] of a product, copied, in their own dtype."""
+        """Returns a packed copy of the weights [outputs, inputs], in their own dtype."""
         outputs, inputs = weight.shape
         narrow = weight.dtype == torch.bfloat16
         together = self.paired if narrow else 1
-        behind = -outputs % self._panel
-        filled = F.pad(weight, (0, -inputs % together, 0, behind))
-        panels = filled.reshape(-1, 2, self._lanes, filled.shape[1] // together, together)
+        padding = -outputs % self._panel
+        padded = F.pad(weight, (0, -inputs % together, 0, padding))
+        panels = padded.reshape(-1, 2, self._lanes, padded.shape[1] // together, together)
         if narrow and together == 1:
             panels = panels.transpose(1, 2)
         packed = panels.permute(0, 3, 1, 2, 4).clone(memory_format=torch.contiguous_format)
         if bias is not None:
-            bias = F.pad(bias.float(), (0, behind)).view(-1, self._panel)
+            bias = F.pad(bias.float(), (0, padding)).view(-1, self._panel)
         return Packed(packed.flatten(2), bias, inputs, outputs)
 
     def linear(self, x: Tensor, weights: Packed, out: Tensor | None = None) -> Tensor:
-        """[T, inputs] -> [T, outputs], in `out` if given; a row's result does not depend on the rows beside it."""
+        """Returns [T, inputs] -> [T, outputs], in `out` if given. A row's result does not depend on the other rows."""
         out = torch.empty(len(x), weights.outputs) if out is None else out
         self._multiply(self._linear, x, weights, out.data_ptr())
         return out
 
     def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
-        """[T, inputs] -> [T] which output of `linear` is the largest, the first of equals; NaN is the lowest number."""
+        """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones; NaN counts as lowest."""
         out = np.empty(x.shape[0], np.int64)
         self._multiply(self._linear_argmax, x, weights, address(out))
         return out
@@ -191,15 +192,15 @@ class CpuKernels:
         )
 
     def attend(self, batch: Batch, window: int, pool: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes k and v [T, Hkv, D] into the pool, then attends from q [T, Hq, D] -> [T, Hq, D].
+        """Writes k and v [T, Hkv, D] to the pool and returns the attention of q [T, Hq, D].
 
         Args:
-            batch: of `batch_of`.
-            window: positions that a query sees, its own included; 0: all.
+            batch: result of `batch_of`.
+            window: number of positions that a query sees, its own included; 0: all.
             pool: keys and values in the shapes of `pool_shapes`.
-            q: contiguous in all but T, as are `k` and `v`.
-            k: see q.
-            v: see q.
+            q: [T, Hq, D], contiguous in all but T.
+            k: [T, Hkv, D], contiguous in all but T.
+            v: [T, Hkv, D], contiguous in all but T.
         """
         keys, values = pool
         kv_heads, block_size = keys.shape[1], keys.shape[3]
@@ -210,7 +211,7 @@ class CpuKernels:
         return out
 
     def sample(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> Int64:
-        """The tokens [R] at `positions` [R] of `slots` [R]; the logits [R, V] are overwritten."""
+        """Samples the tokens [R] at `positions` [R] of `slots` [R]. The logits [R, V] are overwritten."""
         tokens = np.empty(len(slots), np.int64)
         rows, vocabulary = logits.shape
         columns = address(slots), address(positions), rows, address(tokens)
@@ -219,13 +220,13 @@ class CpuKernels:
 
 
 def batch_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tables: Int64) -> Batch:
-    """Rows that compute `query_lens` [R] positions behind `num_computed_tokens` [R]; the arrays must outlive the batch.
+    """Returns the batch of a step. The arrays must outlive it, because it only holds pointers.
 
     Args:
-        slots: [R] of each row.
-        num_computed_tokens: see above.
-        query_lens: see above.
-        tables: [slots, blocks] ids of each slot's blocks.
+        slots: [R] slot of each row.
+        num_computed_tokens: [R] first position of each row.
+        query_lens: [R] number of positions of each row.
+        tables: [slots, blocks] block ids.
     """
     return Batch(
         address(slots), address(num_computed_tokens), address(query_lens), len(slots), address(tables), tables.shape[1]
@@ -233,9 +234,9 @@ def batch_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tables
 
 
 def address(array: npt.NDArray[np.generic]) -> int:
-    """Where the numbers of an array lie; 0 if there are none.
+    """Returns the address of an array's data; 0 if the array is empty.
 
     Raises:
         TypeError: the array is not C-contiguous, or not writable.
     """
-    return addressof(c_char.from_buffer(array.data)) if array.size else 0  # numpy's own way takes several times as long
+    return addressof(c_char.from_buffer(array.data)) if array.size else 0  # several times as fast as numpy's `ctypes`

@@ -1,4 +1,4 @@
-// What a model computes beside its matrix products and attention: embeddings, normalisation, rotation, activation.
+// The layers of a model other than matrix products and attention: embedding, normalisation, rotation, activation.
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "parallel.hpp"
 #include "vector.hpp"
 
-constexpr int64_t FEW = 1 << 14;  // numbers that are done before a helper has begun
+constexpr int64_t FEW = 1 << 14;  // numbers below which starting a helper thread takes longer than the work
 
 template <typename T>
 void embed(const T* table, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads) {
@@ -20,15 +20,15 @@ void embed(const T* table, const int64_t* ids, float* out, int64_t rows, int64_t
 
 extern "C" {
 
-// The lines `ids` of `table` [.., width].
+// Copies the rows `ids` of `table` [vocabulary, width].
 void embed(const void* table, int dtype, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads) {
     if (dtype == BF16) embed((const Bf16*)table, ids, out, rows, width, threads);
     else if (dtype == F16) embed((const _Float16*)table, ids, out, rows, width, threads);
     else embed((const float*)table, ids, out, rows, width, threads);
 }
 
-// Root mean square normalisation of `count` heads at each of `rows` places, `stride` numbers apart. Where there is a
-// `delta`, as long as x without gaps, it is added to x first.
+// RMSNorm of `count` heads in each of `rows` rows, which are `stride` numbers apart. A `delta`, contiguous
+// [rows, count, width] or null, is added to x first.
 void rms_norm(float* x, int64_t stride, const float* delta, const float* weight, float eps, float* out,
               int64_t out_stride, int64_t rows, int64_t count, int64_t width, int threads) {
     parallel(rows * count, FEW / width, threads, [&](int64_t begin, int64_t end) {
@@ -47,7 +47,7 @@ void rms_norm(float* x, int64_t stride, const float* delta, const float* weight,
     });
 }
 
-// Turns the pairs (j, j + dim / 2) of each head in place. A line of `table` [positions, dim] is cosines, then sines.
+// Rotates the pairs (j, j + dim / 2) of each head in place. A row of `table` [positions, dim] is cosines, then sines.
 void rotate(float* x, int64_t stride, const float* table, const int64_t* positions, int64_t rows, int64_t heads,
             int64_t dim, int threads) {
     int64_t half = dim / 2;
@@ -65,7 +65,7 @@ void rotate(float* x, int64_t stride, const float* table, const int64_t* positio
     });
 }
 
-// SiLU of the first half of each row, times the second half: [rows, 2 * width] -> [rows, width].
+// SiLU of the first half of each row times the second half: [rows, 2 * width] -> [rows, width].
 void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads) {
     parallel(rows, FEW / width, threads, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) {

@@ -1,10 +1,10 @@
-// Matrix products with weights packed once, and accumulated in float32.
+// Matrix products with packed weights, accumulated in float32.
 //
-// The outputs are cut into panels of two registers. A panel holds, input by input, the weights of its outputs, so that
-// the innermost loop loads two registers and multiplies them with one number of each row. Every output is summed in the
-// order of the inputs, however many rows there are: a row's result does not depend on its neighbours.
+// Outputs are cut into panels of two registers. A panel stores the weights of its outputs input by input, so that the
+// innermost loop loads two registers and multiplies them with one number of each row. Every output is summed in the
+// order of the inputs for any number of rows, so that a row's result does not depend on the other rows.
 //
-// Where the CPU multiplies bf16 numbers by the pair, rows are rounded to bf16 for weights in bf16, and a number is two.
+// Where the CPU multiplies pairs of bf16 numbers, rows are rounded to bf16 for weights in bf16, and an input is a pair.
 
 #include <algorithm>
 #include <atomic>
@@ -18,20 +18,20 @@
 namespace {
 
 constexpr int PANEL = 2 * LANES;
-constexpr int AHEAD = 8192;  // bytes
-constexpr int64_t SMALL = 1 << 17;  // multiplications that are done before a helper has begun
-constexpr int64_t CACHED = 1 << 15;  // weights that may take part of the second level cache
-constexpr int64_t CHUNKS = 16;  // of the outputs per thread
-constexpr int64_t ROUNDED = 1 << 14;  // numbers that are rounded before a helper has begun
+constexpr int AHEAD = 8192;  // prefetch distance, bytes
+constexpr int64_t SMALL = 1 << 17;  // multiplications below which starting a helper thread takes longer than the work
+constexpr int64_t CACHED = 1 << 15;  // weights of panels that are kept in the level 2 cache
+constexpr int64_t CHUNKS = 16;  // chunks of outputs per thread
+constexpr int64_t ROUNDED = 1 << 14;  // numbers below which starting a helper thread takes longer than rounding them
 
-// Two registers of weights, as `CpuKernels.pack` lays them out: one behind the other.
+// Loads two registers of weights, in the layout of `CpuKernels.pack`: one after the other.
 template <typename W>
 inline auto load_weights(const W* p) {
     return std::pair(load(p), load(p + LANES));
 }
 
-// Where weights in bf16 are widened, they lie number by number in turn, so that this is a shift for the one register and
-// a mask for the other.
+// Weights in bf16 that are widened alternate between the two registers, so that one register is a shift and the other a
+// mask.
 inline auto load_weights(const Bf16* p) {
     Int both;
     std::memcpy(&both, p, sizeof both);
@@ -42,11 +42,11 @@ inline auto load_weights(const Bf16* p) {
 struct Tile {
     const float* bias;  // or null
     int64_t row, first;
-    int64_t columns;  // outputs that there are, at most PANEL
-    int64_t chunk;    // that it is part of
+    int64_t columns;  // number of outputs, at most PANEL
+    int64_t chunk;    // index of the tile's chunk
 };
 
-// Every output is wanted.
+// Target that writes every output.
 struct Whole {
     float* out;
     int64_t outputs;
@@ -69,13 +69,13 @@ struct Whole {
     float* place(const Tile& tile, int64_t m) { return out + (tile.row + m) * outputs + tile.first; }
 };
 
-// The first of the largest outputs. A NaN counts as the lowest finite number, infinity as the largest.
+// The largest output, the first of equal ones. NaN counts as the lowest finite number, infinity as the largest.
 struct Peak {
     float most = -INFINITE;
     int64_t at = 0;
 };
 
-// Only the largest output of a row is wanted: none is written.
+// Target that only keeps the largest output of each row and writes none.
 class Largest {
 public:
     explicit Largest(int64_t rows) : rows(rows), bars(new std::atomic<float>[rows]) {
@@ -84,7 +84,7 @@ public:
 
     void prepare(int64_t chunks) { peaks.resize(rows * chunks); }
 
-    // Nearly all outputs are less than one that was seen already, by whichever thread.
+    // Nearly all outputs are less than an earlier one of the row, by any thread.
     bool wants(const Tile& tile, int64_t m, Vec left, Vec right) const {
         return !all_less(left, right, splat(bars[tile.row + m].load(std::memory_order_relaxed)));
     }
@@ -107,7 +107,7 @@ public:
     }
 
 private:
-    // Where threads raise a bar at the same time, the lower one may stay: it is one that was seen, too.
+    // When threads raise a bar at the same time, the lower value may stay, which is only less strict.
     [[gnu::noinline]] void keep(const Tile& tile, int64_t m, Vec left, Vec right) {
         Vec both[] = {countable(left), countable(right)};
         float most = largest(larger(both[0], both[1]));
@@ -123,17 +123,17 @@ private:
     static Vec countable(Vec v) { return v != v ? splat(LOWEST) : v > -LOWEST ? splat(-LOWEST) : v; }
 
     int64_t rows;
-    std::unique_ptr<std::atomic<float>[]> bars;  // the largest output of each row so far, about
-    std::vector<Peak> peaks;  // chunk by chunk
+    std::unique_ptr<std::atomic<float>[]> bars;  // lower bound of the largest output of each row so far
+    std::vector<Peak> peaks;  // [chunks, rows]
 };
 
-// The rows M of a tile. Their sums stay in registers: the compiler is to see each by its own constant index.
+// Multiplies the rows M of a tile. Constant indices let the compiler keep all sums in registers.
 template <typename X, typename W, typename Target, size_t... M>
 void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Target& target, std::index_sequence<M...>) {
-    constexpr bool FEW = sizeof...(M) <= 4;  // then memory is the limit whatever the weights are
+    constexpr bool FEW = sizeof...(M) <= 4;  // then memory bandwidth is the limit for every dtype
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
     for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
-        // Memory's own prefetchers do not look far enough ahead.
+        // Hardware prefetchers do not look far enough ahead.
         if constexpr (FEW || sizeof(W) < 4) __builtin_prefetch((const char*)panel + AHEAD);
         if constexpr (FEW && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
         auto [l, r] = load_weights(panel);
@@ -144,7 +144,7 @@ void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Targ
         ((left[M] += l, right[M] += r), ...);
     }
     if (tile.columns < PANEL) (target.take_some(tile, M, left[M], right[M]), ...);
-    // One question for all rows, since the answer is nearly always no.
+    // One test for all rows, because the result is nearly always false.
     else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
@@ -158,10 +158,10 @@ template <typename X, typename W, typename Target>
 void product(const X* x, const W* packed, const float* bias, Target& target, int64_t rows, int64_t inputs,
              int64_t outputs, int threads) {
     int64_t panels = (outputs + PANEL - 1) / PANEL, parts = (rows + ROWS - 1) / ROWS, size = inputs * PANEL;
-    // Panels that stay in the cache together are taken together: a row's outputs are written in longer runs.
+    // Panels that fit into the cache are computed together, so that a row's outputs are written in longer runs.
     int64_t run = std::max<int64_t>(1, CACHED / size), runs = (panels + run - 1) / run;
     int64_t chunks = std::min(runs, CHUNKS * threads);
-    int64_t groups = chunks < threads ? std::min(parts, CHUNKS * threads) : 1;  // of rows, where there are few outputs
+    int64_t groups = chunks < threads ? std::min(parts, CHUNKS * threads) : 1;  // of rows, if there are few outputs
     if (rows * panels * size < SMALL) threads = 1;
     target.prepare(chunks);
 
@@ -218,7 +218,7 @@ extern "C" {
 
 int64_t panel_width() { return PANEL; }
 
-// How many inputs of a bf16 weight lie side by side.
+// Returns how many inputs of a bf16 weight are stored side by side.
 int64_t paired() { return PAIRED; }
 
 void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
@@ -227,7 +227,7 @@ void linear(const float* x, const void* packed, int dtype, const float* bias, fl
     multiply_into(target, x, packed, dtype, bias, rows, inputs, outputs, threads);
 }
 
-// Which output of each row is the largest, as `sample` finds it at temperature 0.
+// Finds the largest output of each row, like `sample` at temperature 0.
 void linear_argmax(const float* x, const void* packed, int dtype, const float* bias, int64_t* at, int64_t rows,
                    int64_t inputs, int64_t outputs, int threads) {
     Largest target(rows);

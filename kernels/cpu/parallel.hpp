@@ -1,9 +1,9 @@
-// Loops whose parts are taken by whichever threads are running.
+// Parallel loops whose parts are taken by any thread that is running.
 //
-// Nobody waits for a thread that does not run: where other programs use the cores too, the caller does the parts that
-// no helper took. Helpers look out for work for some twenty microseconds, longer than the gaps between the loops of a
-// call, giving way to others all the while; then they sleep. With OpenMP a loop ends when every thread has come to its
-// end, which on two shared cores took up to ten times as long.
+// A loop never waits for a thread that is not scheduled: if other programs use the cores too, the caller runs the parts
+// that no helper took. Helpers poll for work for about twenty microseconds, longer than the gaps between the loops of a
+// call, and yield regularly meanwhile; then they sleep. An OpenMP loop waits for all threads, which takes up to ten
+// times as long on two shared cores.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ using Part = void (*)(void* context, int64_t index);
 // Calls part(context, i) for each i below `count`, at most a million, on up to `threads` threads.
 void run_parts(int64_t count, int threads, Part part, void* context);
 
-// Calls body(begin, end) for ranges of about `grain` that make up [0, count).
+// Calls body(begin, end) for ranges of about `grain` indices that together are [0, count).
 template <typename Body>
 void parallel(int64_t count, int64_t grain, int threads, Body body) {
     grain = std::max<int64_t>(grain, 1);

@@ -1,4 +1,4 @@
-// Picks one token per row, as `services.executor.sampling` describes it, without a sort of the vocabulary.
+// Samples one token per row, as described in `services.executor.sampling`, without sorting the vocabulary.
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "sampling_record.hpp"
 #include "vector.hpp"
 
-// How the slots sample. The ids that end a sequence are filled up with -1 to the width of the table.
+// Sampling parameters by slot. `stop_ids` [slots, stop_width] is padded with -1.
 struct SamplingTable {
     const SamplingRecord* records;
     const int64_t* stop_ids;
@@ -19,10 +19,10 @@ struct SamplingTable {
 
 namespace {
 
-constexpr int64_t RUN = 1024;  // weights that are summed before the search looks closer
+constexpr int64_t RUN = 1024;  // weights per partial sum
 constexpr int WAYS = 8, PASSES = 4;
 
-// In (0, 1). Source: philox4x32-10 of Salmon et al., 2011.
+// Returns a number in (0, 1). Source: philox4x32-10 of Salmon et al., 2011.
 double uniform(uint64_t key, uint32_t position) {
     uint32_t c[4] = {position, 0, 0, 0}, k[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
     for (int round = 0; round < 10; round++, k[0] += 0x9E3779B9, k[1] += 0xBB67AE85) {
@@ -35,13 +35,15 @@ double uniform(uint64_t key, uint32_t position) {
 
 class Row {
 public:
-    // Room for rows of `count` logits; the room serves one row after the other.
+    // Allocates buffers for rows of `count` logits. All rows use the same buffers, one after the other.
     explicit Row(int64_t count)
-        : count(count), filled((count + LANES - 1) / LANES * LANES), scaled(room(filled)), weights(room(filled)) {}
+        : count(count), padded((count + LANES - 1) / LANES * LANES), scaled(allocate(padded)),
+          weights(allocate(padded)) {}
 
     bool holds(int64_t logits) const { return count == logits; }
 
-    // The first of the largest of `x`. A NaN counts as the lowest finite number, infinity as the largest.
+    // Returns the index of the first largest number of `x`. NaN counts as the lowest finite number, infinity as the
+    // highest.
     int64_t greedy(float* x) {
         int64_t at = 0;
         Int odd = {};
@@ -62,12 +64,12 @@ public:
         return std::find(x + at, x + count - 1, peak) - x;
     }
 
-    // After `greedy` of the same row.
+    // Samples a token. `greedy` must have been called for the same row.
     int64_t draw(const float* x, const SamplingRecord& how, double number) {
         float scale = 1.0f / std::max((float)how.temperature, std::numeric_limits<float>::min());
         float bound = how.min_p > 0 ? std::log(how.min_p) : -INFINITE;
         bool few = how.top_k > 0 && how.top_k < count;
-        if (how.min_p <= 0 && !few && how.top_p >= 1) {  // most of the weights are not needed again: none is kept
+        if (how.min_p <= 0 && !few && how.top_p >= 1) {  // most weights are used once, so none is stored
             sum_runs([&](int64_t begin) { return weigh(x, scale, begin, [](int64_t, Vec, Vec) {}); });
             return invert(number, [&](int64_t begin) {
                 weigh(x, scale, begin, [&](int64_t i, Vec, Vec weight) { store(&weights[i], weight); });
@@ -81,7 +83,7 @@ public:
     }
 
 private:
-    // Calls `visit` with the registers of the run that starts at `begin`, -infinity behind the last logit.
+    // Calls `visit` with the registers of the run that starts at `begin`, padded with -infinity after the last logit.
     template <typename Visit>
     void each(const float* x, int64_t begin, Visit visit) const {
         int64_t end = std::min(begin + RUN, count), whole = end - (end - begin) % LANES;
@@ -92,7 +94,7 @@ private:
         visit(whole, rest);
     }
 
-    // Calls `add` for each run; it returns the sum of a run's weights.
+    // Calls `add` for each run, which returns the sum of the run's weights, and stores the cumulative sums.
     template <typename Add>
     void sum_runs(Add add) {
         double total = 0;
@@ -100,8 +102,8 @@ private:
         for (int64_t begin = 0; begin < count; begin += RUN) ends.push_back(total += add(begin));
     }
 
-    // Scales the logits of a run so that the largest of all is 0, and takes their exponentials: `visit` gets both. Returns
-    // the sum of the latter.
+    // Calls `visit` with the logits of a run, shifted so that the row's largest is 0 and scaled, and with their
+    // exponentials. Returns the sum of the exponentials.
     template <typename Visit>
     float weigh(const float* x, float scale, int64_t begin, Visit visit) const {
         float top = std::max(peak, LOWEST);
@@ -114,7 +116,7 @@ private:
         return sum(sums);
     }
 
-    // Keeps what `weigh` computes of every run.
+    // Stores the results of `weigh` for all runs.
     void weigh_all(const float* x, float scale) {
         Vec bottoms = {};
         sum_runs([&](int64_t begin) {
@@ -127,11 +129,11 @@ private:
         bottom = -largest(-bottoms);
     }
 
-    // Tokens whose logits lie below `bound` weigh nothing any more.
+    // Sets the weights of tokens with logits below `bound` to 0.
     void cut(float bound) {
         sum_runs([&](int64_t begin) {
             Vec sums = {};
-            for (int64_t i = begin; i < std::min(begin + RUN, filled); i += LANES) {
+            for (int64_t i = begin; i < std::min(begin + RUN, padded); i += LANES) {
                 Vec weight = load(&scaled[i]) >= bound ? load(&weights[i]) : Vec{};
                 store(&weights[i], weight);
                 sums += weight;
@@ -140,19 +142,19 @@ private:
         });
     }
 
-    // The largest logit at which those from it on upwards weigh as much as is `wanted`, of those above `bound`. Bounds
-    // of the answer draw together, then the few tokens between them are sorted.
+    // Returns the largest logit, at least `bound`, such that tokens at or above it weigh at least `goal`. Narrows an
+    // interval that contains the result, then sorts the few tokens in it.
     template <typename Weight>
-    float least(float bound, double wanted, Weight weight_of) const {
+    float least(float bound, double goal, Weight weight_of) const {
         float low = std::max(bound, bottom), high = std::numeric_limits<float>::min();
         double above = 0;
         for (int pass = 0; pass < PASSES; pass++) {
             Vec steps[WAYS];
             for (int j = 0; j < WAYS; j++) steps[j] = splat(low + (high - low) * j / WAYS);
             double reached[WAYS + 1] = {};
-            for (int64_t begin = 0; begin < filled; begin += RUN) {
+            for (int64_t begin = 0; begin < padded; begin += RUN) {
                 Vec sums[WAYS] = {};
-                for (int64_t i = begin; i < std::min(begin + RUN, filled); i += LANES) {
+                for (int64_t i = begin; i < std::min(begin + RUN, padded); i += LANES) {
                     Vec logit = load(&scaled[i]), weight = weight_of(load(&weights[i]));
                     for (int j = 0; j < WAYS; j++) sums[j] += logit >= steps[j] ? weight : Vec{};
                 }
@@ -160,26 +162,26 @@ private:
             }
             reached[WAYS] = above;
             int at = WAYS - 1;
-            while (at >= 0 && reached[at] < wanted) at--;
+            while (at >= 0 && reached[at] < goal) at--;
             above = reached[at + 1];
             high = at + 1 < WAYS ? steps[at + 1][0] : high;
             low = at < 0 ? std::max(bound, LOWEST) : steps[at][0];
             if (at < 0) break;
         }
-        Room between = room(count + 1);
+        Buffer between = allocate(count + 1);
         int64_t found = 0;
-        for (int64_t i = 0; i < count; i++) {  // without a branch, which could not be predicted
+        for (int64_t i = 0; i < count; i++) {  // branch-free, because a branch would be mispredicted
             between[found] = scaled[i];
             found += (scaled[i] >= low) & (scaled[i] < high);
         }
         std::sort(&between[0], &between[found], std::greater<float>());
         for (int64_t i = 0; i < found; i++)
-            if ((above += weight_of(exponential(splat(between[i])))[0]) >= wanted) return between[i];
+            if ((above += weight_of(exponential(splat(between[i])))[0]) >= goal) return between[i];
         return found ? between[found - 1] : low;
     }
 
-    // The first token at which the cumulative weight exceeds its share `number` of the whole. Before the weights of a run
-    // are read, `prepare` is called with its begin.
+    // Returns the first token at which the cumulative weight exceeds `number` times the total. Calls `prepare` with the
+    // begin of a run before reading its weights.
     template <typename Prepare>
     int64_t invert(double number, Prepare prepare) const {
         double target = number * ends.back();
@@ -193,17 +195,17 @@ private:
         return last;
     }
 
-    int64_t count, filled;  // logits; with what fills the last register
-    float peak = -INFINITE, bottom = 0;  // the largest logit; the lowest scaled one that weighs anything
-    Room scaled, weights;
-    std::vector<double> ends;  // cumulative weights at the end of each run
+    int64_t count, padded;  // number of logits, without and with padding to whole registers
+    float peak = -INFINITE, bottom = 0;  // the largest logit; the lowest scaled logit with a positive weight
+    Buffer scaled, weights;
+    std::vector<double> ends;  // cumulative weight at the end of each run
 };
 
 }  // namespace
 
 extern "C" {
 
-// The tokens at `positions` of `slots`, by `logits` [rows, vocabulary], which are overwritten.
+// Samples the tokens at `positions` of `slots` from `logits` [rows, vocabulary], which are overwritten.
 void sample(float* logits, int64_t vocabulary, const SamplingTable* table, const int64_t* slots, const int64_t* positions,
             int64_t rows, int64_t* tokens, int threads) {
     parallel(rows, 1, threads, [&](int64_t begin, int64_t end) {

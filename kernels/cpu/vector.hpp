@@ -1,11 +1,11 @@
-// One SIMD register of floats, whatever the machine's width, in GCC's and Clang's vector extension.
+// A SIMD register of floats, of the machine's width, by the vector extension of GCC and Clang.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX2__)  // which AVX-512 implies
+#if defined(__AVX2__)  // AVX-512 implies AVX2
 #include <immintrin.h>
 #endif
 
@@ -20,7 +20,7 @@ constexpr int LANES = 4;
 constexpr int ROWS = 6;
 #endif
 
-// For loops over registers, which must not become an array in memory.
+// Unrolls loops over registers, so that these do not become an array in memory.
 #define UNROLLED _Pragma("GCC unroll 16")
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
@@ -43,7 +43,7 @@ inline Vec load(const float* p) {
     return v;
 }
 
-// GCC widens a vector by halves that it joins again, unless it is told the one instruction that there is for it.
+// Uses the single instruction for widening, because GCC would widen both halves and join them.
 inline Vec load(const Bf16* p) {
     Short s;
     std::memcpy(&s, p, sizeof s);
@@ -71,7 +71,7 @@ inline Vec load(const _Float16* p) {
 
 #if defined(__AVX512BF16__)
 
-constexpr int64_t PAIRED = 2;  // numbers in bf16 that are multiplied at a time
+constexpr int64_t PAIRED = 2;  // bf16 numbers per multiplication
 
 // Two numbers, the first in the low half.
 struct Pair {
@@ -80,7 +80,7 @@ struct Pair {
 
 inline __m512bh load(const Pair* p) { return (__m512bh)_mm512_loadu_si512(p); }
 
-// Both products, the second first.
+// Adds both products of each pair, the second one first.
 inline Vec add_product(Vec sum, Pair x, __m512bh y) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x.bits), y);
 }
@@ -95,7 +95,7 @@ inline Vec add_product(Vec sum, float x, Vec y) { return sum + x * y; }
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
-// Rounds to nearest, ties to even; a NaN stays one. What is nearer to 0 than a normal number may become 0.
+// Rounds to nearest, ties to even. NaN stays NaN, and subnormal numbers may become 0.
 inline void store(Bf16* p, Vec v) {
 #if defined(__AVX512BF16__)
     __m256bh narrow = _mm512_cvtneps_pbh((__m512)v);
@@ -114,7 +114,7 @@ inline void store(_Float16* p, Vec v) {
     std::memcpy(p, &h, sizeof h);
 }
 
-// The first `count` numbers, zeros behind them.
+// Loads the first `count` numbers and pads them with zeros.
 template <typename T>
 inline auto load_some(const T* p, int64_t count) {
     if (count >= LANES) return load(p);
@@ -157,7 +157,7 @@ inline float largest(Vec v) {
     return most;
 }
 
-// Whether each number of `a` and of `b` is less than that of `bar`; none that is a NaN is.
+// Returns whether all numbers of `a` and `b` are less than those of `bar`; false if there is a NaN.
 inline bool all_less(Vec a, Vec b, Vec bar) {
 #if defined(__AVX512F__)
     auto reach = [&](Vec v) { return _mm512_cmp_ps_mask((__m512)v, (__m512)bar, _CMP_NLT_UQ); };
@@ -172,12 +172,12 @@ inline bool all_less(Vec a, Vec b, Vec bar) {
 #endif
 }
 
-// e to the x within two units in the last place; 0 below -87 and infinity from 88 or 89 on, near the ends of what a float
-// holds. Source: Cephes' expf.
+// Returns exp(x) with an error of at most two units in the last place; 0 below -87, and infinity from 88 or 89 on, near
+// the largest float. Source: Cephes' expf.
 inline Vec exponential(Vec x) {
-    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is left in the low bits
+    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
 #if defined(__AVX512F__)
-    Vec bounded = (Vec)_mm512_min_ps((__m512)splat(89.0f), (__m512)x);  // a NaN stays one
+    Vec bounded = (Vec)_mm512_min_ps((__m512)splat(89.0f), (__m512)x);  // NaN stays NaN
 #else
     Vec bounded = x < -87.0f ? splat(-87.0f) : x > 88.0f ? splat(88.0f) : x;
 #endif

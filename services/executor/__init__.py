@@ -1,5 +1,5 @@
 import os
 
-# Before torch is imported. Threads that spin while they wait for each other starve the other services of the machine,
-# and then themselves: on two busy cores a step takes ten times as long.
+# Must be set before torch is imported. OpenMP threads that spin while they wait for each other take CPU time from the
+# other services and from each other: on two busy cores a step then takes ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -6,16 +6,16 @@ from pagewire.services.executor.devices.protocol import Int64
 
 
 def column(data: bytes) -> Int64:
-    """The numbers in `data`.
+    """Returns the numbers in `data`.
 
     Raises:
-        ValueError: the last one is cut off.
+        ValueError: the last number is cut off.
     """
     return np.frombuffer(data, "<u4").astype(np.int64)
 
 
 def pairs(data: bytes) -> tuple[Int64, Int64]:
-    """The first and the second number of each pair in `data`.
+    """Returns the first and the second number of each pair in `data`.
 
     Raises:
         ValueError: the last pair is cut off.
@@ -25,5 +25,5 @@ def pairs(data: bytes) -> tuple[Int64, Int64]:
 
 
 def packed(numbers: Int64) -> bytes:
-    """`numbers` as a packed column. -1 becomes 0xFFFF_FFFF."""
+    """Returns `numbers` as a packed column. -1 becomes 0xFFFF_FFFF."""
     return numbers.astype("<u4").tobytes()

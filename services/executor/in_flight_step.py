@@ -1,4 +1,4 @@
-"""A step between its launch and its output."""
+"""A step that was launched and has no output yet."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ _LENGTH = np.uint8(Finish.LENGTH)
 
 
 class Columns(NamedTuple):
-    """The rows of one step, packed as `StepOutput` carries them."""
+    """The rows of one step, packed as in `StepOutput`."""
 
     sequences: bytes = b""
     starts: bytes = b""
@@ -26,44 +26,44 @@ class Columns(NamedTuple):
 
 
 class CandidateColumns(NamedTuple):
-    """The candidates of one step, packed as `StepOutput` carries them."""
+    """The candidates of one step, packed as in `StepOutput`."""
 
     counts: bytes
-    """Pairs of a sequence and the number of its candidates."""
+    """Pairs of a sequence id and the number of candidates of that sequence."""
     ids: bytes
     logprobs: bytes
 
 
 class InFlightStep(msgspec.Struct, frozen=True):
-    """A launched step of R rows, with all that its output needs, whatever plans do to its slots until then."""
+    """A launched step of R rows, with everything that its output needs. Plans applied meanwhile do not change it."""
 
     batch: StepBatch
     sequences: Int64
     """[R] ids of the sequences."""
     admissions: Int64
-    """[R] which admission to its slot each sequence is, counted over all slots: no two sequences have the same."""
+    """[R] admission number of each sequence, counted over all slots: no two sequences have the same number."""
     stop_ids: Int64
-    """[R, most] ids that end each sequence, filled up with -1."""
+    """[R, longest list] ids that end each sequence, padded with -1."""
     full: Bool
-    """[R] whether the row samples the last token that its sequence may have."""
+    """[R] whether the row samples the last token that fits into the sequence's maximum length."""
 
     def finishes(self, tokens: Int64) -> UInt8:
-        """[R] the `Finish` of each row, by the `tokens` [R] that the device picked."""
+        """Returns the `Finish` of each row [R], given the sampled `tokens` [R]."""
         finishes = self.full * _LENGTH
         if self.stop_ids.size:
             finishes[self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)] = Finish.STOP
         return finishes
 
     def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> Columns:
-        """The rows that are `alive`, packed; None: all of them."""
+        """Returns the rows where `alive` [R] is true, packed; None: all rows."""
         sequences, starts, counts = self.sequences, self.batch.num_computed_tokens, self.batch.query_lens
         if alive is not None:
             sequences, starts, counts = sequences[alive], starts[alive], counts[alive]
             tokens, finishes = tokens[alive], finishes[alive]
-        # Of the tokens, -1 becomes NO_TOKEN.
+        # `packed` turns the token -1 into NO_TOKEN.
         return Columns(packed(sequences), packed(starts), packed(counts), packed(tokens), finishes.tobytes())
 
     def candidate_columns(self, candidates: Candidates) -> CandidateColumns:
-        """The candidates that the device reported of this step, packed."""
+        """Returns the candidates that the device reported for this step, packed."""
         counts = np.stack((self.sequences[candidates.rows], candidates.counts), axis=1)
         return CandidateColumns(packed(counts), packed(candidates.ids), candidates.logprobs.astype("<f4").tobytes())

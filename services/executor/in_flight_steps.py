@@ -1,4 +1,4 @@
-"""The steps in flight: given to the device in order, waited for in order, and timed."""
+"""The steps in flight: launched in order, collected in order, and timed."""
 
 import math
 import time
@@ -11,28 +11,33 @@ from pagewire.shared.messages.plan import Plan
 
 _STEP_SECONDS = 20.0
 _TOKEN_SECONDS = 0.5
-"""A step that takes longer than this, plus this for each position in flight, is taken to be stuck."""
+"""A step counts as stuck after `_STEP_SECONDS` plus `_TOKEN_SECONDS` for each position in flight."""
 
 
 class CollectedStep(NamedTuple):
-    """A step that has ended, with what the device made of it."""
+    """A step that has ended, with its results."""
 
     step: InFlightStep
     tokens: Int64
-    """[R] as `Pending.wait` gives them."""
+    """[R] sampled tokens, as `Pending.wait` returns them."""
     candidates: Candidates | None
-    """As `Pending.candidates`."""
+    """Reported candidates; see `Pending.candidates`."""
     plan: int
+    """Number of the last plan that was applied before the launch."""
     plans: list[Plan]
-    """As they were given with the launch."""
+    """Plans that the step's output answers."""
     elapsed: float
-    """Seconds from its launch, or from the end of the step before if that is later, to its end."""
+    """Seconds from the step's launch, or from the end of the previous step if that is later, to the step's end."""
 
 
 class InFlightSteps:
-    """At most as many steps as the device's depth. Everything but `overdue` belongs to the device's thread.
+    """A queue of launched steps, at most as many as the device's depth.
 
-    A step is launched, computed behind those that were launched before it, and collected in that order.
+    Steps are computed and collected in the order of their launches. Only the device's thread may use this class, except
+    for `overdue`.
+
+    Attributes:
+        positions: token positions of all steps in flight.
     """
 
     def __init__(self, device: Device) -> None:
@@ -41,29 +46,28 @@ class InFlightSteps:
         self._ended = 0.0  # when the last collected step ended, on time.perf_counter
         self._due = math.inf
         self.positions = 0
-        """That the device computes or is about to."""
 
     def __len__(self) -> int:
         return len(self._steps)
 
     @property
     def full(self) -> bool:
-        """Whether the oldest must be collected before another is launched."""
+        """Whether the oldest step must be collected before another can be launched."""
         return len(self._steps) == self._device.depth
 
     @property
     def overdue(self) -> bool:
-        """Whether a step should have ended long ago, judged by the positions in flight."""
+        """Whether a step takes much longer than expected for the positions in flight."""
         return time.monotonic() > self._due
 
     def launch(self, step: InFlightStep, plan: int, plans: list[Plan]) -> None:
-        """Gives a step to the device. `plan` is the number of the last one applied, `plans` what the step answers."""
+        """Launches a step. `plan` is the number of the last plan applied; the step's output answers `plans`."""
         self._expect(len(step.batch.token_ids))
         launched = time.perf_counter()
         self._steps.append((step, self._device.launch(step.batch), plan, plans, launched))
 
     def collect(self) -> CollectedStep:
-        """Waits for the oldest step and removes it."""
+        """Waits for the oldest step, removes it and returns it."""
         step, pending, plan, plans, launched = self._steps.popleft()
         tokens = pending.wait()
         began, self._ended = max(launched, self._ended), time.perf_counter()
@@ -71,7 +75,7 @@ class InFlightSteps:
         return CollectedStep(step, tokens, pending.candidates, plan, plans, self._ended - began)
 
     def discard(self) -> None:
-        """Waits for all steps, and throws away what they made."""
+        """Waits for all steps and drops their results."""
         while self._steps:
             self.collect()
 

@@ -1,27 +1,27 @@
-"""Plans on their way from the event loop to the step thread."""
+"""The queue of plans from the event loop to the step thread."""
 
 import threading
 from typing import NamedTuple
 
 from pagewire.shared.messages.plan import Plan
 
-ASIDE = 256
-"""Plans that may wait for a missing one. The scheduler sends again whatever is dropped."""
+MAX_OUT_OF_ORDER = 256
+"""Plans that may wait for a missing one. The scheduler sends dropped plans again."""
 
 
-class Arrived(NamedTuple):
-    """What came since the thread last asked."""
+class NewPlans(NamedTuple):
+    """The plans that arrived since the last `take`."""
 
     term: int
-    """The term in force. All plans are of it."""
+    """The current term. All plans belong to it."""
     plans: list[Plan]
-    """In order of their numbers, without a gap."""
+    """Plans in order of their numbers, without a gap."""
 
 
 class PlanInbox:
-    """Hands plans over in order of number and never across a gap. A higher term begins anew.
+    """Passes plans to the step thread in order of their numbers, without gaps. Numbering restarts with each term.
 
-    `begin`, `put` and `close` return at once and belong to the event loop; `take` belongs to the thread.
+    The event loop calls `begin`, `put` and `close`, which return at once; the step thread calls `take`.
     """
 
     def __init__(self) -> None:
@@ -29,58 +29,58 @@ class PlanInbox:
         self._term = 0
         self._last = 0
         self._ready: list[Plan] = []
-        self._aside: dict[int, Plan] = {}
+        self._out_of_order: dict[int, Plan] = {}
         self._news = False
         self._closed = False
 
     @property
     def term(self) -> int:
-        """The term in force; 0 before the first."""
+        """The current term; 0 before the first one."""
         return self._term
 
     @property
     def last(self) -> int:
-        """Number of the last plan that can be applied: what comes behind a gap does not count."""
+        """Number of the last plan received without a gap."""
         return self._last
 
     def begin(self, term: int) -> None:
-        """A term begins. Plans of another one are dropped from now on."""
+        """Starts a term: drops the plans of the previous one, and from now on accepts only those of this term."""
         with self._changed:
             self._term, self._last = term, 0
             self._ready.clear()
-            self._aside.clear()
+            self._out_of_order.clear()
             self._notify()
 
     def put(self, plan: Plan) -> None:
-        """Takes in a plan. One of another term, or one that came before, is dropped."""
+        """Adds a plan. Ignores a plan of another term and one that was received before."""
         with self._changed:
             if plan.term != self._term or plan.number <= self._last:
                 return
             if plan.number > self._last + 1:
-                if len(self._aside) < ASIDE:
-                    self._aside[plan.number] = plan
+                if len(self._out_of_order) < MAX_OUT_OF_ORDER:
+                    self._out_of_order[plan.number] = plan
                 return
             following: Plan | None = plan
             while following is not None:
                 self._ready.append(following)
                 self._last = following.number
-                following = self._aside.pop(self._last + 1, None)
+                following = self._out_of_order.pop(self._last + 1, None)
             self._notify()
 
     def close(self) -> None:
-        """Ends the thread at its next `take`."""
+        """Makes the next `take` return None, so that the thread ends."""
         with self._changed:
             self._closed = True
             self._notify()
 
-    def take(self, *, wait: bool) -> Arrived | None:
-        """What has come; with `wait`, blocks until something has. None once closed."""
+    def take(self, *, wait: bool) -> NewPlans | None:
+        """Returns the plans that arrived; None once closed. With `wait`, blocks until there is a plan or a new term."""
         with self._changed:
             while wait and not self._news:
                 self._changed.wait()
             if self._closed:
                 return None
-            arrived = Arrived(self._term, self._ready)
+            arrived = NewPlans(self._term, self._ready)
             self._ready, self._news = [], False
             return arrived
 

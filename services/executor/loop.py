@@ -1,4 +1,4 @@
-"""The step loop: runs on its own thread, as far as its lease allows, and takes in plans between two launches."""
+"""The step loop: runs steps on its own thread as long as the lease allows, and applies plans between launches."""
 
 import time
 from collections.abc import Callable
@@ -9,8 +9,8 @@ import structlog
 from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.in_flight_step import Columns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
-from pagewire.services.executor.inbox import Arrived, PlanInbox
-from pagewire.services.executor.results import Counters, Ran, Refused
+from pagewire.services.executor.inbox import NewPlans, PlanInbox
+from pagewire.services.executor.results import Counters, PlanRefused, StepResult
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.services.executor.slots import PlanViolation, SlotTable
 from pagewire.shared.messages import unpack
@@ -22,14 +22,14 @@ _log = structlog.get_logger()
 
 
 class StepLoop:
-    """Obeys plans. Everything but `overdue` and `counters` belongs to the thread of `run`.
+    """Applies plans and runs steps. Only the thread of `run` may use this class, except for `overdue` and `counters`.
 
-    Up to `depth` steps of the device are in flight: while it computes one, the host launches the next and packs the
-    output of the last. Outputs leave in order of launch.
+    Up to `Device.depth` steps are in flight: while the device computes one, the host launches the next and packs the
+    output of the previous one. Outputs are emitted in order of launch.
 
-    The slots and blocks that an output frees may have a new owner at once. An output that answers the removal of a live
-    sequence leaves no step of that sequence in flight; one that reports an end leaves dead rows at most, which the
-    device computes before anything that is launched later.
+    The slots and blocks that an output frees may be reused at once. When an output answers the removal of a live
+    sequence, no step of that sequence is in flight any more. When an output reports that a sequence has finished, only
+    dead rows of that sequence can be in flight, and the device computes them before any later step.
 
     A term goes through these states:
 
@@ -38,15 +38,15 @@ class StepLoop:
           └──────────┴─────────────(a higher term begins)─────────────┘
     """
 
-    def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[Ran | Refused], None]) -> None:
+    def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[StepResult | PlanRefused], None]) -> None:
         self._device = device
         self._inbox = inbox
         self._emit = emit
         self._slots = SlotTable(device.capacity)
-        self._held: dict[int, tuple[Record, list[int]]] = {}  # how each slot samples, and its stop ids
+        self._held: dict[int, tuple[Record, list[int]]] = {}  # sampling record and stop ids of each slot in use
         self._term = 0
         self._step = 0
-        self._runs = 0  # steps with rows: what the lease counts
+        self._runs = 0  # steps with rows, which the lease counts
         self._plan = 0
         self._lease_until = 0
         self._refused = False
@@ -60,7 +60,7 @@ class StepLoop:
         return self._in_flight.overdue
 
     def run(self) -> None:
-        """Steps until the inbox is closed. An exception of the device ends the loop: its state is unknown then."""
+        """Runs steps until the inbox is closed. An exception of the device ends the loop: its state is unknown then."""
         idle = True
         try:
             while (arrived := self._take(wait=idle)) is not None:
@@ -74,9 +74,9 @@ class StepLoop:
             raise
 
     def _advance(self, plans: list[Plan]) -> bool:
-        """One step boundary: applies plans, launches a step, and collects one where no more can be launched.
+        """Applies plans, launches a step if possible, and otherwise collects the oldest one.
 
-        Returns whether there was anything to do, so that there may be more.
+        Returns whether there was anything to do; if so, the caller calls again without waiting for a plan.
         """
         if self._refused:
             return False
@@ -109,7 +109,7 @@ class StepLoop:
         return True
 
     def _collect(self) -> None:
-        """Waits for the oldest step and emits its output; one whose rows are all dead only answers plans."""
+        """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
         step, tokens, candidates, plan, plans, elapsed = self._in_flight.collect()
         columns = self._slots.record(step, tokens)
         counters = self.counters
@@ -124,7 +124,7 @@ class StepLoop:
             reported = () if candidates is None else step.candidate_columns(candidates)
             self._answer(columns, plan, plans, elapsed, *reported)
 
-    def _take(self, *, wait: bool) -> Arrived | None:
+    def _take(self, *, wait: bool) -> NewPlans | None:
         if not wait:
             return self._inbox.take(wait=False)
         began = time.perf_counter()
@@ -141,7 +141,7 @@ class StepLoop:
     def _refuse(self, reason: str) -> None:
         self._empty()
         self._refused = True
-        self._emit(Refused(self._term, reason))
+        self._emit(PlanRefused(self._term, reason))
 
     def _empty(self) -> None:
         self._in_flight.discard()
@@ -153,7 +153,7 @@ class StepLoop:
         self.counters.num_slots = 0
 
     def _apply(self, plan: Plan) -> None:
-        self._slots.apply(plan)  # first: what it refuses never reaches the device
+        self._slots.apply(plan)  # first, so that a refused plan never reaches the device
         if plan.copies:
             table = unpack(plan.copies)
             self._device.copy(table[::2], table[1::2])
@@ -179,11 +179,11 @@ class StepLoop:
         output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *candidates)
         self._step += 1
         ended = time.time()
-        self._emit(Ran(output, plans, ended - elapsed, ended))
+        self._emit(StepResult(output, plans, ended - elapsed, ended))
 
 
 def sampling_record(added: AddSlot) -> Record:
-    """How the device picks the tokens of a sequence: the request's record with the columns that depend on more."""
+    """Returns the sampling record of a sequence: the request's record, completed with the sequence's own columns."""
     sampling = added.sampling
     complete = unpack_record(sampling.record)
     complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)

@@ -1,4 +1,4 @@
-"""Whose executor this is."""
+"""Which scheduler owns the executor."""
 
 import time
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from pagewire.shared.peers import SILENCE
 
 
 class Ownership:
-    """Decides claims. An executor belongs to one scheduler at a time, and never to an older term than before.
+    """Decides about claims. One scheduler owns the executor at a time, and the term never decreases.
 
     Args:
-        model: served name that a claim must ask for.
-        find: last heartbeat of a live instance, None for a silent one.
+        model: served name that a claim must name.
+        find: returns the last heartbeat of a live instance, or None if the instance is silent.
     """
 
     def __init__(self, model: str, find: Callable[[str], Heartbeat | None]) -> None:
@@ -24,9 +24,9 @@ class Ownership:
         self.term = 0
 
     def decide(self, claim: Claim) -> bool:
-        """Whether the claim is accepted; the executor is the claimant's then.
+        """Returns whether the claim is accepted; if so, the claiming scheduler becomes the owner.
 
-        The owner's own claim of the term in force is accepted again: its answer was lost.
+        A repeated claim of the owner for the current term is accepted again: the first answer may have been lost.
         """
         own = claim.scheduler == self._scheduler
         if claim.model != self._model or claim.term < self.term or (claim.term == self.term and not own):
@@ -39,7 +39,7 @@ class Ownership:
 
     @property
     def free(self) -> bool:
-        """Whether another scheduler may have it: the owner is silent, or has gone on with a higher term elsewhere."""
+        """Whether another scheduler may claim the executor: the owner is silent, or has a higher term elsewhere."""
         if not self._scheduler:
             return True
         beat = self._find(self._scheduler)
@@ -48,9 +48,9 @@ class Ownership:
         return time.monotonic() - self._renewed_at >= SILENCE
 
     def renew(self) -> None:
-        """Notes a sign of life of the owner other than its heartbeat."""
+        """Records that the owner is alive, by a message other than its heartbeat."""
         self._renewed_at = time.monotonic()
 
     def release(self) -> None:
-        """The owner has lost it; only a higher term begins anew."""
+        """Removes the owner. The next claim needs a higher term."""
         self._scheduler = ""

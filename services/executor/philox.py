@@ -1,4 +1,4 @@
-"""Philox4x32-10, a counter-based random generator: the same words for the same counter and key, on every device.
+"""Philox4x32-10, a counter-based random generator: a counter and a key give the same words on every device.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 """
@@ -16,9 +16,9 @@ _WORD = np.uint64(32)
 
 
 def philox4x32(counters: UInt64, keys: UInt64) -> UInt64:
-    """Random words [4, N] of the counters [4, N], both of 32 bits, under the 64-bit keys [N]."""
+    """Returns 32-bit random words [4, N] for 32-bit counters [4, N] and 64-bit keys [N]."""
     words = np.stack((keys & _LOW, keys >> _WORD))
-    even, odd = counters[0::2], counters[1::2]  # words 0 and 2 are multiplied, words 1 and 3 are mixed in
+    even, odd = counters[0::2], counters[1::2]  # words 0 and 2 are multiplied, words 1 and 3 are XORed in
     for round_keys in (words + _ROUNDS * _WEYL) & _LOW:
         products = even * _MULTIPLIERS
         even, odd = (products[::-1] >> _WORD) ^ odd ^ round_keys, products[::-1] & _LOW

@@ -1,4 +1,4 @@
-"""The last step outputs of the term, as they were sent, for readers that missed some."""
+"""The last step outputs of the term, as they were published, for readers that missed some."""
 
 from collections import deque
 from itertools import islice
@@ -6,11 +6,11 @@ from itertools import islice
 from pagewire.shared.messages.step import RING_STEPS
 
 REPLAY_BYTES = 128 * 1024 * 1024
-"""Bytes that the buffer holds, should steps be large."""
+"""Maximum size of the buffer, in bytes."""
 
 
 class ReplayBuffer:
-    """Encoded step outputs of one term, in dense step order. The oldest are dropped when the buffer is full."""
+    """Encoded step outputs of one term, in step order without gaps. The oldest are dropped when the buffer is full."""
 
     def __init__(self, steps: int = RING_STEPS, size: int = REPLAY_BYTES) -> None:
         self._steps, self._size = steps, size
@@ -20,7 +20,7 @@ class ReplayBuffer:
         self._next = 0
 
     def append(self, term: int, step: int, data: bytes) -> None:
-        """Adds the output of a step, the one after the last. The first of another term empties the buffer."""
+        """Adds the output of the next step. An output of another term or out of order empties the buffer first."""
         if term != self._term or step != self._next:
             self._outputs.clear()
             self._bytes = 0
@@ -31,7 +31,7 @@ class ReplayBuffer:
             self._bytes -= len(self._outputs.popleft())
 
     def since(self, term: int, first: int, last: int) -> list[bytes]:
-        """The outputs of the steps in [first, last] that are still here, in order. Empty for another term."""
+        """Returns the outputs of steps [first, last] that are in the buffer, in order; none for another term."""
         if term != self._term:
             return []
         oldest = self._next - len(self._outputs)

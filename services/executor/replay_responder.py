@@ -1,4 +1,4 @@
-"""Answers to readers that missed steps."""
+"""Sends step outputs again to readers that missed them."""
 
 import asyncio
 
@@ -16,40 +16,40 @@ _log = structlog.get_logger()
 
 
 class ReplayResponder:
-    """Sends those of the wanted steps that the buffer still has to the asker, one message each, closed by an empty one.
+    """Answers replay requests with the outputs that the buffer still has, one message each, then an empty message.
 
-    An answer that starts behind the first wanted step says that the steps before it are lost. Answers go out one
-    at a time, in bursts that the broker has taken in before the next, so that they never crowd out live steps.
+    If the first output is later than the first requested step, the steps between them are lost. Requests are answered
+    one at a time, in bursts that are flushed one by one, so that replays do not delay the outputs of new steps.
     """
 
     def __init__(self, bus: Bus, buffer: ReplayBuffer) -> None:
         self._bus = bus
         self._buffer = buffer
-        self._wanted: asyncio.Queue[tuple[Replay, str]] = asyncio.Queue(_WAITING)
+        self._requests: asyncio.Queue[tuple[Replay, str]] = asyncio.Queue(_WAITING)
 
-    def ask(self, wanted: Replay, reply: str) -> None:
-        """Takes in a request. One too many is dropped: its asker asks again."""
+    def ask(self, request: Replay, reply: str) -> None:
+        """Queues a request, or drops it if the queue is full: the reader asks again."""
         try:
-            self._wanted.put_nowait((wanted, reply))
+            self._requests.put_nowait((request, reply))
         except asyncio.QueueFull:
             _log.warning("replay_dropped", waiting=_WAITING)
 
     @property
     def waiting(self) -> int:
-        """Requests whose answer has not begun."""
-        return self._wanted.qsize()
+        """Number of queued requests."""
+        return self._requests.qsize()
 
     async def run(self) -> None:
-        """Answers until cancelled."""
+        """Answers requests until cancelled."""
         while True:
-            wanted, reply = await self._wanted.get()
+            request, reply = await self._requests.get()
             try:
-                await self._answer(wanted, reply)
+                await self._answer(request, reply)
             except BusError as error:
                 _log.warning("replay_failed", reason=str(error))
 
-    async def _answer(self, wanted: Replay, reply: str) -> None:
-        steps = self._buffer.since(wanted.term, wanted.first, wanted.last)
+    async def _answer(self, request: Replay, reply: str) -> None:
+        steps = self._buffer.since(request.term, request.first, request.last)
         for start in range(0, len(steps), _BURST):
             for data in steps[start : start + _BURST]:
                 self._bus.publish(reply, data)

@@ -1,4 +1,4 @@
-"""Results on their way from the step thread to the event loop."""
+"""The queue of results from the step thread to the event loop."""
 
 import asyncio
 from collections import deque
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class ResultQueue(Generic[T]):
-    """Delivers on the event loop, in order, what a thread puts in. Several results share one wake-up.
+    """Delivers the results of a thread on the event loop, in order. Several results share one wake-up.
 
-    It needs no bound of its own: the step loop puts in at most one result per step of its lease and per plan.
+    The queue needs no bound, because the step loop adds at most one result per step of its lease and per plan.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[T], None]) -> None:
@@ -21,13 +21,13 @@ class ResultQueue(Generic[T]):
         self._woken = False
 
     def put(self, result: T) -> None:
-        """Called on the thread; returns at once."""
+        """Adds a result and returns at once. The thread calls this method."""
         self._results.append(result)
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        self._woken = False  # before looking: what is put in from here on wakes the loop again
+        self._woken = False  # cleared first, so that a result added from here on wakes the loop again
         while self._results:
             self._deliver(self._results.popleft())

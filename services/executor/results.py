@@ -1,4 +1,4 @@
-"""What the step loop tells the service: its results, one by one, and its counters."""
+"""What the step loop reports to the service: results, one by one, and counters."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,20 +7,20 @@ from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import StepOutput
 
 
-class Ran(NamedTuple):
-    """One step output, and what led to it."""
+class StepResult(NamedTuple):
+    """One step output, with the plans that it answers."""
 
     output: StepOutput
     plans: list[Plan]
-    """Applied right before its launch."""
+    """Plans applied right before the step's launch."""
     began: float
-    """Unix time in seconds."""
+    """Start of the step, Unix time in seconds."""
     ended: float
-    """Unix time in seconds."""
+    """End of the step, Unix time in seconds."""
 
 
-class Refused(NamedTuple):
-    """A plan contradicted the table. The slots are empty and nothing runs until a higher term begins."""
+class PlanRefused(NamedTuple):
+    """A plan contradicted the slot table. The slots were freed, and nothing runs until a higher term begins."""
 
     term: int
     reason: str
@@ -28,19 +28,19 @@ class Refused(NamedTuple):
 
 @dataclass(slots=True)
 class Counters:
-    """What the loop did since it started."""
+    """Totals since the loop started."""
 
     waiting_s: float = 0.0
-    """Seconds with no step in flight because of lease or limits, while sequences were unfinished."""
+    """Seconds without a step in flight while there were unfinished sequences, because of the lease or the limits."""
     busy_s: float = 0.0
-    """Seconds in which the device computed, by its own clock."""
+    """Seconds in which the device computed, by the device's clock."""
     steps: int = 0
-    """Steps that the device ran."""
+    """Steps that have ended."""
     rows: int = 0
     """Rows of these steps."""
     tokens: int = 0
-    """Positions of these steps: what budgets count."""
+    """Token positions of these steps, which budgets count."""
     sampled: int = 0
-    """Tokens that were picked and reported."""
+    """Tokens that were sampled and reported."""
     num_slots: int = 0
-    """Slots in use at this moment."""
+    """Slots in use now."""

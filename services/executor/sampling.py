@@ -1,9 +1,9 @@
-"""Picks tokens. One uniform number per token, inverted through the cumulative distribution in vocabulary order.
+"""Samples tokens: one uniform number per token, inverted through the cumulative distribution in vocabulary order.
 
-The number depends on the sequence and the position alone, so a sequence that is computed again, elsewhere or beside
-others, gets the same tokens. The filters are those of vLLM, in its order: temperature, min_p, top_k, top_p. Each is
-a lower bound on the logits, so that no filter needs the vocabulary sorted, and tokens whose logits tie with the bound
-are all kept.
+The number depends on the sequence and the position only, so a sequence that is computed again, elsewhere or in another
+batch, gets the same tokens. The filters and their order are those of vLLM: temperature, min_p, top_k, top_p. Each
+filter is a lower bound on the logits, so that none needs a sorted vocabulary. All tokens whose logits equal the bound
+are kept.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from pagewire.services.executor.philox import UInt64, philox4x32
 from pagewire.shared.sampling import Record
 
 CANDIDATES = 1024
-"""How many of the best tokens are tried for top_p before the whole vocabulary is sorted."""
+"""Number of the largest logits that are tried for top_p before the whole vocabulary is sorted."""
 
 _MASK = (1 << 64) - 1
 _LOWEST = torch.finfo(torch.float32).min
 
 
 def sequence_key(seed: int, prompt_index: int, choice_index: int) -> int:
-    """The 64-bit key of one completion's random numbers: a chain of splitmix64 (Steele et al., 2014)."""
+    """Returns the 64-bit random key of a completion, by a chain of splitmix64 (Steele et al., 2014)."""
     key = _splitmix64(seed)
     key = _splitmix64(key ^ prompt_index)
     return _splitmix64(key ^ choice_index)
 
 
 def uniforms(keys: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Numbers in (0, 1) for tokens at `positions` [N] of the sequences with `keys` [N]; positions are below 2**32."""
+    """Returns numbers in (0, 1) [N] for tokens at `positions` [N], below 2**32, of sequences with `keys` [N]."""
     counters = np.zeros((4, len(keys)), np.uint64)
     counters[0] = positions
     bits: npt.NDArray[np.float64] = (philox4x32(counters, keys)[0] >> np.uint64(8)).astype(np.float64)
@@ -41,16 +41,16 @@ def uniforms(keys: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.f
 def sample(
     logits: Tensor, records: Record, positions: npt.NDArray[np.int64], banned: Sequence[tuple[int, Sequence[int]]] = ()
 ) -> Tensor:
-    """One token id per row: logits [R, V] in float32 -> [R] int64. The logits are overwritten.
+    """Returns one token id per row, int64 [R], for float32 logits [R, V]. The logits are overwritten.
 
-    Temperature 0 picks the largest logit, of equal ones the lowest id. A NaN counts as the lowest finite number and
-    +inf as the highest, so that a row of a broken model still gets some token.
+    Temperature 0 picks the largest logit, and the lowest id among equal ones. NaN counts as the lowest finite number
+    and +inf as the highest, so that a row of a broken model still gets some token.
 
     Args:
-        logits: see above.
-        records: [R] how each row is sampled.
-        positions: [R] of the token to be picked, in its sequence.
-        banned: rows with ids that they must not pick.
+        logits: float32 [R, V].
+        records: [R] sampling parameters of each row.
+        positions: [R] position of the sampled token in its sequence.
+        banned: pairs of a row and the ids that it must not sample.
     """
     for row, ids in banned:
         logits[row, list(ids)] = -torch.inf
@@ -69,16 +69,16 @@ def sample(
 
 
 def _invert(weights: Tensor, numbers: npt.NDArray[np.float64]) -> Tensor:
-    """The first index of each row [R, V] at which the cumulative weight exceeds its number times the total."""
+    """Returns the first index of each row [R, V] at which the cumulative weight exceeds its number times the total."""
     cumulative = weights.cumsum(dim=1)
     total = cumulative[:, -1:]
     target = (total * torch.from_numpy(numbers)[:, None].to(weights.device)).float()
-    target = torch.minimum(target, total.nextafter(torch.zeros_like(total)))  # rounded up to the total it finds nothing
+    target = torch.minimum(target, total.nextafter(torch.zeros_like(total)))  # below the total, or nothing is found
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_max(weights.shape[1] - 1)
 
 
 def _filter(scaled: Tensor, records: Record) -> None:
-    """Sets to -inf what the filters drop from logits [R, V] whose largest is 0 in each row."""
+    """Sets the logits [R, V] that the filters drop to -inf. The largest logit of each row is 0."""
     min_p, top_k, top_p = records["min_p"], records["top_k"], records["top_p"]
     limited = (top_k > 0) & (top_k < scaled.shape[1])
     nucleus = top_p < 1
@@ -99,9 +99,9 @@ def _filter(scaled: Tensor, records: Record) -> None:
 
 
 def _nucleus(scaled: Tensor, best: Tensor, bound: Tensor, top_p: Tensor) -> Tensor:
-    """Raises the bound [R, 1] to the least logit that is needed to make up the share `top_p` of what is above it.
+    """Returns the bound [R, 1], raised as far as the tokens above it still hold the share `top_p` of the weight.
 
-    `best` [R, K] holds the largest logits in falling order: all that may be needed, or else the row is sorted.
+    `best` [R, K] holds the largest logits in descending order; a row for which they do not suffice is sorted.
     """
     share = top_p * _weights(scaled, bound).sum(dim=1, keepdim=True)
     reached = _weights(best, bound).cumsum(dim=1)

@@ -1,4 +1,4 @@
-"""The executor: belongs to one scheduler at a time, obeys its plans, and publishes what each step made."""
+"""The executor: belongs to one scheduler at a time, runs its plans, and publishes the output of each step."""
 
 import asyncio
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.ownership import Ownership
 from pagewire.services.executor.replay_buffer import ReplayBuffer
 from pagewire.services.executor.replay_responder import ReplayResponder
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.spans import Spans
 from pagewire.services.executor.thread import DeviceThread
 from pagewire.shared import model_folder, subjects
@@ -30,15 +30,15 @@ T = TypeVar("T", Claim, Plan, Replay)
 
 _claims = Decoder(Claim)
 _plans = Decoder(Plan)
-_wanted = Decoder(Replay)
+_replays = Decoder(Replay)
 _log = structlog.get_logger()
 
 
 class Executor:
-    """One device behind the bus.
+    """Serves one device over the bus.
 
-    A plan that contradicts the slot table ends the term: the slots are emptied, nothing is answered any more, and the
-    heartbeat is not ready, until a scheduler claims the executor with a higher term.
+    A plan that contradicts the slot table ends the term: the slots are freed, no plan is answered, and the heartbeat
+    reports not ready, until a scheduler claims the executor with a higher term.
     """
 
     def __init__(self, context: Context) -> None:
@@ -56,7 +56,7 @@ class Executor:
         self._last_step = -1
 
     def heartbeat(self) -> Heartbeat:
-        """Ready while it can run steps. `plan` is the last one received without a gap, `step` the last published."""
+        """Returns the heartbeat: `plan` is the last plan received without a gap, `step` the last step published."""
         steps = self._steps
         load: dict[str, float] = {}
         if steps is not None:
@@ -72,11 +72,11 @@ class Executor:
         )
 
     async def run(self) -> None:
-        """Opens the device, then serves until cancelled.
+        """Opens the device and serves until cancelled.
 
         Raises:
             ConfigurationError: the model or the device cannot be opened as configured.
-            ExceptionGroup: a step failed. The process ends then: what the device holds is unknown.
+            ExceptionGroup: a step failed. The process ends then, because the device's state is unknown.
         """
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
         self._steps = device.steps
@@ -134,13 +134,13 @@ class Executor:
             self._inbox.put(plan)
 
     def _on_replay(self, message: Message) -> None:
-        wanted = _decoded(_wanted, message)
-        if wanted is not None and message.reply:
-            self._replay_responder.ask(wanted, message.reply)
+        request = _decoded(_replays, message)
+        if request is not None and message.reply:
+            self._replay_responder.ask(request, message.reply)
 
-    def _deliver(self, result: Ran | Refused) -> None:
-        """Sends what the step thread made, unless another term has begun since."""
-        if isinstance(result, Ran):
+    def _deliver(self, result: StepResult | PlanRefused) -> None:
+        """Publishes a result of the step thread, unless another term has begun."""
+        if isinstance(result, StepResult):
             output = result.output
             if output.term == self._owner.term:
                 data = encode(output)
@@ -157,7 +157,7 @@ class Executor:
     def _publish(self, subject: str, data: bytes) -> None:
         try:
             self._bus.publish(subject, data)
-        except BusError as error:  # readers see the gap and ask for a replay; claims are asked again
+        except BusError as error:  # readers see the gap and ask for a replay; schedulers repeat claims
             _log.warning("not_published", subject=subject, reason=str(error))
 
 

@@ -1,4 +1,4 @@
-"""The slot table: what of each running sequence is known, computed and allowed. No I/O, no device."""
+"""The slot table: known tokens, computed positions and limits of each running sequence. No I/O, no device."""
 
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ _STOP = np.uint8(Finish.STOP)
 class PlanViolation(PagewireError):
     """A plan contradicts the table or the device's capacity.
 
-    Scheduler and executor no longer mean the same state, so nothing of this term can be trusted: a new claim is due.
+    Scheduler and executor no longer agree about the state, so the term must end and the executor must be claimed again.
     """
 
 
 class _NewSequence(NamedTuple):
-    """A sequence that is about to be given a slot."""
+    """A sequence that is about to get a slot."""
 
     slot: int
     sequence: int
@@ -44,12 +44,13 @@ class SlotTable:
          ^                                |                                |
          └─────────(plan removes)─────────┴────────────────────────────────┘
 
-    A finished sequence keeps its slot, but never runs again, until a plan removes it.
+    A finished sequence keeps its slot, without running, until a plan removes it.
 
-    Of each sequence `known` tokens are there or on their way, and the KV of the first `computed` positions is written
-    or will be. A row computes further positions; one that reaches the last known token samples the next. Both numbers
-    advance when a step is launched, so that the next one can be launched before the tokens are there. Its rows are dead
-    where such a token turns out to be a stop id: they are left out when the step is recorded.
+    Each sequence has `known` tokens, some of which may still be sampled by a step in flight, and `computed` positions,
+    whose KV is written or will be by a step in flight. A row computes further positions; a row that reaches the last
+    known token samples the next one. Both numbers advance when a step is launched, so that the next step can be
+    launched before the tokens have arrived. If such a token turns out to be a stop id, the sequence's rows in later
+    steps are dead: they are left out when those steps are recorded.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -60,7 +61,7 @@ class SlotTable:
         self._occupied: Bool = np.zeros(slots, np.bool_)
         self._running: Bool = np.zeros(slots, np.bool_)
         self._sequences: Int64 = np.zeros(slots, np.int64)
-        self._admissions: Int64 = np.zeros(slots, np.int64)  # which sequence holds the slot, counted over all slots
+        self._admissions: Int64 = np.zeros(slots, np.int64)  # number of the admission that holds the slot
         self._stopped: Int64 = np.zeros(slots, np.int64)  # the last admission that a stop id ended
         self._admitted = 0
         self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
@@ -73,7 +74,7 @@ class SlotTable:
 
     @property
     def has_work(self) -> bool:
-        """Whether a sequence is unfinished, be it allowed to run or not."""
+        """Whether there is an unfinished sequence, allowed to run or not."""
         return bool(self._running.any())
 
     def clear(self) -> None:
@@ -82,16 +83,16 @@ class SlotTable:
         self._occupied[:] = self._running[:] = False
 
     def apply(self, plan: Plan) -> None:
-        """Takes in a delta: removed, added, forks, blocks, limits and order, in this order. Forks are of slots as they
-        were before all of this.
+        """Applies a plan: removed, added, forks, blocks, limits and order, in this order.
 
-        Slots that the plan's order does not name keep their place behind those that it names.
+        Forks read their source slots as they were before the plan. Slots that the plan's order does not name follow
+        after those that it names, in their previous order.
 
         Raises:
-            PlanViolation: the plan cannot be meant for this table. Parts of it may have been applied.
+            PlanViolation: the plan contradicts the table. Parts of it may have been applied.
         """
         try:
-            # Most plans leave most of it out, and an empty array costs as much as a short one.
+            # Most plans have only some of these fields, and an empty array costs as much as a short one.
             if plan.copies:
                 self._check_copies(*pairs(plan.copies))
             forked = [self._from_fork(fork) for fork in plan.forks]
@@ -114,13 +115,13 @@ class SlotTable:
         self._budget = plan.budget
 
     def pending(self) -> Pending:
-        """What each unfinished sequence could compute next, in order."""
+        """Returns what each unfinished sequence could compute next, in order."""
         slots = self._order[self._running[self._order]]
         computed = self._computed[slots]
         return Pending(slots, self._known[slots] - computed, self._limits[slots] - computed)
 
     def launch(self) -> InFlightStep | None:
-        """The next step; None when no sequence can go on. Its positions count as computed from here on."""
+        """Returns the next step, whose positions count as computed from now on; None when no sequence can continue."""
         slots, query_lens = compose(self.pending(), self._budget)
         if not len(slots):
             return None
@@ -137,14 +138,15 @@ class SlotTable:
         return InFlightStep(batch, self._sequences[slots], self._admissions[slots], self._stop_ids.table[slots], full)
 
     def record(self, step: InFlightStep, tokens: Int64) -> Columns:
-        """Takes in what the device made of a step: `tokens` [R], -1 where a row sampled none. In order of launch.
+        """Records the `tokens` [R] of a step, -1 where a row sampled none, and returns the columns of its output.
 
-        A row that was launched behind the end of its sequence is dead and not in the columns. That of a sequence which
-        a plan has removed meanwhile is, and leaves the slot's next one alone.
+        Steps are recorded in order of launch. A row that was launched after its sequence had ended is dead and left out
+        of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
+        the slot's next sequence.
         """
         batch, finishes = step.batch, step.finishes(tokens)
         slots = batch.slots
-        alive = self._stopped[slots] != step.admissions  # a later admission stops in a later step
+        alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
         here = alive & (self._admissions[slots] == step.admissions)
         stops = alive & (finishes == _STOP)
         if np.count_nonzero(stops):
@@ -169,7 +171,7 @@ class SlotTable:
                 f"sequence {added.sequence} comes with {len(tokens)} tokens, {added.prompt_tokens} of them its prompt"
             )
         if len(added.sampling.record) != RECORD.itemsize:
-            raise PlanViolation(f"sequence {added.sequence} comes with a sampling record of another layout")
+            raise PlanViolation(f"sequence {added.sequence} has a sampling record of an unknown layout")
         end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
         return _NewSequence(
             added.slot, added.sequence, tokens, added.computed, column(added.blocks), added.limit, end, stop_ids
@@ -247,7 +249,7 @@ class SlotTable:
             raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
 
     def _check_reach(self, beyond: int) -> None:
-        """`beyond`: positions behind what the blocks of a slot hold."""
+        """Raises if a slot has positions `beyond` those that its blocks hold."""
         if beyond > 0:
             raise PlanViolation("a slot's limit or its computed positions lie beyond its blocks")
 

@@ -1,11 +1,11 @@
-"""Spans of traced sequences, put together from step outputs after the fact: one for prefill, one for decode."""
+"""Spans of traced sequences, made from step outputs afterwards: one for prefill and one for decode."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.services.executor.results import Ran
+from pagewire.services.executor.results import StepResult
 from pagewire.shared import telemetry
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
@@ -20,13 +20,13 @@ class _Life:
 
     added: AddSlot
     began: float | None = None
-    """When its first step began."""
+    """Start of the first step, Unix time in seconds."""
     answered: float | None = None
-    """When its first token was there."""
+    """End of the step that sampled the first token, Unix time in seconds."""
 
 
 class Spans:
-    """Follows the sequences whose `AddSlot` names a trace. Costs nothing per step while there is none."""
+    """Records spans of the sequences whose `AddSlot` names a trace. Costs nothing per step while there are none."""
 
     def __init__(self, record: Record = telemetry.span) -> None:
         self._record = record
@@ -35,8 +35,8 @@ class Spans:
         self._prefilling: dict[int, _Life] = {}
         self._decoding: dict[int, _Life] = {}
 
-    def observe(self, ran: Ran) -> None:
-        """Takes in one result of the step loop."""
+    def observe(self, ran: StepResult) -> None:
+        """Processes one result of the step loop."""
         if ran.output.term != self._term:
             self._term = ran.output.term
             for slot in list(self._slots):

@@ -1,4 +1,4 @@
-"""The one thread that touches the device: it opens it, steps, and closes it."""
+"""The only thread that uses the device: it opens the device, runs steps, and closes the device."""
 
 import asyncio
 import gc
@@ -11,17 +11,17 @@ from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.result_queue import ResultQueue
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.shared.config import Settings
 from pagewire.shared.model_folder import resolve
 
 
 class DeviceThread:
-    """A step loop on its own thread, which devices want for all their calls.
+    """A step loop on its own thread, because all calls of a device must come from one thread.
 
     Attributes:
-        capacity: of the device.
-        steps: the loop.
+        capacity: capacity of the device.
+        steps: the step loop.
     """
 
     def __init__(self, thread: ThreadPoolExecutor, device: Device, inbox: PlanInbox, steps: StepLoop) -> None:
@@ -33,9 +33,9 @@ class DeviceThread:
 
     @classmethod
     async def open(
-        cls, settings: Settings, inbox: PlanInbox, deliver: Callable[[Ran | Refused], None]
+        cls, settings: Settings, inbox: PlanInbox, deliver: Callable[[StepResult | PlanRefused], None]
     ) -> "DeviceThread":
-        """Opens the device, which may take minutes, and starts the loop. `deliver` is called on the event loop.
+        """Opens the device, which may take minutes, and starts the step loop. `deliver` is called on the event loop.
 
         Raises:
             ConfigurationError: the model or the device cannot be opened as configured.
@@ -50,11 +50,11 @@ class DeviceThread:
         return cls(thread, device, inbox, StepLoop(device, inbox, ResultQueue(loop, deliver).put))
 
     async def failure(self) -> None:
-        """Waits until a step fails, and raises its exception. What the device holds is unknown then."""
+        """Waits until a step fails and raises its exception. The device's state is unknown then."""
         await asyncio.shield(self._stepping)
 
     async def close(self) -> None:
-        """Ends the loop behind the step that is running, and closes the device."""
+        """Ends the loop after the steps in flight and closes the device."""
         self._inbox.close()
         await asyncio.wait({self._stepping})
         self._thread.shutdown(wait=False)
@@ -63,7 +63,7 @@ class DeviceThread:
 def _open(settings: Settings) -> Device:
     device = open_device(settings, resolve(settings.model))
     gc.collect()
-    gc.freeze()  # what the weights and the libraries brought stays until the end
+    gc.freeze()  # the objects of the weights and libraries live until the end
     return device
 
 

@@ -26,28 +26,28 @@ from pagewire.shared.model_folder import eos_ids, max_model_len, read_config
 __all__ = ["open_device"]
 
 MAX_CANDIDATES = 128
-"""Of a row on the devices that report candidates: bounds a step's message, and is more than a beam search needs."""
+"""Maximum candidates per row: bounds the size of a step's message, and is more than a beam search needs."""
 MAX_STEP_TOKENS = 4096
-"""Of a step on a CPU: beyond it, what a small model spends on a step no longer counts."""
+"""Maximum tokens of a step on a CPU: beyond it, the fixed cost of a step is negligible even for a small model."""
 CPU_SHARE = 0.5
-"""Of the free memory for the KV pool: the rest is for activations and for the other programs of the machine."""
+"""Share of the free memory that the KV pool takes: the rest is for activations and for other programs."""
 
 _log = structlog.get_logger()
 
 
 def open_device(settings: Settings, folder: Path) -> Device:
-    """The device that the settings name, with the model of `folder` loaded and the KV pool allocated.
+    """Opens the device that the settings name, loads the model of `folder` and allocates the KV pool.
 
     Raises:
-        ConfigurationError: the device is not known or not there, the model cannot be loaded, or the pool would be
-            too small.
+        ConfigurationError: the device is unknown or missing, the model cannot be loaded, or the pool would be too
+            small.
     """
     if settings.kv_cache_dtype != "auto" and settings.device != "cuda":
         raise ConfigurationError(
-            f"kv-cache-dtype {settings.kv_cache_dtype} is not built for device {settings.device}: set it to auto"
+            f"device {settings.device} does not support kv-cache-dtype {settings.kv_cache_dtype}: set it to auto"
         )
     if settings.batch_invariant and settings.device != "cuda":
-        raise ConfigurationError(f"batch-invariant is not built for device {settings.device}: leave it out")
+        raise ConfigurationError(f"device {settings.device} does not support batch-invariant: leave it out")
     if settings.device == "cpu":
         return _open_cpu(settings, folder)
     if settings.device == "cuda":
@@ -55,17 +55,17 @@ def open_device(settings: Settings, folder: Path) -> Device:
     kind, _, gpu = settings.device.partition(":")
     if kind == "sim":
         return _open_sim(settings, folder, gpu)
-    raise ConfigurationError(f"device {settings.device} is not known: set device to cpu, cuda or sim:<gpu>")
+    raise ConfigurationError(f"unknown device {settings.device}: set device to cpu, cuda or sim:<gpu>")
 
 
 def _open_cpu(settings: Settings, folder: Path) -> Device:
     if settings.tensor_parallel_size > 1:
-        raise ConfigurationError("a tensor-parallel-size above 1 is not built yet for the cpu: set it to 1")
+        raise ConfigurationError("device cpu does not support a tensor-parallel-size above 1: set it to 1")
     config = read_config(folder)
     length = max_model_len(settings, config)
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if cores > 2:
-        threads = min(threads, cores - 1)  # the other services need a core too
+        threads = min(threads, cores - 1)  # leaves a core for the other services
     threads = max(1, threads // settings.data_parallel_size)
     bf16, kernels = bf16_support(Path("/proc/cpuinfo")), _kernels(threads)
     one_dnn = bf16 == Bf16.MATRICES
@@ -73,7 +73,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     def compute_on(count: int) -> None:
         if kernels is not None:
             kernels.threads = count
-        # Torch has no large work beside the kernels.
+        # Beside the kernels, torch has only small operations left.
         torch.set_num_threads(count if one_dnn or kernels is None else 1)
 
     shared_cores = Cores(threads, compute_on)
@@ -104,7 +104,7 @@ def _open_cuda(settings: Settings, folder: Path) -> Device:
 
 
 def _kernels(threads: int) -> CpuKernels | None:
-    """The compiled kernels; None where they cannot be built."""
+    """Returns the compiled kernels, or None if they cannot be built."""
     try:
         return CpuKernels(build.load(), threads)
     except build.NotBuilt as error:
@@ -113,18 +113,18 @@ def _kernels(threads: int) -> CpuKernels | None:
 
 
 def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
-    """`folder` needs no weights: its config.json and, for the other services, its tokenizer are enough."""
+    """Opens a simulated device. `folder` needs no weights, only config.json and, for other services, the tokenizer."""
     if name != "zero" and name not in GPUS:
         known = ", ".join(f"sim:{gpu}" for gpu in (*GPUS, "zero"))
-        raise ConfigurationError(f"device sim:{name} is not known: set device to one of {known}")
+        raise ConfigurationError(f"unknown device sim:{name}: set device to one of {known}")
     if settings.dtype == "float32":
         raise ConfigurationError("simulated devices compute in bf16: leave dtype at auto")
     config = read_config(folder)
     length, shape = max_model_len(settings, config), shape_of(config)
     gpu = GPUS.get(name)
     roofline = Roofline(shape, gpu or GPUS["h100"], settings.tensor_parallel_size)
-    room = roofline.kv_room(settings.gpu_memory_utilization)
-    blocks = pool_blocks(settings, length, roofline.kv_bytes * settings.block_size, room, None)
+    memory = roofline.kv_memory(settings.gpu_memory_utilization)
+    blocks = pool_blocks(settings, length, roofline.kv_bytes * settings.block_size, memory, None)
     capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, shape.vocab, MAX_CANDIDATES)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, simulated=True)
     return SimDevice(capacity, roofline if gpu else None, eos_ids(folder))

@@ -18,8 +18,8 @@ class KVCache:
 
     def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         shape = (len(spec.windows), 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        # numpy's zeros take memory only where they are written. They must be zeros: a masked position has the weight 0,
-        # and 0 times the NaN of an uninitialised block is NaN.
+        # Memory of numpy's zeros is only taken where it is written. The pool must be zero: a masked position has the
+        # weight 0, and 0 times the NaN of an uninitialised block is NaN.
         pool = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
         self.block_size = block_size
         self.windows = spec.windows
@@ -28,18 +28,18 @@ class KVCache:
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Memory that one block takes over all layers."""
+        """Returns the bytes of one block over all layers."""
         return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """N rows of one width W that attend together, each to B blocks."""
+    """N rows of equal width W that are computed together, each attending to B blocks."""
 
     tokens: Tensor
-    """[N * W] which of the batch's tokens these are."""
+    """[N * W] indices of the group's tokens in the batch."""
     blocks: Tensor
-    """[N * B] ids, row after row."""
+    """[N * B] block ids, row after row."""
     mask: Tensor
     """[N, 1, W, B * block_size], 0 where a query sees a key and -inf elsewhere."""
 
@@ -48,7 +48,7 @@ class PagedAttention:
     """The attention of one step, an `AttentionFn`."""
 
     def __init__(self, cache: KVCache, tables: Int64, batch: StepBatch, positions: Int64) -> None:
-        """`tables` [slots, blocks] are the block tables, `positions` [T] those of the batch's tokens."""
+        """`tables` [slots, blocks] are the block tables, `positions` [T] the positions of the batch's tokens."""
         size = cache.block_size
         owners = np.repeat(batch.slots, batch.query_lens)
         self._cache = cache
@@ -61,7 +61,7 @@ class PagedAttention:
         """See `AttentionFn`."""
         keys, values = self._cache.layers[layer]
         if self._cache.dtype == torch.float16:
-            # Half precision overflows, and an infinity left in a block would poison whoever gets the block next.
+            # float16 overflows, and an infinity left in a block would spoil the next sequence that gets the block.
             k, v = k.nan_to_num(), v.nan_to_num()
         keys.flatten(0, 1).index_copy_(0, self._written, k)
         values.flatten(0, 1).index_copy_(0, self._written, v)
@@ -72,7 +72,10 @@ class PagedAttention:
 
 
 def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torch.dtype) -> Iterator[Group]:
-    """Rows of equal width whose numbers of blocks round up to the same power of two: at most half is padding."""
+    """Yields groups of rows of equal width whose numbers of blocks round up to the same power of two.
+
+    So at most half of a group's blocks are padding.
+    """
     offsets = np.cumsum(batch.query_lens) - batch.query_lens
     ends = batch.num_computed_tokens + batch.query_lens
     first_blocks = np.maximum(batch.num_computed_tokens - window + 1, 0) // size if window else np.zeros_like(ends)
@@ -83,7 +86,7 @@ def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torc
         width = int(kind) // 64
         most = int(counts[rows].max())
         queries = np.arange(width)
-        # Behind its last block a row repeats it, so that it never reads what is not its own.
+        # Padding repeats a row's last block, so that the row never reads the blocks of other sequences.
         columns = np.minimum(np.arange(most), counts[rows, None] - 1) + first_blocks[rows, None]
         key_positions = (first_blocks[rows, None] * size + np.arange(most * size))[:, None, :]
         query_positions = (batch.num_computed_tokens[rows, None] + queries)[:, :, None]
@@ -99,14 +102,14 @@ def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torc
 
 
 def _attend(group: Group, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """[N * W, Hq, d] -> the same shape."""
+    """Returns the attention of a group's queries `q` [N * W, Hq, d], in the same shape."""
     rows, _, width, length = group.mask.shape
     _, heads, dim = q.shape
     kv_heads = keys.shape[2]
     k = keys.index_select(0, group.blocks).view(rows, length, kv_heads, dim).transpose(1, 2)
     v = values.index_select(0, group.blocks).view(rows, length, kv_heads, dim).transpose(1, 2)
     if width == 1:
-        # The heads that share a KV head take the place of queries: faster than repeating keys and values for them.
+        # The query heads of a KV head are treated as its queries, which is faster than repeating keys and values.
         folded = q.view(rows, kv_heads, heads // kv_heads, dim)
         return F.scaled_dot_product_attention(folded, k, v, attn_mask=group.mask).view(rows, heads, dim)
     q = q.view(rows, width, heads, dim).transpose(1, 2)

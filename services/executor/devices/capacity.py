@@ -1,4 +1,4 @@
-"""How large the KV pool is."""
+"""The size of the KV pool."""
 
 from pathlib import Path
 
@@ -9,10 +9,12 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, room: int, memory: int | None) -> int:
-    """Returns the number of blocks of the KV pool: as set, or as many as `max_num_seqs` sequences can use and `room`
-    bytes hold. `memory`: bytes that are free for a pool of a size that was set; None: of a simulated device, which has
-    any number.
+def pool_blocks(
+    settings: Settings, max_model_len: int, bytes_per_block: int, free_bytes: int, limit_bytes: int | None
+) -> int:
+    """Returns the number of KV blocks: as set, or as many as `max_num_seqs` sequences can use and `free_bytes` hold.
+
+    `limit_bytes` bounds a pool whose size is set; None: a simulated device has no bound.
 
     Raises:
         ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens, or exceeds the memory.
@@ -23,23 +25,23 @@ def pool_blocks(settings: Settings, max_model_len: int, bytes_per_block: int, ro
     elif settings.kv_cache_memory is not None:
         blocks, source = settings.kv_cache_memory // bytes_per_block, "kv-cache-memory"
     else:
-        blocks = min(settings.max_num_seqs * longest, max(room, 0) // bytes_per_block)
-        source = f"the memory that is left ({max(room, 0) / 1e9:.1f} GB)"
+        blocks = min(settings.max_num_seqs * longest, max(free_bytes, 0) // bytes_per_block)
+        source = f"the free memory ({max(free_bytes, 0) / 1e9:.1f} GB)"
     if blocks < longest:
         raise ConfigurationError(
             f"{source} gives {blocks} KV blocks of {bytes_per_block} bytes, one sequence of {max_model_len} tokens "
             f"needs {longest}: raise kv-cache-memory or num-kv-blocks, or lower max-model-len"
         )
-    if memory is not None and blocks * bytes_per_block > max(memory, room):
+    if limit_bytes is not None and blocks * bytes_per_block > max(limit_bytes, free_bytes):
         raise ConfigurationError(
             f"{source} gives {blocks} KV blocks, which need {blocks * bytes_per_block / 1e9:.1f} GB, and "
-            f"{max(memory, 0) / 1e9:.1f} GB are free: lower kv-cache-memory or num-kv-blocks, or leave both out"
+            f"{max(limit_bytes, 0) / 1e9:.1f} GB are free: lower kv-cache-memory or num-kv-blocks, or leave both out"
         )
     return blocks
 
 
 def free_memory() -> int:
-    """Bytes that this process could still take: of the machine or, if that is less, of its container."""
+    """Returns the bytes that this process can still allocate, by the machine's memory and the container's limit."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
     limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"

@@ -1,4 +1,4 @@
-"""The CPU step with compiled kernels: attention over blocks where they are, and sampling of all rows in one call."""
+"""The CPU backend with compiled kernels: attention that reads blocks in place, and sampling of all rows in one call."""
 
 import math
 
@@ -14,7 +14,7 @@ from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 
 
 class CompiledBackend:
-    """A `Backend`. What it computes for a row does not depend, to the last bit, on the rows beside it."""
+    """A `Backend` whose result for a row is bitwise independent of the other rows of the batch."""
 
     def __init__(self, kernels: CpuKernels, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
         self._kernels = kernels
@@ -28,7 +28,7 @@ class CompiledBackend:
 
     @staticmethod
     def bytes_per_block(kernels: CpuKernels, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Memory that one block takes over all layers."""
+        """Returns the bytes of one block over all layers."""
         shapes = kernels.pool_shapes(1, spec.num_kv_heads, spec.head_dim, block_size, dtype)
         return len(spec.windows) * sum(map(math.prod, shapes)) * dtype.itemsize
 
@@ -40,12 +40,12 @@ class CompiledBackend:
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
         ids = slots.stop_ids.table
-        if self._stop_ids is not ids:  # replaced when it has to grow; the records stay where they are
+        if self._stop_ids is not ids:  # the table is replaced when it grows; the records stay where they are
             self._stop_ids = ids
             self._table = SamplingTable(address(slots.records), address(ids), ids.shape[1])
         return self._kernels.sample(logits, self._table, rows, positions)
 
 
 def _zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-    """numpy's zeros take memory only where they are written."""
+    """Returns zeros. Memory of numpy's zeros is only taken where it is written."""
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

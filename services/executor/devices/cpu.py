@@ -1,4 +1,4 @@
-"""The CPU as a device: eager PyTorch, one step at a time, around a backend for attention and sampling."""
+"""The CPU as a device: eager PyTorch, one step at a time, with a backend for attention and sampling."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.devices.candidates import likeliest
+from pagewire.services.executor.devices.candidates import top_candidates
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
@@ -21,31 +21,34 @@ from pagewire.shared.sampling import Record
 
 
 class Backend(Protocol):
-    """What a step needs beside the model."""
+    """Attention and sampling of a CPU step."""
 
     layers: list[tuple[Tensor, Tensor]]
-    """The KV pool: keys and values of each layer, blocks first, the rest in the backend's own form."""
+    """The KV pool: keys and values of each layer. The first dimension is blocks, the backend chooses the others."""
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
-        """The attention of one step; `positions` [T] are those of the batch's tokens."""
+        """Returns the attention of one step; `positions` [T] are the positions of the batch's tokens."""
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
-        """The tokens at `positions` [R] of the slots `rows` [R], by float32 logits [R, V], which may be overwritten."""
+        """Samples the tokens [R] at `positions` [R] of the slots `rows` [R] from float32 logits [R, V].
+
+        The logits may be overwritten.
+        """
 
 
 class Bf16(Enum):
-    """What instructions the CPU has for products in bf16."""
+    """The CPU's instructions for bf16 products."""
 
     NONE = "none"
-    """None: float32 is faster, and more exact."""
+    """No such instructions: float32 is faster, and more exact."""
     PAIRS = "pairs"
-    """Of two numbers at a time, which the compiled kernels use."""
+    """Dot products of pairs, which the compiled kernels use."""
     MATRICES = "matrices"
-    """Of whole tiles, which oneDNN uses."""
+    """Products of tiles, which oneDNN uses."""
 
 
 def bf16_support(cpuinfo: Path) -> Bf16:
-    """What the CPU can do, by what Linux says of it in `cpuinfo`."""
+    """Returns the CPU's support for bf16 by the flags in `cpuinfo`, which is Linux's /proc/cpuinfo."""
     try:
         flags = set(cpuinfo.read_text().split())
     except OSError:
@@ -68,7 +71,7 @@ class Done:
 
 
 class CpuDevice:
-    """A `Device`. It computes on the caller's thread, so that nothing is gained by a second step in flight."""
+    """A `Device` that computes on the caller's thread, so that a second step in flight would gain nothing."""
 
     depth = 1
 
@@ -89,7 +92,7 @@ class CpuDevice:
         self._slots.extend(slots, blocks)
 
     def remove(self, slot: int) -> None:
-        """Nothing to do: what the slot held is overwritten when it is taken again."""
+        """Does nothing: the next `add` overwrites the slot."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Device.copy`."""
@@ -97,12 +100,12 @@ class CpuDevice:
             pool[list(targets)] = pool[list(sources)]
 
     def launch(self, batch: StepBatch) -> Done:
-        """See `Device.launch`: the step has ended when this returns."""
+        """See `Device.launch`. The step has ended when this method returns."""
         began = time.perf_counter()
-        self._cores.look(began)
+        self._cores.adjust(began)
         slots, positions, ends = batch.slots, batch.positions, batch.ends
         attend = self._backend.attention(batch, self._slots, positions)
-        # Called past what modules do around it: the hooks, of which there are none.
+        # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
         rows = batch.samples.nonzero()[0]
         if len(rows) < len(batch.token_ids):
@@ -117,12 +120,12 @@ class CpuDevice:
         return Done(tokens, candidates)
 
     def _pick(self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64) -> tuple[Int64, Candidates | None]:
-        """The tokens at `positions` [R] of the `slots` [R] in `rows` [R] of the step, by hidden states [R, D]."""
+        """Samples the tokens at `positions` [R] of `slots` [R], in the step's `rows` [R], from hidden states [R, D]."""
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
             return tokens, None
         logits = self._model.logits(hidden)
-        wanted = self._slots.num_candidates[slots]
-        candidates = likeliest(logits, rows, wanted) if wanted.any() else None
+        counts = self._slots.num_candidates[slots]
+        candidates = top_candidates(logits, rows, counts) if counts.any() else None
         return self._backend.sample(logits, self._slots, slots, positions), candidates
 
     def close(self) -> None:

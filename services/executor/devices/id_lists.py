@@ -11,7 +11,7 @@ class IdLists:
     """One list per slot.
 
     Attributes:
-        table: [slots, longest list], filled up with -1; another array once a longer list has come.
+        table: [slots, longest list], padded with -1. Replaced by a larger array when a longer list is set.
     """
 
     def __init__(self, slots: int) -> None:

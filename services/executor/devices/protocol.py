@@ -1,4 +1,4 @@
-"""What the step loop asks of a device. A device knows slots, blocks and tokens; sequences and plans it does not."""
+"""The interface between the step loop and a device. A device knows slots, blocks and tokens, not sequences or plans."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,124 +17,125 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much a device holds."""
+    """The sizes and limits of a device."""
 
     num_blocks: int
     """Size of the KV pool; block ids are in [0, num_blocks)."""
     block_size: int
     """KV positions per block."""
     max_num_seqs: int
-    """Slots; slot numbers are in [0, max_num_seqs)."""
+    """Number of slots; slot numbers are in [0, max_num_seqs)."""
     max_model_len: int
-    """Context, in tokens."""
+    """Context length, in tokens."""
     vocab_size: int
     """Token ids are in [0, vocab_size)."""
     max_candidates: int = 0
-    """Candidates that a row can report; 0: none."""
+    """Maximum candidates per row; 0: the device reports none."""
     max_step_tokens: int = 0
-    """Tokens up to which a step may grow where no budget is set; 0: it does not."""
+    """Maximum tokens of a step where no budget is set; 0: the budget does not grow."""
 
 
 class StepBatch(msgspec.Struct, frozen=True):
-    """What one step computes: R rows of T tokens in all, as columns. A struct, since every step makes one."""
+    """The input of one step: R rows with T tokens in total, as columns. A msgspec struct, which is fast to create."""
 
     slots: Int64
-    """[R] slot of each row; no slot twice."""
+    """[R] slot of each row; no slot occurs twice."""
     num_computed_tokens: Int64
     """[R] first position of each row."""
     query_lens: Int64
     """[R] number of positions of each row, at least 1; their sum is T."""
     token_ids: Int64
-    """[T] input ids, rows one after the other. Anything where a step that is still pending samples the token."""
+    """[T] input ids, row after row. The value is ignored where a pending step samples the token."""
     samples: Bool
-    """[R] whether the row samples the token at position start + width."""
+    """[R] whether the row samples the token at position num_computed_tokens + query_lens."""
 
     @property
     def ends(self) -> Int64:
-        """[R] the position behind the last of each row."""
+        """[R] position after the last one of each row."""
         ends: Int64 = self.num_computed_tokens + self.query_lens
         return ends
 
     @property
     def positions(self) -> Int64:
-        """[T] of the tokens."""
+        """[T] position of each token."""
         if len(self.token_ids) == len(self.slots):
             return self.num_computed_tokens
         return positions_of(self.num_computed_tokens, self.query_lens)
 
 
 def positions_of(num_computed_tokens: Int64, query_lens: Int64) -> Int64:
-    """[T] the positions that rows compute, row after row: `query_lens` [R], at least 1, behind the computed ones."""
-    behind: Int64 = query_lens.cumsum()
-    if behind[-1] == len(query_lens):
+    """Returns the positions [T] of rows of `query_lens` [R] positions, at least 1, after the computed ones."""
+    ends: Int64 = query_lens.cumsum()
+    if ends[-1] == len(query_lens):
         return num_computed_tokens
-    return np.arange(behind[-1]) + np.repeat(num_computed_tokens + query_lens - behind, query_lens)
+    return np.arange(ends[-1]) + np.repeat(num_computed_tokens + query_lens - ends, query_lens)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The likeliest tokens of some rows of a step, by the model alone: no filter and no temperature."""
+    """The most likely tokens of some rows of a step, by the model's own distribution: no filter and no temperature."""
 
     rows: Int64
-    """[M] which rows of the batch."""
+    """[M] row numbers in the batch."""
     counts: Int64
-    """[M] candidates of each; their sum is N."""
+    """[M] number of candidates of each row; their sum is N."""
     ids: Int64
-    """[N] tokens, row after row, the likeliest first."""
+    """[N] token ids, row after row, the most likely first."""
     logprobs: Float32
-    """[N] their natural log-probabilities, finite."""
+    """[N] natural log-probabilities of the tokens, all finite."""
 
 
 class Pending(Protocol):
-    """A step that was launched."""
+    """A launched step."""
 
     @property
     def candidates(self) -> Candidates | None:
-        """Once it was waited for: of the rows that sampled in slots that ask for candidates; None if there are none."""
+        """Candidates of the rows that sampled in slots that request them; None if there are none. Only after `wait`."""
 
     def wait(self) -> Int64:
-        """Sleeps until the step has ended: [R] the token of each row, or -1 where it sampled none.
+        """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
 
-        Steps are waited for once and in order. A row that was launched behind the end of its sequence, by a stop id in
-        a step before, may yield anything.
+        Called once per step, in order of launch. If a stop id in an earlier step has ended a row's sequence, the row's
+        token is arbitrary.
         """
 
 
 class Device(Protocol):
-    """Computes steps, one after the other. Every method runs on one thread, in order."""
+    """Computes steps, one after the other. All methods are called on one thread."""
 
     capacity: Capacity
     depth: int
-    """Steps that may be launched before the oldest is waited for; above 1, it computes while the host works."""
+    """Maximum number of pending steps. Above 1, the device computes while the host prepares the next step."""
 
     @property
     def busy(self) -> float:
-        """Seconds in which it computed, since it was opened, by its own clock."""
+        """Seconds in which the device has computed since it was opened, by the device's clock."""
 
     def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
-        """A sequence takes a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size).
+        """Puts a sequence into a free slot. Block i of `blocks` holds positions [i * block_size, (i + 1) * block_size).
 
-        `sampling` [] says how its tokens are picked; `stop_ids` end it, and are not picked below its `min_length`.
+        `sampling` [] are the sampling parameters. `stop_ids` end the sequence and are not sampled below the record's
+        `min_length`.
         """
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Appends `blocks[i]` to the block table of `slots[i]`, for each i in order."""
 
     def remove(self, slot: int) -> None:
-        """The slot is free again. Its blocks keep their content."""
+        """Frees a slot. The content of its blocks stays."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies the KV of block `sources[i]` into block `targets[i]`, for each i; no target is a source.
 
-        Steps that are pending read and write as if it happened behind them, later ones as if before.
+        The copy takes effect after the pending steps and before all later ones.
         """
 
     def launch(self, batch: StepBatch) -> Pending:
-        """Begins a step behind those that are pending: it writes the KV of the batch's positions and samples.
+        """Launches a step after the pending ones: it writes the KV of the batch's positions and samples tokens.
 
-        A position must lie within the slot's blocks, and the KV of every position before it must be there or be written
-        by a pending step. Whatever is added or removed later has no effect on the step.
+        A position must lie within the slot's blocks, and the KV of every earlier position must be written, or be
+        written by a pending step. Later changes of slots have no effect on the step.
         """
 
     def close(self) -> None:
-        """Gives the memory back. Nothing may be called afterwards."""
+        """Frees the memory. No method may be called afterwards."""

@@ -1,4 +1,4 @@
-"""The CPU step without compiled kernels: gathered attention, and sampling in PyTorch."""
+"""The CPU backend without compiled kernels: gathered attention and sampling in PyTorch."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from pagewire.services.executor.sampling import sample
 
 
 class PyTorchBackend:
-    """A `Backend`."""
+    """A `Backend` in plain PyTorch."""
 
     def __init__(self, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
         self._cache = KVCache(spec, capacity.num_blocks, capacity.block_size, dtype)

@@ -1,7 +1,7 @@
-"""How long a step takes on a GPU that is not there: the larger of computing and of moving memory, part by part.
+"""Estimates the time of a step on a GPU: for each part, the larger of the compute time and the memory time.
 
-Source: Williams et al., "Roofline: an insightful visual performance model", 2009. The peaks are those of NVIDIA's data
-sheets; what of them real kernels reach is stated in `Efficiency`. Every time from here is simulated.
+Source: Williams et al., "Roofline: an insightful visual performance model", 2009. The peaks are from NVIDIA's data
+sheets; `Efficiency` states the share of them that real kernels reach. All times from this module are simulated.
 """
 
 from collections import Counter
@@ -15,23 +15,23 @@ from pagewire.services.executor.devices.protocol import Bool, Int64
 from pagewire.services.executor.models.registry import build_model
 
 BYTES = 2
-"""Of a weight, an activation and a number in the KV cache: bf16."""
+"""Bytes of a weight, an activation and an element of the KV cache: bf16."""
 _UNLIMITED = 1 << 40
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The peaks of one GPU."""
+    """Peak performance of one GPU."""
 
     flops: float
     """Dense bf16 operations per second."""
     bandwidth: float
-    """Bytes per second from its memory."""
+    """Memory bandwidth, bytes per second."""
     memory: int
-    """Bytes."""
+    """Memory size, bytes."""
     link: float
-    """Bytes per second to its neighbours, one direction."""
+    """Bandwidth to other GPUs, bytes per second in one direction."""
 
 
 GPUS: Mapping[str, Gpu] = {
@@ -44,7 +44,7 @@ GPUS: Mapping[str, Gpu] = {
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What of the peaks is reached, and what every step costs beside."""
+    """Shares of the peaks that kernels reach, and the fixed costs of a step."""
 
     compute: float = 0.6
     bandwidth: float = 0.85
@@ -52,14 +52,14 @@ class Efficiency:
     all_reduce: float = 15e-6
     """Seconds before an all-reduce moves its first byte."""
     launch: float = 150e-6
-    """Seconds of a step in which nothing is computed: launching its graph, sampling, copying tokens out."""
+    """Fixed seconds of a step: launching the graph, sampling, copying tokens to the host."""
     reserved: int = 2 * _GIB
     """Bytes of each GPU for activations and the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model that time depends on."""
+    """The sizes of a model that determine the time of a step."""
 
     hidden: int
     heads: int
@@ -67,15 +67,15 @@ class Shape:
     head_dim: int
     vocab: int
     windows: tuple[int, ...]
-    """Per layer, how many positions a query sees; 0: all."""
+    """Per layer, number of positions that a query sees; 0: all."""
     layer_weights: int
-    """Parameters of all layers together."""
+    """Number of parameters of all layers."""
     weights: int
-    """Parameters in all."""
+    """Number of parameters of the model."""
 
 
 def shape_of(config: dict[str, Any]) -> Shape:
-    """The shape of the model that a config.json describes; its weights are counted, not allocated.
+    """Returns the shape of the model that a config.json describes. Weights are counted, not allocated.
 
     Raises:
         ConfigurationError: the architecture is not supported, or a value is missing.
@@ -97,10 +97,10 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 class Roofline:
-    """Times and sizes of one model on `degree` GPUs of a kind, which hold equal parts of it (tensor parallelism).
+    """Times and sizes of one model on `degree` equal GPUs, which hold equal parts of it (tensor parallelism).
 
     Attributes:
-        kv_bytes: memory of one position in the KV cache, on all GPUs together.
+        kv_bytes: bytes of one position in the KV cache, on all GPUs together.
     """
 
     def __init__(self, shape: Shape, gpu: Gpu, degree: int = 1, efficiency: Efficiency | None = None) -> None:
@@ -112,20 +112,20 @@ class Roofline:
         self._bandwidth = gpu.bandwidth * efficiency.bandwidth * degree
         self._link = gpu.link * efficiency.link
         self._windows = Counter(window or _UNLIMITED for window in shape.windows)
-        copies = max(degree // shape.kv_heads, 1)  # GPUs beyond the number of KV heads hold the same one again
+        copies = max(degree // shape.kv_heads, 1)  # with more GPUs than KV heads, several hold the same head
         self._kv_layer_bytes = 2 * shape.kv_heads * shape.head_dim * BYTES * copies
         self.kv_bytes = self._kv_layer_bytes * len(shape.windows)
 
-    def kv_room(self, share: float) -> int:
-        """Bytes that weights, activations and the runtime leave of `share` of the memory of all GPUs together.
+    def kv_memory(self, share: float) -> int:
+        """Returns the bytes left for the KV cache when `share` of the memory of all GPUs is used.
 
-        Not positive when the model does not fit.
+        Negative or 0 when the model does not fit.
         """
         usable = self._gpu.memory * share - self._efficiency.reserved
         return int(usable * self._degree) - self._shape.weights * BYTES
 
     def seconds(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
-        """Time of a step, by the columns [R] of its `StepBatch`."""
+        """Returns the seconds of a step with these columns [R] of a `StepBatch`."""
         tokens = int(query_lens.sum())
         return (
             self._efficiency.launch
@@ -136,13 +136,13 @@ class Roofline:
         )
 
     def _multiply(self, tokens: int, weights: int) -> float:
-        """A product of `tokens` vectors with `weights` numbers, each read once."""
+        """Returns the seconds of a product of `tokens` vectors with `weights` numbers, each read once."""
         if not tokens:
             return 0.0
         return max(2.0 * tokens * weights / self._flops, weights * BYTES / self._bandwidth)
 
     def _attend(self, computed: Int64, query_lens: Int64) -> float:
-        """Attention of all layers: every row reads its context once, and each query multiplies with keys and values."""
+        """Returns the seconds of attention in all layers: each row reads its context once, for all its queries."""
         flops = moved = 0.0
         for window, layers in self._windows.items():
             growing = np.clip(window - computed, 0, query_lens)  # queries whose context is shorter than the window
@@ -153,7 +153,7 @@ class Roofline:
         return max(flops / self._flops, moved / self._bandwidth)
 
     def _reduce(self, tokens: int) -> float:
-        """Two ring all-reduces per layer, of one hidden state per token."""
+        """Returns the seconds of two ring all-reduces per layer, of one hidden state per token."""
         if self._degree == 1:
             return 0.0
         moved = 2 * (self._degree - 1) / self._degree * tokens * self._shape.hidden * BYTES

@@ -1,4 +1,4 @@
-"""A device without a model: steps take the time that a roofline says, and tokens follow from sequence and position."""
+"""A device without a model: a roofline gives the time of steps, and tokens are a hash of sequence and position."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def choices(keys: UInt64, positions: Int64, count: int) -> Int64:
-    """Numbers in [0, count) for tokens at `positions` [N] of sequences with `keys` [N]: splitmix64 of both."""
+    """Returns a number in [0, count) for each position [N] of a sequence with that key [N], by splitmix64 of both."""
     bits = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
         bits = (bits ^ (bits >> shift)) * multiplier
@@ -28,11 +28,11 @@ def choices(keys: UInt64, positions: Int64, count: int) -> Int64:
 
 
 class DeviceClock:
-    """Real time as a device counts it: a step starts at the later of the previous one's end and its launch.
+    """Schedules steps in real time: a step starts at its launch, or at the end of the previous step if that is later.
 
     Attributes:
-        busy: seconds in which steps ran; only those that were waited for.
-        end: when the last step ends, on the monotonic clock.
+        busy: seconds of all steps that were waited for.
+        end: end of the last step, on the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -40,45 +40,45 @@ class DeviceClock:
         self.end = 0.0
 
     def launch(self, seconds: float) -> float:
-        """Books a step of this length, and returns when it ends."""
+        """Schedules a step of this length and returns its end."""
         self.end = max(self.end, time.monotonic()) + seconds
         return self.end
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
-    """A `Pending` whose end is known."""
+class SimulatedStep:
+    """A `Pending` that ends at a known time."""
 
     tokens: Int64
     clock: DeviceClock
     seconds: float
-    """How long it takes."""
+    """Length of the step."""
     end: float
-    """On the device's clock."""
+    """End of the step, on the monotonic clock."""
     candidates: Candidates | None = None
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""
         left = self.end - time.monotonic()
         if left > 0:
-            time.sleep(left)  # the simulated work itself: nothing is waited for
+            time.sleep(left)  # stands for the computation
         self.clock.busy += self.seconds
         return self.tokens
 
 
 class SimDevice:
-    """A `Device`. The model's own end of text is never sampled; a stop id that a request brings may be.
+    """A simulated `Device`. It never samples the model's end-of-text ids, but may sample a request's own stop ids.
 
-    There is no KV cache, so a row behind the end of its sequence harms nobody: it takes its time, as on a GPU.
+    A row that is launched after the end of its sequence takes time, as on a GPU.
     """
 
     depth = 2
 
     def __init__(self, capacity: Capacity, roofline: Roofline | None, eos_ids: Iterable[int] = ()) -> None:
-        """`roofline` None: steps take no time at all.
+        """`roofline` None: steps take no time.
 
         Raises:
-            ValueError: the vocabulary has nothing but `eos_ids`.
+            ValueError: every token of the vocabulary is in `eos_ids`.
         """
         self.capacity = capacity
         self._clock = DeviceClock()
@@ -91,7 +91,7 @@ class SimDevice:
 
     @property
     def busy(self) -> float:
-        """See `Device.busy`: by the device clock."""
+        """See `Device.busy`; by the simulated clock."""
         return self._clock.busy
 
     def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
@@ -99,15 +99,15 @@ class SimDevice:
         self._records[slot], self._stop_ids[slot] = sampling, frozenset(stop_ids)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Nothing to do: there is no KV cache."""
+        """Does nothing: there is no KV cache."""
 
     def remove(self, slot: int) -> None:
-        """Nothing to do: what the slot held is overwritten when it is taken again."""
+        """Does nothing: the next `add` overwrites the slot."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Nothing to do: there is no KV cache."""
+        """Does nothing: there is no KV cache."""
 
-    def launch(self, batch: StepBatch) -> Booked:
+    def launch(self, batch: StepBatch) -> SimulatedStep:
         """See `Device.launch`."""
         tokens = np.full(len(batch.slots), -1, np.int64)
         rows = np.flatnonzero(batch.samples)
@@ -117,25 +117,25 @@ class SimDevice:
         for row in np.flatnonzero(positions < records["min_length"]).tolist():
             picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
         tokens[rows] = self._tokens[picked]
-        wanted = records["num_candidates"]
-        candidates = self._simulated(rows, wanted, picked) if wanted.any() else None
+        counts = records["num_candidates"]
+        candidates = self._simulated(rows, counts, picked) if counts.any() else None
         columns = batch.num_computed_tokens, batch.query_lens, batch.samples
         seconds = self._roofline.seconds(*columns) if self._roofline else 0.0
-        return Booked(tokens, self._clock, seconds, self._clock.launch(seconds), candidates)
+        return SimulatedStep(tokens, self._clock, seconds, self._clock.launch(seconds), candidates)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
-    def _simulated(self, rows: Int64, wanted: Int64, picked: Int64) -> Candidates:
-        """Simulated candidates: the token that is picked and those behind it, each half as likely as the one before."""
-        asking = np.flatnonzero(wanted)
-        counts = np.minimum(wanted[asking], len(self._tokens))
+    def _simulated(self, rows: Int64, num_candidates: Int64, picked: Int64) -> Candidates:
+        """Returns simulated candidates: the picked token and the next ones, each half as likely as the previous one."""
+        selected = np.flatnonzero(num_candidates)
+        counts = np.minimum(num_candidates[selected], len(self._tokens))
         ranks = np.concatenate([np.arange(count) for count in counts])
-        ids = self._tokens[(np.repeat(picked[asking], counts) + ranks) % len(self._tokens)]
-        return Candidates(rows[asking], counts, ids, (-np.log(2.0) * (ranks + 1)).astype(np.float32))
+        ids = self._tokens[(np.repeat(picked[selected], counts) + ranks) % len(self._tokens)]
+        return Candidates(rows[selected], counts, ids, (-np.log(2.0) * (ranks + 1)).astype(np.float32))
 
     def _allowed(self, index: int, banned: frozenset[int]) -> int:
-        """The first choice from `index` on that is not banned; `index` itself if all are."""
+        """Returns the first choice from `index` on that is not banned; `index` itself if all are banned."""
         count = len(self._tokens)
         candidates = ((index + i) % count for i in range(count))
         return next((i for i in candidates if int(self._tokens[i]) not in banned), index)

@@ -1,4 +1,4 @@
-"""What a device remembers of its slots between steps: block tables and how to sample."""
+"""The state of a device's slots between steps: block tables and sampling parameters."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from pagewire.shared.sampling import PARAMETERS, RECORD, Record, record
 
 
 class DeviceSlots:
-    """Rows by slot number, so that a step gathers them without a loop.
+    """Arrays indexed by slot number, from which a step gathers its rows without a loop.
 
     Attributes:
-        tables: [slots, blocks of the longest sequence]; beyond a slot's own blocks the entries mean nothing.
-        records: [slots] how the tokens of each slot are picked.
-        num_candidates: [slots], that column of `records`.
-        stop_ids: ids that end the sequence of each slot.
+        tables: [slots, blocks of the longest sequence] block ids; entries after a slot's own blocks are arbitrary.
+        records: [slots] sampling parameters.
+        num_candidates: [slots] the column of that name in `records`.
+        stop_ids: ids that end each slot's sequence.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -44,12 +44,12 @@ class DeviceSlots:
             self._counts[slot] += 1
 
     def greedy(self, slots: Int64, positions: Int64) -> bool:
-        """Whether of all tokens at `positions` [R] of `slots` [R] the likeliest one is wanted, and nothing else."""
+        """Returns whether every token at `positions` [R] of `slots` [R] is a plain argmax, without candidates."""
         plain, early = self._plain[slots], positions < self._min_lengths[slots]
         return np.count_nonzero(plain) == len(slots) and not np.count_nonzero(early)
 
     def banned(self, slots: Int64, positions: Int64) -> list[tuple[int, list[int]]]:
-        """Those rows of `slots` [R] that must not end at `positions` [R] yet, with their stop ids."""
+        """Returns the rows of `slots` [R] that must not end at `positions` [R] yet, with their stop ids."""
         early = np.flatnonzero(positions < self._min_lengths[slots]).tolist()
         ids = self.stop_ids.table
         return [(row, ids[slots[row]][ids[slots[row]] >= 0].tolist()) for row in early]
@@ -57,4 +57,4 @@ class DeviceSlots:
 
 _NEUTRAL = record()
 _WITH_EFFECT = (*(parameter.name for parameter in PARAMETERS), "num_candidates")
-"""Columns that change what is picked or reported, beside the minimum length, which matters at some positions only."""
+"""Columns that change what is sampled or reported, but for the minimum length, which applies to some positions only."""

@@ -1,7 +1,7 @@
-"""A model with compiled kernels in place of its layers. What flows between them is float32, weights keep their dtype.
+"""A model with compiled kernels in place of its layers. Activations are float32, weights keep their dtype.
 
-Weights are packed once. On a CPU with instructions for tiles of bf16 numbers, oneDNN does the large products, since it
-uses those; elsewhere, and for small ones, the kernels of this project read every dtype and sum in float32.
+Weights are packed once. On a CPU with instructions for bf16 tiles, oneDNN computes the large products, because it uses
+these instructions. All other products use the kernels of this project, which read every dtype and sum in float32.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
 
 ONE_DNN_FROM = 1 << 18
-"""Weights of a product from which on oneDNN is worth its call."""
+"""Minimum number of weights for which a product by oneDNN is worth its call."""
 
 
 class Attention(msgspec.Struct, frozen=True):
@@ -28,9 +28,9 @@ class Attention(msgspec.Struct, frozen=True):
     kernels: CpuKernels
     batch: Batch
     windows: Sequence[int]
-    """By layer: see `ModelSpec.windows`."""
+    """Window of each layer; see `ModelSpec.windows`."""
     pools: Sequence[Pool]
-    """By layer."""
+    """KV pool of each layer."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `AttentionFn`."""
@@ -38,7 +38,7 @@ class Attention(msgspec.Struct, frozen=True):
 
 
 class CompiledLM(CausalLM):
-    """`model`, which is changed and must not be used by itself any more."""
+    """Wraps `model` and replaces its layers in place; `model` must not be used directly afterwards."""
 
     def __init__(self, model: CausalLM, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> None:
         super().__init__(model.spec, width=1, tied=True)
@@ -50,10 +50,10 @@ class CompiledLM(CausalLM):
                 parameter.data = parameter.data.float()
         self.model = model
         self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None
-        """Its layers as one call, where all of them are kernels of this project."""
+        """All layers as one call; None unless all of them are kernels of this project."""
         self._logits = torch.empty(0)
         self.head = model.lm_head or _linear(model.embedding, None, kernels, one_dnn=one_dnn)
-        # Looked up once: to find a module among those of another takes as long as to call it.
+        # Looked up once: finding a submodule by its name takes as long as calling it.
         self._argmax = self.head.argmax if isinstance(self.head, Linear) else None
 
     @property
@@ -69,8 +69,8 @@ class CompiledLM(CausalLM):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `CausalLM.logits`. The next call overwrites them: giving back so much memory and asking for it again can
-        take longer than the product.
+        """See `CausalLM.logits`. The next call overwrites the result: freeing and allocating so much memory can take
+        longer than the product.
         """
         if not isinstance(self.head, Linear):
             out: Tensor = self.head(hidden)
@@ -85,7 +85,7 @@ class CompiledLM(CausalLM):
 
 
 class Embedding(nn.Module):
-    """Rows of a table, as float32."""
+    """`nn.Embedding` with float32 output."""
 
     def __init__(self, plain: nn.Embedding, kernels: CpuKernels) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Embedding(nn.Module):
 
 
 class Norm(nn.Module):
-    """`RMSNorm`."""
+    """`RMSNorm` as a compiled kernel."""
 
     def __init__(self, plain: RMSNorm, kernels: CpuKernels) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Norm(nn.Module):
 
 
 class Activation(nn.Module):
-    """`SiluMul`."""
+    """`SiluMul` as a compiled kernel."""
 
     def __init__(self, kernels: CpuKernels) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Activation(nn.Module):
 
 
 class Rotary(nn.Module):
-    """`RotaryEmbedding`, with the sines of all positions computed beforehand."""
+    """`RotaryEmbedding` with a table of the cosines and sines of all positions."""
 
     def __init__(self, plain: RotaryEmbedding, kernels: CpuKernels, max_model_len: int) -> None:
         super().__init__()
@@ -154,11 +154,11 @@ class Linear(nn.Module):
         self._kernels = kernels
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[T, inputs] -> [T, outputs], in `out` if it is given."""
+        """[T, inputs] -> [T, outputs], written to `out` if it is given."""
         return self._kernels.linear(x, self.weights, out)
 
     def argmax(self, x: Tensor) -> Int64:
-        """[T, inputs] -> [T]: which output is the largest."""
+        """[T, inputs] -> [T] index of the largest output."""
         return self._kernels.linear_argmax(x, self.weights)
 
 
@@ -178,7 +178,7 @@ class OneDnnLinear(nn.Module):
 
 
 def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> nn.Module:
-    """What replaces a module: itself, unless there is a kernel for it."""
+    """Returns the replacement of a module, or the module itself if there is no kernel for it."""
     match module:
         case nn.Linear() | PackedLinear():
             return _linear(module.weight, module.bias, kernels, one_dnn=one_dnn)
@@ -201,7 +201,7 @@ def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn
 
 
 def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
-    """All layers of `model`, whose modules are replaced already; None if one of them is oneDNN's."""
+    """Returns all layers of `model`, whose modules are already replaced, as one call; None if any uses oneDNN."""
     decoder, windows = model.model, model.spec.windows
     if any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
         return None

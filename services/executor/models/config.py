@@ -15,20 +15,20 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files of all families have. Further keys are ignored."""
+    """The fields that all model families have. Unknown keys are ignored."""
 
     architectures: tuple[str, ...] = ()
-    """Class names of transformers; the first that is known counts."""
+    """Class names of transformers; the first known one is used."""
     dtype: str | None = None
-    """Of the weights, as transformers 5 names it."""
+    """Dtype of the weights, as transformers 5 names it."""
     torch_dtype: str | None = None
-    """Of the weights, as transformers 4 names it."""
+    """Dtype of the weights, as transformers 4 names it."""
     quantization_config: dict[str, Any] | None = None
-    """Only there when the weights are quantized."""
+    """Only present if the weights are quantized."""
 
 
 def parse(kind: type[C], config: dict[str, Any]) -> C:
-    """The struct that `config` describes.
+    """Returns `config` as a struct of type `kind`.
 
     Raises:
         ConfigurationError: a value is missing, of the wrong type or out of range.
@@ -40,10 +40,10 @@ def parse(kind: type[C], config: dict[str, Any]) -> C:
 
 
 def weights_dtype(setting: DtypeSetting, config: Common) -> torch.dtype:
-    """The dtype to compute in: as set, else as the model was saved, else float32.
+    """Returns the dtype to compute in: as set, else the dtype of the saved weights, else float32.
 
     Raises:
-        ConfigurationError: the model was saved in another dtype than those of `DTYPES`.
+        ConfigurationError: the dtype of the saved weights is not in `DTYPES`.
     """
     name = setting if setting != "auto" else config.dtype or config.torch_dtype or "float32"
     if name not in DTYPES:

@@ -1,4 +1,4 @@
-"""The transformer of Llama and its relatives: RMSNorm first, rotary attention, gated feed-forward."""
+"""The transformer of Llama and similar models: pre-RMSNorm, rotary attention, gated feed-forward."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate, read
 
 
 class DecoderConfig(Common, frozen=True, kw_only=True):
-    """config.json of Llama. A relative is a subclass that says where it differs."""
+    """config.json of Llama. Subclasses override what differs in similar models."""
 
     vocab_size: Positive
     hidden_size: Positive
@@ -41,22 +41,22 @@ class DecoderConfig(Common, frozen=True, kw_only=True):
 
     @property
     def kv_heads(self) -> int:
-        """KV heads; as many as query heads when nothing is said."""
+        """Number of KV heads; by default the number of query heads."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def head_size(self) -> int:
-        """Numbers per head."""
+        """Dimension of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether q, k and v have a bias; `attention_bias` says it of all four projections."""
+        """Whether q, k and v have a bias. `attention_bias` applies to all four projections."""
         return self.attention_bias
 
     @property
     def qk_norm(self) -> bool:
-        """Whether the heads of q and k are normalised before they are rotated."""
+        """Whether the heads of q and k are normalised before the rotation."""
         return False
 
     @property
@@ -105,7 +105,7 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
 
     def forward(self, x: Tensor, residual: Tensor, rotate: Rotate, attend: AttentionFn) -> tuple[Tensor, Tensor]:
-        """[T, D] that the layer before adds, and the residual [T, D] that lacks it -> the same of this layer."""
+        """Output `x` [T, D] of the previous layer and the `residual` [T, D] without it -> the same of this layer."""
         x, residual = self.input_layernorm.add(x, residual)
         x, residual = self.post_attention_layernorm.add(self.self_attn(x, rotate, attend), residual)
         return self.mlp(x), residual
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
 
 
 class DecoderLM(CausalLM):
-    """Llama, Mistral, Qwen2 or Qwen3, as the configuration says."""
+    """Llama, Mistral, Qwen2 or Qwen3, depending on the configuration."""
 
     def __init__(self, config: DecoderConfig) -> None:
         spec = ModelSpec(config.vocab_size, config.kv_heads, config.head_size, config.windows)

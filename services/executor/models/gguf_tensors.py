@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, under the names and in the order of rows that Hugging Face's checkpoints have."""
+"""The tensors of a GGUF file, with the names and the row order of Hugging Face's checkpoints."""
 
 import os
 import re
@@ -18,9 +18,9 @@ from pagewire.shared.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS, read_co
 from pagewire.shared.gguf.reader import GgufModel, StoredTensor, TensorType
 
 CHUNK = 1 << 17
-"""Numbers that are unpacked at a time: what numpy makes of them on the way stays in a core's cache."""
+"""Numbers that are dequantized at a time: numpy's temporary arrays then fit into a core's cache."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types of the file that PyTorch has, too."""
+"""GGUF types that PyTorch has as dtypes."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _TOP = {EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", OUTPUT: "lm_head.weight"}
@@ -40,12 +40,12 @@ _PARTS = {
 _ROTATED = (".q_proj.", ".k_proj.")
 
 Blocks = npt.NDArray[np.uint8]
-"""[rows, bytes of a row], as they lie in the file."""
+"""[rows, bytes per row], packed as in the file."""
 
 
 @contextmanager
 def open_gguf(path: Path) -> Iterator["GgufTensors"]:
-    """The tensors of a GGUF file and of its parts; the files are closed behind the block.
+    """Opens a GGUF file and its parts as a context manager, which closes the files.
 
     Raises:
         ConfigurationError: a file is missing or broken, or its architecture is not supported.
@@ -62,10 +62,10 @@ def open_gguf(path: Path) -> Iterator["GgufTensors"]:
 
 
 class GgufTensors:
-    """A `TensorSource`. `blocks` gives the same tensors packed, as they lie in the file.
+    """A `TensorSource` of a GGUF model. `blocks` returns tensors packed as in the file.
 
-    Files of the llama architecture have the rows of each query and key head in the order of ggml's rotary embedding,
-    which turns neighbours (2i, 2i + 1), where Hugging Face's turns (i, i + d/2).
+    In files of the llama architecture, the rows of each query and key head are in the order of ggml's rotary embedding,
+    which rotates pairs (2i, 2i + 1), while Hugging Face rotates pairs (i, i + d/2).
     """
 
     def __init__(self, model: GgufModel, files: Mapping[Path, int], rotated_head: int | None) -> None:
@@ -81,42 +81,42 @@ class GgufTensors:
         return self._stored[name].shape
 
     def type(self, name: str) -> TensorType:
-        """How a tensor is packed."""
+        """Returns the packed type of a tensor."""
         return self._stored[name].type
 
     def row_order(self, name: str) -> Tensor | None:
-        """Of each row in the file [rows], which row of the tensor it is; None: they lie in order."""
+        """Returns, for each row in the file [rows], its row in the tensor; None if the order is the same."""
         if self._head is None or not any(part in name for part in _ROTATED):
             return None
         return torch.arange(self._stored[name].shape[0]).view(-1, 2, self._head // 2).transpose(1, 2).flatten()
 
     def blocks(self, name: str, first: int, count: int) -> Blocks:
-        """Rows [first, first + count) as they lie in the file, packed.
+        """Returns rows [first, first + count), packed as in the file.
 
         Raises:
-            ConfigurationError: the file cannot be read any more.
+            ConfigurationError: the file cannot be read.
         """
         tensor = self._stored[name]
-        found = np.empty((count, tensor.row_bytes), np.uint8)
-        left, offset = found.reshape(-1).data, tensor.offset + first * tensor.row_bytes
+        blocks = np.empty((count, tensor.row_bytes), np.uint8)
+        unread, offset = blocks.reshape(-1).data, tensor.offset + first * tensor.row_bytes
         try:
-            while left:
-                if not (got := os.preadv(self._files[tensor.file], [left], offset)):
+            while unread:
+                if not (count_read := os.preadv(self._files[tensor.file], [unread], offset)):
                     raise ConfigurationError(f"{tensor.file} has become shorter: fetch the model again")
-                left, offset = left[got:], offset + got
+                unread, offset = unread[count_read:], offset + count_read
         except OSError as error:
             raise ConfigurationError(f"cannot read {tensor.file}: {error.strerror}") from error
-        return found
+        return blocks
 
-    def read(self, wanted: Mapping[str, Tensor]) -> None:
-        """See `TensorSource.read`. Parts of tensors are unpacked side by side, one on each core."""
+    def read(self, targets: Mapping[str, Tensor]) -> None:
+        """See `TensorSource.read`. Parts of tensors are dequantized in parallel on all cores."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            parts = [part for name, out in wanted.items() for part in self._parts(name, out)]
+            parts = [part for name, out in targets.items() for part in self._parts(name, out)]
             for done in [threads.submit(part) for part in parts]:
                 done.result()
 
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:
-        """What fills `out`, cut into parts."""
+        """Yields functions that each fill a part of `out`."""
         tensor, order = self._stored[name], self.row_order(name)
         if len(tensor.shape) == 1 and order is not None:
             yield lambda: _put(out, order, self._unpacked(tensor, name, 0, 1)[0])
@@ -136,14 +136,14 @@ class GgufTensors:
             yield fill
 
     def _unpacked(self, tensor: StoredTensor, name: str, first: int, count: int) -> Tensor:
-        """Rows [first, first + count) as numbers, [count, columns]."""
+        """Returns rows [first, first + count) as numbers [count, columns]."""
         return dequantize(self.blocks(name, first, count), tensor.type)
 
 
 def dequantize(blocks: Blocks, kind: TensorType) -> Tensor:
-    """Packed rows [rows, bytes] as numbers [rows, columns]: float32, or the dtype of the file where it has a plain one.
+    """Returns packed rows [rows, bytes] as numbers [rows, columns], in float32 or the file's own unquantized dtype.
 
-    Overwrites nothing; the result may share the memory of `blocks`.
+    The result may share the memory of `blocks`.
     """
     if kind.name in PLAIN:
         return torch.from_numpy(blocks).view(PLAIN[kind.name])
@@ -152,12 +152,12 @@ def dequantize(blocks: Blocks, kind: TensorType) -> Tensor:
 
 
 def _put(rows: Tensor, order: Tensor, values: Tensor) -> None:
-    """Writes `values` to the rows that `order` names."""
+    """Writes `values` to the rows in `order`."""
     rows[order] = values.to(rows.dtype)
 
 
 def _name(name: str) -> str:
-    """The name in Hugging Face's checkpoints. Unknown names stay: who loads the model refuses them."""
-    if (found := _LAYER.fullmatch(name)) and found[2] in _PARTS:
-        return f"model.layers.{found[1]}.{_PARTS[found[2]]}.{found[3]}"
+    """Returns a tensor's name in Hugging Face's checkpoints. Unknown names stay: `load_weights` refuses them."""
+    if (match := _LAYER.fullmatch(name)) and match[2] in _PARTS:
+        return f"model.layers.{match[1]}.{_PARTS[match[2]]}.{match[3]}"
     return _TOP.get(name, name)

@@ -1,4 +1,4 @@
-"""Layers that the families share."""
+"""Layers that several model families use."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def embedding(entries: int, width: int) -> nn.Embedding:
-    """An embedding whose values come later: to draw some first, on any device, torch loads its compiler for seconds."""
+    """Returns an uninitialised embedding: torch's random values would load its compiler, which takes seconds."""
     return nn.Embedding(entries, width, _weight=torch.empty(entries, width))
 
 
@@ -25,15 +25,15 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of x + residual, and that sum, which may overwrite `residual`. All are [T, width]."""
+        """Returns the norm of x + residual and the sum itself, which may overwrite `residual`. All are [T, width]."""
         total = x + residual
         return self(total), total
 
 
 class PackedLinear(nn.Module):
-    """Several projections of one input as one matrix product.
+    """Several projections of one input, computed as one matrix product.
 
-    The checkpoint has them one by one: `q_proj.weight` beside the others, where this module is `qkv_proj`.
+    The checkpoint stores them separately: `q_proj.weight`, `k_proj.weight` and `v_proj.weight` for module `qkv_proj`.
     """
 
     def __init__(self, inputs: int, parts: Mapping[str, int], bias: bool) -> None:

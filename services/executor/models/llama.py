@@ -1,7 +1,7 @@
-"""Llama 1 to 3, and every model that was published in its format."""
+"""Llama 1 to 3, and all models that are published in the format of Llama."""
 
 from pagewire.services.executor.models.decoder import DecoderConfig
 
 
 class LlamaConfig(DecoderConfig, frozen=True, kw_only=True):
-    """The plain form of the decoder."""
+    """config.json of Llama: the decoder's defaults."""

@@ -1,4 +1,4 @@
-"""What a language model is to a device: a function of a flat batch, with attention given from outside."""
+"""The interface of a language model: a function of a flat batch, to which the device passes the attention."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 
 class AttentionFn(Protocol):
-    """Causal attention over everything that a row has seen. It belongs to the device, which owns the KV cache.
+    """Causal attention over the contexts of all rows. The device implements it, because it owns the KV cache.
 
-    A call writes `k` and `v` at the positions of the batch, then attends from `q` with the scale d ** -0.5. Which rows
-    and blocks these are is prepared once per step, outside of the model: what a layer launches depends on shapes alone,
-    so a device may put a kernel here and capture the whole model as a graph.
+    A call writes `k` and `v` at the positions of the batch and then attends from `q` with the scale d ** -0.5. The rows
+    and their blocks are prepared once per step, outside of the model. A layer's kernel launches depend on shapes only,
+    so the device can capture the whole model as a graph.
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -24,20 +24,20 @@ class AttentionFn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What a device must know of a model before it runs it."""
+    """The sizes of a model that a device needs."""
 
     vocab_size: int
     """Rows of the embedding."""
     num_kv_heads: int
-    """KV heads of each layer."""
+    """Number of KV heads per layer."""
     head_dim: int
-    """Numbers per head."""
+    """Dimension of a head."""
     windows: tuple[int, ...]
-    """Per layer, how many positions a query sees, its own included; 0: all."""
+    """Per layer, number of positions that a query sees, its own included; 0: all."""
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder-only model. The parameters have the checkpoint's names, except for the parts of a `PackedLinear`."""
+    """A decoder-only model. Parameters have the checkpoint's names, except for the parts of a `PackedLinear`."""
 
     def __init__(self, spec: ModelSpec, width: int, tied: bool) -> None:
         super().__init__()
@@ -47,17 +47,17 @@ class CausalLM(nn.Module, ABC):
     @property
     @abstractmethod
     def embedding(self) -> Tensor:
-        """[V, D] of the input ids, and of the output where there is no `lm_head`."""
+        """[V, D] embedding of the input ids, also used for the output if there is no `lm_head`."""
 
     @abstractmethod
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
-        """Hidden states [T, D] of int64 ids [T] at int64 positions [T]."""
+        """Int64 ids [T] at int64 positions [T] -> hidden states [T, D]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, D] -> [R, V] in float32, for those rows only that sample."""
+        """Hidden states [R, D] of the rows that sample -> float32 logits [R, V]."""
         head = self.embedding if self.lm_head is None else self.lm_head.weight
         return F.linear(hidden, head).float()
 
     def argmax(self, hidden: Tensor) -> npt.NDArray[np.int64] | None:
-        """[R, D] -> [R] ids of the largest logits, without the logits; None where that is not faster."""
+        """Hidden states [R, D] -> ids [R] of the largest logits; None if that is not faster than the logits."""
         return None

@@ -12,7 +12,7 @@ from pagewire.services.executor.models.layers import PackedLinear, embedding
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
 
 POSITION_OFFSET = 2
-"""Position 0 is row 2 of the table: the first rows belonged to padding."""
+"""Position 0 is row 2 of the table: the first rows were reserved for padding."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
@@ -26,9 +26,9 @@ class OPTConfig(Common, frozen=True, kw_only=True):
     num_attention_heads: Positive
     max_position_embeddings: Positive
     word_embed_proj_dim: Positive | None = None
-    """Width of the embeddings where it is not `hidden_size`."""
+    """Width of the embeddings if it differs from `hidden_size`."""
     do_layer_norm_before: bool = True
-    """False: after the residual, as in the original transformer, and none at the end."""
+    """False: the norm follows the residual sum, as in the original transformer, and there is no final norm."""
     remove_final_layer_norm: bool = msgspec.field(default=False, name="_remove_final_layer_norm")
     layer_norm_elementwise_affine: bool = True
     enable_bias: bool = True
@@ -45,7 +45,7 @@ class OPTConfig(Common, frozen=True, kw_only=True):
         return self.word_embed_proj_dim or self.hidden_size
 
     def layer_norm(self) -> nn.LayerNorm:
-        """A new normalisation of the hidden states."""
+        """Returns a new LayerNorm of the hidden states."""
         return nn.LayerNorm(self.hidden_size, elementwise_affine=self.layer_norm_elementwise_affine)
 
 
@@ -117,7 +117,7 @@ class Decoder(nn.Module):
 
 
 class OPT(CausalLM):
-    """The whole model; its checkpoint has the blocks under `model.decoder`."""
+    """The OPT model. Its checkpoint has the layers under `model.decoder`."""
 
     def __init__(self, config: OPTConfig) -> None:
         heads = config.num_attention_heads

@@ -7,12 +7,12 @@ from pagewire.services.executor.models.decoder import DecoderConfig
 
 
 class QwenConfig(DecoderConfig, frozen=True, kw_only=True):
-    """What config.json of Qwen2 and Qwen3 have in common."""
+    """The common fields of config.json of Qwen2 and Qwen3."""
 
     use_sliding_window: bool = False
     sliding_window: Positive | None = None
     max_window_layers: int = 28
-    """The first layer with a window, where `layer_types` does not name them."""
+    """Index of the first layer with a window, if there are no `layer_types`."""
     layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
 
     def __post_init__(self) -> None:
@@ -22,7 +22,7 @@ class QwenConfig(DecoderConfig, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """A window for the layers that slide, if sliding is on."""
+        """See `ModelSpec.windows`: the sliding layers have a window if `use_sliding_window` is set."""
         window = self.sliding_window or 0 if self.use_sliding_window else 0
         if self.layer_types is not None:
             return tuple(window if kind == "sliding_attention" else 0 for kind in self.layer_types)
@@ -34,5 +34,5 @@ class Qwen2Config(QwenConfig, frozen=True, kw_only=True):
 
     @property
     def qkv_bias(self) -> bool:
-        """Always there, without a word in config.json."""
+        """Always true; config.json does not state it."""
         return True

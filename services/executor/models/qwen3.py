@@ -11,5 +11,5 @@ class Qwen3Config(QwenConfig, frozen=True, kw_only=True):
 
     @property
     def qk_norm(self) -> bool:
-        """Always there."""
+        """Always true."""
         return True

@@ -1,4 +1,4 @@
-"""Which class computes which model."""
+"""The supported architectures and their classes."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,31 +29,31 @@ FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
     "Qwen3ForCausalLM": _decoder(Qwen3Config),
     "OPTForCausalLM": lambda config: OPT(parse(OPTConfig, config)),
 }
-"""Architecture as config.json names it, to what builds the module of a config.json."""
+"""Maps an architecture, as config.json names it, to a function that builds the module of a config.json."""
 
 
 def build_model(config: dict[str, Any]) -> CausalLM:
-    """The module that a config.json describes, without memory for its weights (on torch's meta device).
+    """Returns the module that a config.json describes, without memory for its weights (on torch's meta device).
 
     Raises:
         ConfigurationError: the architecture is not supported.
     """
     common = parse(Common, config)
     if common.quantization_config is not None:
-        raise ConfigurationError("the weights are quantized, which is not supported: use the model in its plain form")
+        raise ConfigurationError("quantized weights are not supported: use the unquantized model")
     build = next((FAMILIES[name] for name in common.architectures if name in FAMILIES), None)
     if build is None:
-        named = ", ".join(common.architectures) or "none"
-        raise ConfigurationError(f"architecture {named} is not supported; these are: {', '.join(FAMILIES)}")
+        names = ", ".join(common.architectures) or "none"
+        raise ConfigurationError(f"architecture {names} is not supported, only {', '.join(FAMILIES)}")
     with torch.device("meta"):
         return build(config)
 
 
 def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
-    """The model of `folder`, with `config` its config.json, in CPU memory and ready for inference.
+    """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
 
     Raises:
-        ConfigurationError: the architecture is not supported, or configuration and weights do not fit.
+        ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
     """
     model = build_model(config)
     load_weights(model, folder, weights_dtype(dtype, parse(Common, config)))

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021) and the ways to stretch it to longer contexts."""
+"""Rotary position embedding (Su et al., 2021) and its extensions to longer contexts."""
 
 import math
 from collections.abc import Callable
@@ -15,22 +15,22 @@ SUPPORTED = ("default", "linear", "llama3", "yarn", "factors")
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """How positions become angles."""
+    """Parameters that turn positions into angles."""
 
     rope_type: str = "default"
     """One of `SUPPORTED`."""
     rope_theta: float = 10000.0
     """Base of the wavelengths."""
     factor: float = 1.0
-    """How much longer the context is than the one trained on."""
+    """Ratio of the extended context to the trained one."""
     low_freq_factor: float = 1.0
-    """llama3: wavelengths above original / low_freq_factor are stretched in full."""
+    """llama3: wavelengths above original / low_freq_factor are scaled by the full factor."""
     high_freq_factor: float = 4.0
-    """llama3: wavelengths below original / high_freq_factor stay."""
+    """llama3: wavelengths below original / high_freq_factor are not scaled."""
     beta_fast: float | None = None
-    """yarn: dimensions with more turns than this over the original context stay; None: 32."""
+    """yarn: dimensions with more turns than this over the original context are not scaled; None: 32."""
     beta_slow: float | None = None
-    """yarn: dimensions with fewer turns than this are stretched in full; None: 1."""
+    """yarn: dimensions with fewer turns than this are scaled by the full factor; None: 1."""
     attention_factor: float | None = None
     """yarn: multiplies sine and cosine; None: follows from factor, mscale and mscale_all_dim."""
     mscale: float | None = None
@@ -40,11 +40,11 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     """yarn: whether the dimensions between which the blend runs are rounded outwards to integers."""
     original_max_position_embeddings: int | None = None
-    """llama3 and yarn: the context trained on."""
+    """llama3 and yarn: the trained context length, in positions."""
     factors: tuple[float, ...] = ()
-    """factors: by what the frequency of each pair is divided, as GGUF files say it instead of llama3's parameters."""
+    """factors: divisor of each pair's frequency. GGUF files store these instead of llama3's parameters."""
     partial_rotary_factor: float = 1.0
-    """Share of each head that turns; only 1 is supported."""
+    """Share of each head that is rotated; only 1 is supported."""
 
     def __post_init__(self) -> None:
         if self.rope_type not in SUPPORTED:
@@ -52,16 +52,16 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         if self.partial_rotary_factor != 1.0:
             raise ValueError("partial_rotary_factor is not supported")
         if self.rope_type != "default" and self.factor < 1.0:
-            raise ValueError(f"the rope factor is {self.factor}, it must be at least 1")
+            raise ValueError(f"the rope factor must be at least 1, not {self.factor}")
         if not all(factor > 0 for factor in self.factors):
-            raise ValueError("the rope factors are not all above 0")
+            raise ValueError("all rope factors must be above 0")
 
 
 def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embeddings: int) -> Rope:
-    """The `Rope` of `rope_parameters` (transformers 5) or of `rope_scaling` with `rope_theta` (transformers 4).
+    """Returns the `Rope` of `rope_parameters` (transformers 5) or of `rope_scaling` with `rope_theta` (transformers 4).
 
     Raises:
-        ConfigurationError: a kind of scaling that is not supported, or a value of the wrong type.
+        ConfigurationError: the rope type is not supported, or a value has the wrong type.
     """
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     given.setdefault("rope_type", given.get("type", "default"))
@@ -76,7 +76,7 @@ def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embe
 
 
 Rotate = Callable[[Tensor], Tensor]
-"""Turns the pairs (i, i + d/2) of every head of x [T, H, d], which may be overwritten."""
+"""Rotates the pairs (i, i + d/2) of every head of x [T, H, d], which may be overwritten."""
 
 
 class RotaryEmbedding(nn.Module):
@@ -89,12 +89,12 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def table(self, positions: Tensor) -> Tensor:
-        """Positions [T] -> [T, d] in float32: the cosines of all pairs, then their sines."""
+        """Returns a float32 table [T, d] for positions [T]: the cosines of all pairs, then their sines."""
         angles = positions[:, None].float() * self.frequencies
         return torch.cat((angles.cos(), angles.sin()), -1) * self.scale
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
-        """Positions [T] -> what turns the heads of these tokens."""
+        """Returns the function that rotates heads of tokens at positions [T]."""
         cos, sin = self.table(positions)[:, None].to(dtype).chunk(2, dim=-1)
         return partial(_rotate, torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
 
@@ -105,7 +105,7 @@ def _rotate(cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
 
 
 def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Radians per position [head_dim / 2] in float32, and the factor of sine and cosine."""
+    """Returns radians per position, float32 [head_dim / 2], and the factor of sine and cosine."""
     plain = 1.0 / rope.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
     if rope.rope_type == "linear":
         return plain / rope.factor, 1.0
@@ -125,7 +125,7 @@ def _divided(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:
-    """Source: the published code of Llama 3.1: stretch long waves, keep short ones, blend between."""
+    """Returns frequencies with long waves scaled, short ones kept, and a blend between. Source: code of Llama 3.1."""
     assert rope.original_max_position_embeddings is not None
     turns = rope.original_max_position_embeddings * plain / (2 * math.pi)
     keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -133,11 +133,11 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: Rope, plain: Tensor, head_dim: int) -> Tensor:
-    """Source: YaRN (Peng et al., 2023), "NTK by parts": the same blend, linear in the dimension."""
+    """Returns the same blend, linear in the dimension. Source: YaRN (Peng et al., 2023), "NTK by parts"."""
     assert rope.original_max_position_embeddings is not None
 
     def dimension(turns: float) -> float:
-        """The dimension that makes so many turns over the original context."""
+        """Returns the dimension that makes this number of turns over the original context."""
         length = rope.original_max_position_embeddings or 0
         return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
 

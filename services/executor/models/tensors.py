@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: the files of a checkpoint, in whichever format."""
+"""Reads a model's tensors from the files of a checkpoint, in safetensors or GGUF format."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -19,20 +19,20 @@ STORED_DTYPES = ("F32", "BF16", "F16")
 
 
 class TensorSource(Protocol):
-    """Tensors by the names that Hugging Face's checkpoints give them."""
+    """Tensors by their names in Hugging Face's checkpoints."""
 
     def names(self) -> Collection[str]:
-        """Of all tensors."""
+        """Returns the names of all tensors."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor.
+        """Returns the shape of a tensor.
 
         Raises:
-            ConfigurationError: it is stored in a dtype that cannot be read.
+            ConfigurationError: the tensor has a dtype that is not supported.
         """
 
-    def read(self, wanted: Mapping[str, Tensor]) -> None:
-        """Fills each tensor of `wanted`, which has the shape of the stored one and any floating dtype.
+    def read(self, targets: Mapping[str, Tensor]) -> None:
+        """Fills each tensor of `targets`, which has the shape of the stored one and any floating dtype.
 
         Raises:
             ConfigurationError: a file cannot be read.
@@ -41,7 +41,7 @@ class TensorSource(Protocol):
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[TensorSource]:
-    """The tensors of a model folder or of a GGUF file; its files are closed behind the block.
+    """Opens a model folder or a GGUF file as a context manager, which closes the files.
 
     Raises:
         ConfigurationError: files are missing or broken.
@@ -54,7 +54,7 @@ def open_tensors(path: Path) -> Iterator[TensorSource]:
 
 
 class SafetensorsFiles:
-    """The mapped files of a folder in Hugging Face format. A `TensorSource`."""
+    """A `TensorSource` of the memory-mapped files of a folder in Hugging Face format."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._stored = {name: file for file in _open(folder, stack) for name in file.keys()}  # noqa: SIM118
@@ -72,14 +72,14 @@ class SafetensorsFiles:
             )
         return tuple(view.get_shape())
 
-    def read(self, wanted: Mapping[str, Tensor]) -> None:
+    def read(self, targets: Mapping[str, Tensor]) -> None:
         """See `TensorSource.read`."""
-        for name, out in wanted.items():
+        for name, out in targets.items():
             out.copy_(self._stored[name].get_tensor(name))
 
 
 def _open(folder: Path, stack: ExitStack) -> list[Any]:
-    """The checkpoint's files, mapped; the stack closes them."""
+    """Opens the checkpoint's files memory-mapped; the stack closes them."""
     files = []
     for path in _paths(folder):
         try:
@@ -102,5 +102,5 @@ def _paths(folder: Path) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"{index} does not map tensors to files: fetch the model again") from error
     if not all(isinstance(name, str) and name and Path(name).name == name for name in names):
-        raise ConfigurationError(f"{index} names files outside of the folder: fetch the model again")
+        raise ConfigurationError(f"{index} names files outside the folder: fetch the model again")
     return [folder / name for name in sorted(names)]

@@ -1,4 +1,4 @@
-"""Fills a model with the tensors of a checkpoint, by name."""
+"""Loads the tensors of a checkpoint into a model, by name."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +13,11 @@ from pagewire.shared.errors import ConfigurationError
 
 HEAD = "lm_head.weight"
 DERIVED = ".rotary_emb.inv_freq"
-"""Ending of tensors that old checkpoints hold although the configuration determines them."""
+"""Suffix of tensors in old checkpoints that the configuration determines."""
 
 
 class Place(NamedTuple):
-    """Where a tensor of the checkpoint goes: rows [first, first + shape[0]) of a parameter."""
+    """The target of a checkpoint's tensor: rows [first, first + shape[0]) of a parameter."""
 
     parameter: str
     first: int
@@ -25,9 +25,9 @@ class Place(NamedTuple):
 
 
 def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
-    """Gives `model`, built on the meta device, parameters of `dtype` in CPU memory from a folder or a GGUF file.
+    """Loads parameters of `dtype` from a folder or a GGUF file into `model`, which was built on the meta device.
 
-    Each parameter is allocated once and filled from the file, so the checkpoint is never in memory twice.
+    Each parameter is allocated in CPU memory once and filled from the file, so the checkpoint is never in memory twice.
 
     Raises:
         ConfigurationError: files are missing or broken, or a tensor is missing, unexpected, or of another shape.
@@ -50,7 +50,7 @@ def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
 
 
 def _places(model: CausalLM) -> Iterator[tuple[str, Place]]:
-    """Every tensor that the checkpoint must hold, with where it goes."""
+    """Yields the name and the place of every tensor that the checkpoint must have."""
     for path, module in model.named_modules():
         for kind, parameter in module.named_parameters(recurse=False):
             name = f"{path}.{kind}"
@@ -67,11 +67,11 @@ def _places(model: CausalLM) -> Iterator[tuple[str, Place]]:
 def _check(source: TensorSource, places: dict[str, Place]) -> None:
     for name, place in places.items():
         if (shape := source.shape(name)) != place.shape:
-            raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json asks for {list(place.shape)}")
+            raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json needs {list(place.shape)}")
 
 
 def _check_head(source: TensorSource, embedding: torch.Tensor) -> None:
-    """A stored output matrix must be the embedding, whose place it takes."""
+    """Checks that a stored output matrix equals the embedding, which is used instead."""
     if source.shape(HEAD) == tuple(embedding.shape):
         head = torch.empty_like(embedding)
         source.read({HEAD: head})

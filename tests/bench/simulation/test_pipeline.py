@@ -15,7 +15,7 @@ from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.sim import SimDevice
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.slots import SlotTable
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.sequence import Sequence
@@ -129,7 +129,7 @@ def test_real_time_has_the_same_order() -> None:
 def _serve_in_real_time(requests: list[Request]) -> None:
     within = limits()
     capacity = Capacity(within.num_blocks, within.block_size, within.max_num_seqs, 4096, 50_000)
-    inbox, outputs = PlanInbox(), queue.Queue[Ran | Refused]()
+    inbox, outputs = PlanInbox(), queue.Queue[StepResult | PlanRefused]()
     policy = Policy(1, within)
     inbox.begin(1)
     with ThreadPoolExecutor(1) as pool:
@@ -147,7 +147,7 @@ def _serve_in_real_time(requests: list[Request]) -> None:
                 except queue.Empty:
                     assert left, "no step for ten seconds"
                     continue
-                assert isinstance(ran, Ran)
+                assert isinstance(ran, StepResult)
                 policy.on_step(ran.output)
                 at = time.monotonic() - began
                 for sequence, token in zip(unpack(ran.output.sequences), unpack(ran.output.tokens), strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.slots import SlotTable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
@@ -189,15 +189,15 @@ class Run:
     def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
         self.device = FakeDevice(depth=depth, gated=gated)
         self.inbox = PlanInbox()
-        self.results: queue.Queue[Ran | Refused] = queue.Queue()
+        self.results: queue.Queue[StepResult | PlanRefused] = queue.Queue()
         self.loop = StepLoop(self.device, self.inbox, self.results.put)
         self._thread = ThreadPoolExecutor(1)
         self.ended = self._thread.submit(self.loop.run)
         self.inbox.begin(1)
 
-    def result(self) -> Ran:
+    def result(self) -> StepResult:
         found = self.results.get(timeout=PATIENCE)
-        assert isinstance(found, Ran)
+        assert isinstance(found, StepResult)
         return found
 
     def output(self) -> StepOutput:

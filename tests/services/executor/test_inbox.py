@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.executor.inbox import ASIDE, Arrived, PlanInbox
+from pagewire.services.executor.inbox import MAX_OUT_OF_ORDER, NewPlans, PlanInbox
 from tests.services.executor.fakes import PATIENCE, plan
 
 
-def arrived(inbox: PlanInbox) -> Arrived:
+def arrived(inbox: PlanInbox) -> NewPlans:
     found = inbox.take(wait=False)
     assert found is not None
     return found
@@ -35,13 +35,13 @@ def test_plans_are_dense_and_in_order_whatever_arrives(sent: list[int]) -> None:
 def test_what_waits_behind_a_gap_is_bounded() -> None:
     inbox = PlanInbox()
     inbox.begin(1)
-    for number in range(2, ASIDE + 10):
+    for number in range(2, MAX_OUT_OF_ORDER + 10):
         inbox.put(plan(number))
     assert numbers(inbox) == []
     inbox.put(plan(1))
-    assert numbers(inbox) == list(range(1, ASIDE + 2))
-    inbox.put(plan(ASIDE + 2))  # dropped before, sent again
-    assert numbers(inbox) == [ASIDE + 2]
+    assert numbers(inbox) == list(range(1, MAX_OUT_OF_ORDER + 2))
+    inbox.put(plan(MAX_OUT_OF_ORDER + 2))  # dropped before, sent again
+    assert numbers(inbox) == [MAX_OUT_OF_ORDER + 2]
 
 
 def test_another_term_is_dropped() -> None:
@@ -50,7 +50,7 @@ def test_another_term_is_dropped() -> None:
     inbox.begin(2)
     inbox.put(plan(1, term=1))
     inbox.put(plan(1, term=3))
-    assert arrived(inbox) == Arrived(2, [])
+    assert arrived(inbox) == NewPlans(2, [])
     assert inbox.last == 0
 
 
@@ -70,7 +70,7 @@ def test_a_new_term_forgets_the_plans_of_the_old_one() -> None:
 def test_take_waits_for_a_plan_that_can_be_applied() -> None:
     inbox = PlanInbox()
     inbox.begin(1)
-    assert arrived(inbox) == Arrived(1, [])
+    assert arrived(inbox) == NewPlans(1, [])
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(inbox.take, wait=True)
         inbox.put(plan(2))

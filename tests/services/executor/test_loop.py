@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagewire.services.executor.loop import sampling_record
-from pagewire.services.executor.results import Refused
+from pagewire.services.executor.results import PlanRefused
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
@@ -246,7 +246,7 @@ def test_what_is_in_flight_when_a_term_ends_is_dropped(ahead: Run, refused: bool
     ahead.device.allow(2)
     assert ahead.output().step == 0
     if refused:
-        assert isinstance(ahead.results.get(timeout=PATIENCE), Refused)
+        assert isinstance(ahead.results.get(timeout=PATIENCE), PlanRefused)
         ahead.inbox.begin(2)
     ahead.inbox.put(plan(1, add(0, 8, [1], [0], picks=sampling(8, max_tokens=1)), term=2))
     ahead.device.allow()
@@ -271,7 +271,7 @@ def test_a_contradictory_plan_ends_the_term(run: Run) -> None:
     assert run.output().sequences == b""
     run.inbox.put(plan(2, add(1, 8, [1], [1]), removed=[0, 3]))
     refused = run.results.get(timeout=PATIENCE)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, PlanRefused)
     assert refused.term == 1
     assert "[0, 3]" in refused.reason
     assert run.device.tables == {}
@@ -391,6 +391,6 @@ def test_a_fork_of_nothing_ends_the_term_before_the_device_hears_of_it(run: Run)
         plan(1), forks=(Fork(1, 8, 0, 5, pack([6]), pack([0, 1]), 6),), copies=pack([1, 2])
     )
     run.inbox.put(broken)
-    assert isinstance(run.results.get(timeout=PATIENCE), Refused)
+    assert isinstance(run.results.get(timeout=PATIENCE), PlanRefused)
     assert run.device.copies == []
     assert run.device.tables == {}

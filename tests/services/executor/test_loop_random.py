@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.protocol import StepBatch
-from pagewire.services.executor.inbox import Arrived, PlanInbox
+from pagewire.services.executor.inbox import NewPlans, PlanInbox
 from pagewire.services.executor.loop import StepLoop
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
@@ -97,7 +97,7 @@ class Scheduler(PlanInbox):
 
     def __init__(self, random: Random, texts: list[Text]) -> None:
         super().__init__()
-        self.emitted: list[Ran] = []
+        self.emitted: list[StepResult] = []
         self._random = random
         self._texts = {text.number: text for text in texts}
         self._slots = list(range(CAPACITY.max_num_seqs))
@@ -107,11 +107,11 @@ class Scheduler(PlanInbox):
         self._sent: list[Plan] = []
         self.runs = 0
 
-    def emit(self, result: Ran | Refused) -> None:
-        assert isinstance(result, Ran), result
+    def emit(self, result: StepResult | PlanRefused) -> None:
+        assert isinstance(result, StepResult), result
         self.emitted.append(result)
 
-    def take(self, *, wait: bool) -> Arrived | None:
+    def take(self, *, wait: bool) -> NewPlans | None:
         unread = len(self.emitted) - self._read
         for _ in range(unread if wait else self._random.randint(0, unread)):
             self._on_step(self.emitted[self._read])
@@ -121,9 +121,9 @@ class Scheduler(PlanInbox):
         plans = [self._plan(eager=wait)] if wait else []
         while self._random.random() < 0.3:
             plans.append(self._plan(eager=False))
-        return Arrived(1, plans)
+        return NewPlans(1, plans)
 
-    def _on_step(self, ran: Ran) -> None:
+    def _on_step(self, ran: StepResult) -> None:
         output = ran.output
         self._applied += ran.plans
         assert (output.term, output.step, output.plan) == (1, self._read, len(self._applied))

@@ -2,7 +2,7 @@
 
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.services.executor.results import Ran
+from pagewire.services.executor.results import StepResult
 from pagewire.services.executor.spans import Spans
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import Plan
@@ -39,7 +39,7 @@ class Recorder:
             elapsed_us=500_000,
         )
         began = 100.0 + self.step
-        self.spans.observe(Ran(output, plans or [], began, began + 0.5))
+        self.spans.observe(StepResult(output, plans or [], began, began + 0.5))
         self.step += 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from pagewire.services.executor import thread
 from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.thread import DeviceThread
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
@@ -43,7 +43,7 @@ async def test_all_calls_of_the_device_are_made_on_one_thread(monkeypatch: pytes
 
     monkeypatch.setattr(thread, "open_device", open_placed)
 
-    inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
+    inbox, results = PlanInbox(), asyncio.Queue[StepResult | PlanRefused]()
     async with asyncio.timeout(PATIENCE):
         device = await DeviceThread.open(Settings(model="bundled"), inbox, results.put_nowait)
         inbox.begin(1)
@@ -94,7 +94,7 @@ async def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPa
     async def end_the_step() -> None:
         fake.allow()
 
-    inbox, results = PlanInbox(), asyncio.Queue[Ran | Refused]()
+    inbox, results = PlanInbox(), asyncio.Queue[StepResult | PlanRefused]()
     async with asyncio.timeout(PATIENCE):
         device = await DeviceThread.open(Settings(model="bundled"), inbox, results.put_nowait)
         inbox.begin(1)
@@ -102,4 +102,4 @@ async def test_closing_waits_for_the_step_that_runs(monkeypatch: pytest.MonkeyPa
         assert await asyncio.to_thread(fake.entered.acquire, timeout=PATIENCE)
         await asyncio.gather(device.close(), end_the_step())  # begun in this order, so that no other step begins
         assert len(fake.batches) == 1
-        assert isinstance(await results.get(), Ran)
+        assert isinstance(await results.get(), StepResult)

@@ -18,10 +18,10 @@ from pagewire.services.executor.models.model import ModelSpec
 
 
 class KVPool:
-    """Keys and values of every layer, and how contexts are shared among programs.
+    """Keys and values of every layer, and the plans by which programs share contexts.
 
     Attributes:
-        dummy: the block behind the others, where rows that do not run write.
+        dummy: the block after all others, which rows that do not run write to.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class KVPool:
         max_tokens: int,
         cached: torch.dtype | None = None,
     ) -> None:
-        """Steps have usually up to `max_tokens` tokens, in `dtype`; keys and values are kept as `cached`.
+        """Most steps have up to `max_tokens` tokens, in `dtype`; keys and values are stored as `cached`.
 
-        With float8_e4m3fn they have no scale: what exceeds 448 is cut.
+        Keys and values in float8_e4m3fn have no scale: values beyond 448 are clamped.
         """
         kv_heads, dim = spec.num_kv_heads, spec.head_dim
         shape = (len(spec.windows), 2, capacity.num_blocks + 1, kv_heads, capacity.block_size, dim)
@@ -52,15 +52,15 @@ class KVPool:
         }
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Block `targets[i]` of every layer becomes as block `sources[i]`; no target is a source."""
+        """Copies block `sources[i]` of every layer to block `targets[i]`; no target is a source."""
         for layer in self.caches:
             for cache in layer:
                 cache[list(targets)] = cache[list(sources)]
 
     def attended(self, tokens: int) -> Tensor:
-        """Where attention of a step goes, [tokens, Hq, d]. It is one memory for all layers and steps, written in turn.
+        """Returns the output buffer of attention [tokens, Hq, d], which all layers and steps share.
 
-        Kernels leave out the padding behind a step's tokens, so this must not be uninitialised.
+        It is initialised, because kernels do not write the padding after a step's tokens.
         """
         if tokens <= len(self._attended):
             return self._attended[:tokens]
@@ -68,18 +68,18 @@ class KVPool:
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, cached: torch.dtype) -> int:
-        """Memory that one block takes over all layers."""
+        """Returns the bytes of one block over all layers."""
         return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * cached.itemsize
 
 
 class TritonAttention:
-    """The attention of one step, an `AttentionFn`. What it launches depends on the shapes of its tensors alone."""
+    """The attention of one step, an `AttentionFn`. Its kernel launches depend on the shapes of its tensors only."""
 
     def __init__(self, pool: KVPool, batch: Batch, inputs: StepInputs, *, decode: bool, split: bool) -> None:
-        """`decode` promises that no row has more than one token.
+        """`decode`: no row has more than one token.
 
-        `split` shares the contexts of short rows among programs. How many depends on the batch, and so do the last
-        bits of the result; those of the mixed kernel, which computes all rows otherwise, do not.
+        `split`: several programs share the context of a short row. Their number depends on the batch, and so do the
+        last bits of the result. Without it the mixed kernel computes all rows, independently of the batch.
         """
         self._pool = pool
         self._batch = batch
@@ -88,7 +88,7 @@ class TritonAttention:
         self._out = pool.attended(len(inputs.ids))
 
     def plan(self) -> None:
-        """Cuts the contexts, once per step."""
+        """Plans the splits of contexts, once per step."""
         if not self._split:
             return
         for layer in {layer.window: layer for layer in self._pool.layers}.values():
@@ -107,10 +107,10 @@ class TritonAttention:
     def rotated(
         self, layer: int, packed: Tensor, rotary: Rotary, angles: Tensor, norms: Sequence[Tensor | None] = (None, None)
     ) -> Tensor:
-        """The same from `packed` [T, (Hq + 2 Hkv) * d]: queries, keys and values, neither normed nor turned.
+        """Returns the attention of `packed` [T, (Hq + 2 Hkv) * d]: queries, keys and values before norm and rotation.
 
-        `angles` float32 [positions, d] has the cosines and sines of every position; `norms` are the weights [d] that
-        norm the heads of queries and keys.
+        `angles` float32 [positions, d] has the cosines and sines of every position; `norms` are the RMSNorm weights [d]
+        of the heads of queries and keys.
         """
         keys, values = self._pool.caches[layer]
         attention, inputs, batch = self._pool.layers[layer], self._inputs, self._batch

@@ -1,4 +1,4 @@
-"""Shapes of steps that are captured as graphs; a step takes the smallest that holds it."""
+"""Shapes of steps that are captured as CUDA graphs; a step runs in the smallest bucket that holds it."""
 
 from bisect import bisect_left
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pagewire.shared.errors import ConfigurationError
 
 LARGEST = 2048
-"""Tokens of the largest captured step. Beyond it, launching kernels one by one takes less time than computing."""
+"""Tokens of the largest captured step. In a larger step, launching kernels one by one is faster than computing them."""
 
 
 class Bucket(NamedTuple):
@@ -17,23 +17,23 @@ class Bucket(NamedTuple):
     decode: bool
     """Whether every row has one token."""
     split: bool = True
-    """Whether programs may share a context, as many as the batch leaves free."""
+    """Whether several programs may share a context, depending on the batch."""
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Rows of the captured decode steps: at most 7 rows of padding, a tile of a matrix product or less."""
+    """Returns the rows of captured decode steps: at most 7 rows of padding, less than a tile of a product."""
     return sorted({size for size in (1, 2, 4, *range(8, max_num_seqs, 8)) if size < max_num_seqs} | {max_num_seqs})
 
 
 def mixed_sizes(max_tokens: int) -> list[int]:
-    """Tokens of the captured mixed steps: four sizes per octave from 16 on, so that at most a fifth is padding."""
+    """Returns the tokens of captured mixed steps: four sizes per octave from 16 on, so at most a fifth is padding."""
     largest = min(max_tokens, LARGEST)
     ladder = (quarters << octave for octave in range(2, 10) for quarters in range(4, 8))
     return sorted({size for size in ladder if size < largest} | {largest})
 
 
 class OneShape:
-    """A single shape for every step, so that a row is computed alike whatever the others are."""
+    """A single shape for every step, so that the result for a row does not depend on the other rows."""
 
     def __init__(self, max_num_seqs: int, max_tokens: int) -> None:
         self._bucket = Bucket(min(max_num_seqs, max_tokens), max_tokens, decode=False, split=False)
@@ -58,7 +58,7 @@ class OneShape:
 
 
 class Buckets:
-    """The captured shapes of a device with `max_num_seqs` slots and steps of usually up to `max_tokens` tokens."""
+    """The captured shapes of a device with `max_num_seqs` slots. Most steps have up to `max_tokens` tokens."""
 
     def __init__(self, max_num_seqs: int, max_tokens: int) -> None:
         self._most_rows = max_num_seqs
@@ -67,12 +67,12 @@ class Buckets:
 
     @property
     def captured(self) -> list[Bucket]:
-        """Largest first, so that smaller graphs fit into the memory of larger ones."""
+        """The buckets to capture, the largest first, so that smaller graphs reuse the memory of larger ones."""
         mixed = [self._with(tokens) for tokens in reversed(self._mixed)]
         return mixed + [Bucket(rows, rows, decode=True) for rows in reversed(self._decode)]
 
     def choose(self, rows: int, tokens: int) -> Bucket:
-        """The bucket of a step; one that is not captured, of exactly its tokens, if the step is too large."""
+        """Returns the bucket of a step; a step larger than all captured ones gets a bucket of exactly its tokens."""
         if rows == tokens:
             size = self._decode[bisect_left(self._decode, rows)]
             return Bucket(size, size, decode=True)

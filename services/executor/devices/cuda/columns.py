@@ -1,4 +1,4 @@
-"""What the host tells the device before a step: the rows, and single entries of tables that changed."""
+"""What the host sends to the device before a step: the rows, and the changed entries of tables."""
 
 import numpy as np
 import torch
@@ -9,20 +9,20 @@ from pagewire.services.executor.devices.cuda.staging import Int32, StagingRing
 from pagewire.services.executor.devices.protocol import Int64
 
 UPDATES = 16384
-"""Entries that go with one copy."""
+"""Changed entries per copy."""
 _ALIGNED = 4
 
 
 class StepColumns:
-    """The rows of the next step, in memory that every shape of step reads.
+    """The rows of the next step, in device memory that the steps of all buckets read.
 
     Attributes:
-        cu_queries: int32 [max_num_seqs + 1], where the tokens of each row begin.
+        cu_queries: int32 [max_num_seqs + 1], index of each row's first token.
         slots: int32 [max_num_seqs], the slot of each row.
     """
 
     def __init__(self, runtime: Runtime, max_num_seqs: int, depth: int) -> None:
-        """`depth` is how many copies can be under way before the host must wait for one."""
+        """`depth`: copies that can be in flight before the host must wait for one."""
         head = -(-(2 * max_num_seqs + 2) // _ALIGNED) * _ALIGNED
         size = head + 3 * UPDATES
         self._memory = torch.zeros(size, dtype=torch.int32, device=runtime.device)
@@ -34,7 +34,7 @@ class StepColumns:
         self._ring = StagingRing(runtime, depth, size)
 
     def send(self, slots: Int64, query_lens: Int64, table: torch.Tensor, places: Int64, values: Int32) -> None:
-        """Enqueues the rows (`slots` [R], `query_lens` [R]), and table[places] = values; no place is named twice.
+        """Enqueues the rows (`slots` [R], `query_lens` [R]) and table[places] = values; no place occurs twice.
 
         `table` is int32 [N] on the device.
         """

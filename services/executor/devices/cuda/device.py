@@ -1,4 +1,4 @@
-"""A GPU as a device. The host enqueues steps; it waits for their results only, and late."""
+"""A GPU as a device. The host enqueues steps and only waits for results, as late as possible."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from pagewire.services.executor.models.model import CausalLM
 from pagewire.shared.sampling import Record
 
 DEPTH = 2
-"""Steps in flight: the host works for one while the device computes another."""
+"""Maximum steps in flight: the host prepares one step while the device computes another."""
 _COPIES = 2 * DEPTH + 2
-"""Staging buffers: a step rarely takes more than two."""
+"""Number of staging buffers: a step rarely needs more than two."""
 
 _log = structlog.get_logger()
 
@@ -29,14 +29,14 @@ _log = structlog.get_logger()
 class CudaDevice:
     """A `Device`.
 
-    Tables on the device are the truth about running sequences. The host adds what it alone knows: blocks, sampling
-    parameters, prompts. A token that was sampled here is read from the table, never from a batch, so the step behind it
-    can be launched before the host knows it.
+    The authoritative state of running sequences is in tables on the device. The host adds what the device cannot know:
+    blocks, sampling parameters and prompts. Sampled tokens are read from the table and not from the batch, so the next
+    step can be launched before the host knows them.
 
-    If that token ended the sequence, the row is dead, and writes to a block that nobody reads. A slot with more than
-    `ENDING` stop ids may have to write on in its own block, at the position behind those that are reported. Both are
-    harmless even if the blocks have a new owner when the host learns of the end: whatever the owner writes is launched
-    later, and a block with that position is not full, so that nobody shares it.
+    If such a token ended the sequence, the row is dead and writes to the dummy block. If the slot has more than
+    `NUM_CHECKED_STOP_IDS` stop ids, the device may miss the end and write to the sequence's own block, at the position
+    after the last reported one. This is harmless even if the block is reused: the new sequence's writes are launched
+    later, and a block with that position is not full, so no sequence shares it.
     """
 
     depth = DEPTH
@@ -51,9 +51,10 @@ class CudaDevice:
         *,
         batch_invariant: bool = False,
     ) -> None:
-        """`model` is `with_kernels`; steps have usually up to `max_tokens` tokens, and never more if `batch_invariant`.
+        """`model` is the result of `with_kernels`. Most steps have up to `max_tokens` tokens.
 
-        What `batch_invariant` makes of a sequence is the same to the bit, whatever runs beside it.
+        `batch_invariant`: the result for a sequence is bitwise independent of the batch, and no step has more than
+        `max_tokens` tokens.
         """
         slots = capacity.max_num_seqs
         self.capacity = capacity
@@ -67,17 +68,17 @@ class CudaDevice:
         if batch_invariant:
             self._buckets = OneShape(slots, max_tokens)
         self._captured: dict[Bucket, tuple[Step, Callable[[], None]]] = {}
-        self._held: Int64 = np.zeros(slots, np.int64)  # leading tokens that the device does not need from the host
+        self._held: Int64 = np.zeros(slots, np.int64)  # number of leading tokens that are on the device
         self._blocks: Int64 = np.zeros(slots, np.int64)
         self._changes: list[tuple[Int64, Int32]] = []
 
     @property
     def busy(self) -> float:
-        """See `Device.busy`: by the device's clock."""
+        """See `Device.busy`."""
         return self._outputs.busy
 
     def capture(self) -> None:
-        """Captures a graph of every bucket. Until then, and for larger steps, kernels are launched one by one."""
+        """Captures a graph of every bucket. Before that, and for larger steps, kernels are launched one by one."""
         began, buckets = time.monotonic(), self._buckets.captured
         for done, bucket in enumerate(buckets, 1):
             step = self._step(bucket)
@@ -100,15 +101,15 @@ class CudaDevice:
         self._changes.append((places, np.array(blocks, np.int32)))
 
     def remove(self, slot: int) -> None:
-        """Nothing to do: what the slot held is overwritten when it is taken again."""
+        """Does nothing: the next `add` overwrites the slot."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Device.copy`."""
         self._pool.copy(sources, targets)
 
     def launch(self, batch: StepBatch) -> Pending:
-        """See `Device.launch`. The batch's token ids may be anything wherever an earlier step sampled the token."""
-        self._bring_tokens(batch)
+        """See `Device.launch`. The batch's token id is ignored where any earlier step sampled the token."""
+        self._add_new_tokens(batch)
         places, values = _last_writes(self._changes)
         self._changes.clear()
         began = self._runtime.mark()
@@ -130,15 +131,15 @@ class CudaDevice:
     def _step(self, bucket: Bucket) -> Step:
         return Step(self._model, self._pool, self._tables, self._columns, bucket)
 
-    def _bring_tokens(self, batch: StepBatch) -> None:
-        """Tokens that the device lacks, with where their rows stand."""
+    def _add_new_tokens(self, batch: StepBatch) -> None:
+        """Adds to the changes the tokens that the device lacks, and the state of their rows."""
         slots, ends, positions = batch.slots, batch.ends, batch.positions
         held = self._held[slots]
         new = positions >= np.repeat(held, batch.query_lens)
         owners = np.repeat(slots, batch.query_lens)[new]
         rows = held < ends
         changed, tables = slots[rows], self._tables
-        known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes: then it samples none
+        known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes, so that the row samples none
         self._changes += [
             (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
             (tables.places("known", changed), known.astype(np.int32)),
@@ -149,7 +150,7 @@ class CudaDevice:
 
 
 def _last_writes(changes: Sequence[tuple[Int64, Int32]]) -> tuple[Int64, Int32]:
-    """All changes as one, the last of those that name the same place."""
+    """Returns all changes as one; of several changes to a place only the last."""
     places = np.concatenate([places for places, _ in changes])[::-1]
     values = np.concatenate([values for _, values in changes])[::-1]
     unique, first = np.unique(places, return_index=True)

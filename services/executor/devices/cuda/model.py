@@ -1,4 +1,4 @@
-"""A model with kernels in place of those layers that have one. Matrix products stay with PyTorch."""
+"""Replaces layers of a model by kernels. Matrix products stay in PyTorch."""
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
 
 
 def with_kernels(model: CausalLM, max_model_len: int, device: torch.device) -> CausalLM:
-    """`model` itself, moved to `device` and changed: its `attend` must be a `TritonAttention` from now on."""
+    """Changes `model` in place, moves it to `device` and returns it. `attend` must now be a `TritonAttention`."""
     positions = torch.arange(max_model_len)
     rotaries = [module for module in model.modules() if isinstance(module, RotaryEmbedding)]
     angles = rotaries[0].table(positions).to(device) if rotaries else torch.empty(0)
@@ -32,7 +32,7 @@ def with_kernels(model: CausalLM, max_model_len: int, device: torch.device) -> C
 
 
 class FusedAttention(nn.Module):
-    """`Attention`: norms and rotation of the heads and the write into the KV pool are one pass."""
+    """`Attention` that norms and rotates the heads and writes the KV pool in one pass."""
 
     def __init__(self, plain: Attention, angles: Tensor) -> None:
         super().__init__()
@@ -52,29 +52,29 @@ class FusedAttention(nn.Module):
 
 
 class Unrotated(nn.Module):
-    """`RotaryEmbedding` where the attention turns its heads itself."""
+    """Replaces `RotaryEmbedding` where the attention rotates its heads itself."""
 
     def forward(self, _positions: Tensor, _dtype: torch.dtype) -> Rotate:
-        """Leaves heads as they are."""
+        """Returns the identity."""
         return lambda x: x
 
 
 class Norm(nn.Module):
-    """`RMSNorm` of hidden states."""
+    """`RMSNorm` of hidden states, as one kernel."""
 
     def __init__(self, plain: RMSNorm) -> None:
         super().__init__()
         self.weight, self.eps = plain.weight, plain.eps
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """See `RMSNorm.add`: one pass, in which the sum overwrites `residual`."""
+        """See `RMSNorm.add`. The sum overwrites `residual`."""
         out = torch.empty_like(x)
         rms_norm(x, self.weight, self.eps, out, residual)
         return out, residual
 
 
 class Activation(nn.Module):
-    """`SiluMul`."""
+    """`SiluMul` as one kernel."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, 2 inner] -> [T, inner]."""

@@ -1,4 +1,4 @@
-"""The way from the device to the host: sampled ids leave on a second stream while the next step computes."""
+"""Copies sampled ids from the device to the host, on a second stream, while the next step computes."""
 
 from collections import deque
 
@@ -11,10 +11,10 @@ from pagewire.services.executor.devices.protocol import Int64
 
 
 class Pending:
-    """A step that was launched: see `Device.launch`."""
+    """A launched step: see `Device.launch`."""
 
     candidates = None
-    """This device reports none."""
+    """This device reports no candidates."""
 
     def __init__(self, ring: "OutputRing", tokens: Tensor, began: Moment, ended: Moment, arrived: Moment) -> None:
         self._ring = ring
@@ -22,10 +22,10 @@ class Pending:
         self._began, self._ended, self._arrived = began, ended, arrived
 
     def wait(self) -> Int64:
-        """Sleeps until the step has ended: [R] the token of each row, or -1 where it sampled none.
+        """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
 
         Raises:
-            RuntimeError: an earlier step is still waited for, or this one was already.
+            RuntimeError: an earlier step was not waited for yet, or this one was already.
         """
         self._ring.finish(self)
         self._arrived.wait()
@@ -34,10 +34,10 @@ class Pending:
 
 
 class OutputRing:
-    """Room for the ids of `depth` steps of up to `rows` rows, on the device and in pinned memory.
+    """Buffers for the ids of `depth` steps of up to `rows` rows, on the device and in pinned memory.
 
     Attributes:
-        busy: seconds that the steps took on the device; only those that were waited for.
+        busy: seconds on the device of all steps that were waited for.
     """
 
     def __init__(self, runtime: Runtime, depth: int, rows: int) -> None:
@@ -49,7 +49,7 @@ class OutputRing:
         self._next = 0
 
     def send(self, tokens: Tensor, began: Moment) -> Pending:
-        """Enqueues the way out of `tokens` int32 [R], of the step that was launched behind `began`.
+        """Enqueues the copy of `tokens` int32 [R] to the host, for the step that was enqueued after `began`.
 
         Raises:
             RuntimeError: `depth` steps are in flight.
@@ -66,7 +66,7 @@ class OutputRing:
         return self._pending[-1]
 
     def finish(self, pending: Pending) -> None:
-        """Called by a `Pending` when it is waited for."""
+        """Removes a step. Called by `Pending.wait`."""
         if not self._pending or self._pending[0] is not pending:
             raise RuntimeError("steps are waited for once and in order")
         self._pending.popleft()

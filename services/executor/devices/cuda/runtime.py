@@ -1,6 +1,6 @@
-"""What a step needs of the machine beside tensors: pinned memory, moments, a second stream, graphs.
+"""The parts of CUDA that a step needs beside tensors: pinned memory, events, a second stream, graphs.
 
-The CPU twin makes the same device run under Triton's interpreter, where everything is done when it returns.
+`HostRuntime` runs the same device under Triton's interpreter, where work is done as soon as it is enqueued.
 """
 
 import time
@@ -12,36 +12,36 @@ from torch import Tensor
 
 
 class Moment(Protocol):
-    """A point in the order of the device's work."""
+    """A point in the order of the device's work, such as a CUDA event."""
 
     def wait(self) -> None:
-        """Sleeps until everything before it is done."""
+        """Waits until all work before this point is done."""
 
     def reached(self) -> float:
-        """Seconds on a clock of the runtime's own at which it was reached. Only after `wait`."""
+        """Returns when the point was reached, in seconds on the runtime's clock. Only after `wait`."""
 
 
 class Runtime(Protocol):
-    """One device."""
+    """The runtime of one device."""
 
     device: torch.device
     multiprocessors: int
 
     def pinned(self, *shape: int) -> Tensor:
-        """int32 host memory that the device copies from and to by itself."""
+        """Returns pinned int32 host memory, which the device copies without the CPU."""
 
     def mark(self) -> Moment:
-        """The moment behind everything that was enqueued for computing."""
+        """Returns the moment after all work that was enqueued for computing."""
 
     def copy_out(self, source: Tensor, target: Tensor) -> Moment:
-        """Copies to pinned memory behind the work enqueued so far, without delaying what is enqueued next."""
+        """Copies to pinned memory after the work enqueued so far, without delaying later work."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What repeats `work` on the same memory; `work` runs once before."""
+        """Runs `work` once and returns a function that repeats it on the same memory."""
 
 
 class CudaMoment:
-    """A `Moment`. Its clock counts from another one, the start."""
+    """A `Moment` as a CUDA event. Its clock counts from the event `start`, or from itself if that is None."""
 
     def __init__(self, stream: torch.cuda.Stream, start: torch.cuda.Event | None) -> None:
         self.event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
@@ -58,10 +58,10 @@ class CudaMoment:
 
 
 class CudaRuntime:
-    """A `Runtime` of the current GPU. Computing is enqueued on the current stream."""
+    """The `Runtime` of the current GPU. Computing is enqueued on the current stream."""
 
     def __init__(self) -> None:
-        torch.set_float32_matmul_precision("highest")  # an image may have turned TF32 on by a variable
+        torch.set_float32_matmul_precision("highest")  # an environment variable may have turned TF32 on
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -85,7 +85,7 @@ class CudaRuntime:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `Runtime.capture`. The graphs share one memory pool: only one of them runs at a time."""
-        work()  # compiles and loads kernels, which a capture must not
+        work()  # compiles and loads kernels, which is not allowed during a capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
@@ -94,13 +94,13 @@ class CudaRuntime:
 
 
 class HostMoment:
-    """A `Moment` that has passed."""
+    """A `Moment` that is already reached."""
 
     def __init__(self) -> None:
         self._time = time.perf_counter()
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Returns at once."""
 
     def reached(self) -> float:
         """See `Moment.reached`."""

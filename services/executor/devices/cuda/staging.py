@@ -1,4 +1,4 @@
-"""The way from the host to the device: pinned buffers in a ring, so that no copy reads what the host writes next."""
+"""Copies from the host to the device through a ring of pinned buffers, which the host never overwrites too early."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ Int32 = npt.NDArray[np.int32]
 
 
 class StagingRing:
-    """`depth` pinned buffers of `entries` int32 numbers. One is written again only when its copy has been made."""
+    """`depth` pinned buffers of `entries` int32 numbers. A buffer is reused only after its copy has ended."""
 
     def __init__(self, runtime: Runtime, depth: int, entries: int) -> None:
         self._runtime = runtime
@@ -20,7 +20,7 @@ class StagingRing:
         self._next = 0
 
     def send(self, values: Int32, target: Tensor) -> None:
-        """Enqueues target[: len(values)] = values; `target` is int32 on the device. Returns without waiting for it."""
+        """Enqueues target[: len(values)] = values and returns without waiting; `target` is int32 on the device."""
         index, count = self._next, len(values)
         copied = self._copied[index]
         if copied is not None:

@@ -1,4 +1,4 @@
-"""One shape of step: everything between the columns that say what to compute and the sampled ids."""
+"""A step of one bucket: everything from the columns that describe the rows to the sampled ids."""
 
 import torch
 import triton
@@ -16,10 +16,10 @@ from pagewire.services.executor.models.model import CausalLM
 
 
 class Step:
-    """A step of R rows and T tokens, padding included. Running it again works on the same memory.
+    """A step of R rows and T tokens, padding included. Every run uses the same memory.
 
     Attributes:
-        tokens: int32 [R], the sampled ids after a run; -1 where a row samples none.
+        tokens: int32 [R], the sampled ids after a run; -1 where a row sampled none.
     """
 
     def __init__(self, model: CausalLM, pool: KVPool, tables: SlotTables, columns: StepColumns, bucket: Bucket) -> None:
@@ -46,7 +46,7 @@ class Step:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Enqueues the step."""
+        """Enqueues the step's kernels."""
         state, sampling, inputs = self._tables.state, self._tables.sampling, self._inputs
         block_size = self._pool.caches[0][0].shape[2]
         step_inputs(state, self._slots, self._cu_queries, self._pool.dummy, block_size, inputs)
@@ -62,7 +62,7 @@ class Step:
             self._cu_queries,
             inputs.num_computed_tokens,
             inputs.ends,
-            self._tables.ending,
+            self._tables.checked_stop_ids,
             self.tokens,
             self._finishes,
         )

@@ -1,4 +1,4 @@
-"""What the device remembers of its slots: many tables in one piece of memory, so that one launch changes them all."""
+"""The state of slots on the device: many tables in one tensor, so that one kernel launch can update all of them."""
 
 from collections.abc import Sequence
 
@@ -12,23 +12,23 @@ from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.protocol import Capacity, Int64
 from pagewire.shared.sampling import Record
 
-MOST_STOP_IDS = 1040
-"""Stop ids of a slot: a request may name 1024, and a model has some of its own."""
-ENDING = 16
-"""How many of them are tested behind every step. The host tests all, so that it costs a wasted row at most."""
+MAX_STOP_IDS = 1040
+"""Maximum stop ids of a slot: a request may name 1024, and a model has some of its own."""
+NUM_CHECKED_STOP_IDS = 16
+"""Stop ids that the device checks after every step. The host checks all; a missed one costs a wasted row."""
 _HOST_TYPES = {torch.float32: np.float32, torch.int32: np.int32, torch.int64: np.uint64}
 _ALIGNED = 4
-"""Entries: kernels load 16 bytes at once from the start of a table."""
+"""Alignment of tables, in entries: kernels load 16 bytes at once from the start of a table."""
 
 
 class SlotTables:
-    """Tables of one row per slot. A place is an index of `memory`, and values are int32 or the bits of a float32.
+    """Tables with one row per slot. A place is an index into `memory`; values are int32 or the bits of a float32.
 
     Attributes:
         memory: int32 [N], all tables.
-        state: what of `memory` is the state of the sequences.
-        sampling: what of it says how tokens are picked.
-        ending: int32 [slots, ENDING], the first of each slot's stop ids.
+        state: views of `memory` with the state of the sequences.
+        sampling: views of `memory` with the sampling parameters.
+        checked_stop_ids: int32 [slots, NUM_CHECKED_STOP_IDS], the first of each slot's stop ids.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
@@ -38,8 +38,8 @@ class SlotTables:
             **{name: dtype.itemsize // 4 for name, dtype in COLUMNS.items()},
             "tokens": context,
             "block_tables": blocks,
-            "stop_ids": MOST_STOP_IDS,
-            "ending": ENDING,
+            "stop_ids": MAX_STOP_IDS,
+            "checked_stop_ids": NUM_CHECKED_STOP_IDS,
         }
         self._widths |= dict.fromkeys(("known", "computed", "limit", "last", "alive", "bias_ids", "bias"), 1)
         self._offsets: dict[str, int] = {}
@@ -71,34 +71,34 @@ class SlotTables:
             bias_ids=table("bias_ids").fill_(-1),
             bias=table("bias").view(torch.float32),
         )
-        self.ending = table("ending").fill_(-1)
-        self._stop_ids = [0] * slots  # how many of each slot's are not -1
+        self.checked_stop_ids = table("checked_stop_ids").fill_(-1)
+        self._stop_ids = [0] * slots  # number of each slot's stop ids
 
     def places(self, name: str, slots: Int64, columns: Int64 | int = 0) -> Int64:
-        """Where the entries [slots[i], columns[i]] of a table are."""
-        found: Int64 = self._offsets[name] + slots * self._widths[name] + columns
-        return found
+        """Returns the places of the entries [slots[i], columns[i]] of a table."""
+        places: Int64 = self._offsets[name] + slots * self._widths[name] + columns
+        return places
 
     def row(self, name: str, slot: int, values: Int32) -> tuple[Int64, Int32]:
-        """Places and values of the first entries of a slot's row."""
+        """Returns the places and values that write `values` to the start of a slot's row."""
         return self.places(name, np.full(len(values), slot), np.arange(len(values))), values
 
     def added(
         self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int]
     ) -> list[tuple[Int64, Int32]]:
-        """Places and values that a new sequence changes; it stays dead until it gets its first tokens."""
-        ids = np.full(max(len(stop_ids), self._stop_ids[slot], ENDING), -1, np.int32)
+        """Returns the places and values that add a sequence, which stays dead until it gets its first tokens."""
+        ids = np.full(max(len(stop_ids), self._stop_ids[slot], NUM_CHECKED_STOP_IDS), -1, np.int32)
         ids[: len(stop_ids)] = stop_ids
         self._stop_ids[slot] = len(stop_ids)
         return [
             self.row("block_tables", slot, np.array(blocks, np.int32)),
             self.row("stop_ids", slot, ids),
-            self.row("ending", slot, ids[:ENDING]),
+            self.row("checked_stop_ids", slot, ids[:NUM_CHECKED_STOP_IDS]),
             self.row("alive", slot, np.zeros(1, np.int32)),
             *(self.row(name, slot, _bits(sampling[name], dtype)) for name, dtype in COLUMNS.items()),
         ]
 
 
 def _bits(value: Record, dtype: torch.dtype) -> Int32:
-    """A number [] of a record as the entries of a column of `dtype`."""
+    """Returns a number [] of a record as the int32 entries of a column of `dtype`."""
     return np.array([value]).astype(_HOST_TYPES[dtype]).view(np.int32)

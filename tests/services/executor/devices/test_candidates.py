@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.services.executor.devices.candidates import likeliest
+from pagewire.services.executor.devices.candidates import top_candidates
 from pagewire.services.executor.devices.protocol import Int64
 
 
@@ -14,7 +14,7 @@ def rows(*wanted: int) -> tuple[Int64, Int64]:
 
 def test_they_are_the_likeliest_by_the_whole_vocabulary() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
-    found = likeliest(logits, *rows(3, 0, 5, 1))
+    found = top_candidates(logits, *rows(3, 0, 5, 1))
     assert found.rows.tolist() == [10, 12, 13]
     assert found.counts.tolist() == [3, 5, 1]
     assert found.logprobs.dtype == np.float32
@@ -31,12 +31,12 @@ def test_they_are_the_likeliest_by_the_whole_vocabulary() -> None:
 def test_the_logits_stay_as_they_are() -> None:
     logits = torch.randn(2, 20)
     before = logits.clone()
-    likeliest(logits, *rows(2, 2))
+    top_candidates(logits, *rows(2, 2))
     assert torch.equal(logits, before)
 
 
 def test_a_small_vocabulary_has_no_more() -> None:
-    found = likeliest(torch.tensor([[1.0, 3.0, 2.0]]), *rows(9))
+    found = top_candidates(torch.tensor([[1.0, 3.0, 2.0]]), *rows(9))
     assert found.counts.tolist() == [3]
     assert found.ids.tolist() == [1, 2, 0]
 
@@ -45,6 +45,6 @@ def test_a_small_vocabulary_has_no_more() -> None:
 def test_what_is_no_number_stays_finite(broken: float) -> None:
     logits = torch.zeros(1, 8)
     logits[0, 3] = broken
-    found = likeliest(logits, *rows(8))
+    found = top_candidates(logits, *rows(8))
     assert np.isfinite(found.logprobs).all()
     assert sorted(found.ids.tolist()) == list(range(8))

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.cores import (
-    FIRST,
-    LOOK,
+    ALONE_NICENESS,
+    INTERVAL,
     MARGIN,
-    POLITE,
+    SHARED_NICENESS,
     SPARE,
     Cores,
-    Used,
+    CpuUsage,
     next_threads,
-    read_used,
+    read_cpu_usage,
 )
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -85,11 +85,11 @@ def test_what_linux_counts(tmp_path: Path) -> None:
         "intr 1 2 3\n"
         "\n"
     )
-    assert read_used(stat, {0, 1}) == Used(total=(621 + 8) / TICKS, idle=(450 + 2) / TICKS)
+    assert read_cpu_usage(stat, {0, 1}) == CpuUsage(total=(621 + 8) / TICKS, idle=(450 + 2) / TICKS)
 
 
 def test_this_machine_counts_too() -> None:
-    used = read_used(Path("/proc/stat"), os.sched_getaffinity(0))
+    used = read_cpu_usage(Path("/proc/stat"), os.sched_getaffinity(0))
     assert used.total >= used.idle >= 0
 
 
@@ -108,7 +108,7 @@ class Machine:
     def begin(self, most: int = 2) -> Cores:
         self.stat.write_text(counters(0, 0))
         self.cores = Cores(most, self.counts.append, self.stat)
-        self.cores.look(self.now)
+        self.cores.adjust(self.now)
         return self.cores
 
     def passes(self, seconds: float, *, computing: float, idle: float) -> None:
@@ -119,7 +119,7 @@ class Machine:
         self.user += seconds * (CORES - idle)
         self.stat.write_text(counters(self.user, self.idle))
         self.clock.setattr(time, "process_time", lambda: self.computed)
-        self.cores.look(self.now)
+        self.cores.adjust(self.now)
 
 
 @pytest.fixture
@@ -131,11 +131,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_thread_is_given_up_under_load_and_comes_back_behind_it(machine: Machine) -> None:
     machine.begin()
-    machine.passes(LOOK, computing=0.8, idle=0.1)
+    machine.passes(INTERVAL, computing=0.8, idle=0.1)
     assert machine.counts == [2, 1]
-    machine.passes(LOOK, computing=0.8, idle=0.1)
+    machine.passes(INTERVAL, computing=0.8, idle=0.1)
     assert machine.counts == [2, 1]
-    machine.passes(LOOK, computing=0.2, idle=1.5)
+    machine.passes(INTERVAL, computing=0.2, idle=1.5)
     assert machine.counts == [2, 1, 2]
 
 
@@ -143,21 +143,21 @@ def test_what_was_long_ago_does_not_count(machine: Machine) -> None:
     machine.begin()
     machine.passes(3600, computing=0.0, idle=0.0)
     assert machine.counts == [2]
-    machine.passes(LOOK, computing=0.8, idle=0.1)
+    machine.passes(INTERVAL, computing=0.8, idle=0.1)
     assert machine.counts == [2, 1]
 
 
 def test_behind_a_pause_all_compute(machine: Machine) -> None:
     machine.begin()
-    machine.passes(LOOK, computing=0.8, idle=0.1)
+    machine.passes(INTERVAL, computing=0.8, idle=0.1)
     machine.passes(3600, computing=0.0, idle=0.0)
     assert machine.counts == [2, 1, 2]
 
 
 def test_a_single_thread_has_nothing_to_give(machine: Machine) -> None:
     machine.begin(most=1)
-    machine.passes(LOOK, computing=0.3, idle=0.0)
-    machine.passes(LOOK, computing=0.3, idle=1.0)
+    machine.passes(INTERVAL, computing=0.3, idle=0.0)
+    machine.passes(INTERVAL, computing=0.3, idle=1.0)
     assert machine.counts == [1]
 
 
@@ -165,20 +165,20 @@ def test_most_steps_do_not_look(machine: Machine) -> None:
     cores = machine.begin()
     machine.stat.write_text("cpu0 not a number")  # would not go unnoticed
     for step in range(10):
-        cores.look(machine.now + LOOK * step / 11)
+        cores.adjust(machine.now + INTERVAL * step / 11)
 
 
 def test_a_system_without_counters(machine: Machine) -> None:
     cores = machine.begin()
     machine.stat.unlink()
-    cores.look(machine.now + LOOK)
+    cores.adjust(machine.now + INTERVAL)
     assert machine.counts == [2]
 
 
 def test_a_sandbox_whose_counters_stand_still(machine: Machine) -> None:
     cores = machine.begin()
     for look in range(1, 4):
-        cores.look(machine.now + look * LOOK)
+        cores.adjust(machine.now + look * INTERVAL)
     assert machine.counts == [2]
 
 
@@ -196,9 +196,9 @@ def compute(stat: Path, monkeypatch: pytest.MonkeyPatch) -> Niceness:
         machine = Machine(stat, monkeypatch)
         machine.begin()
         together = os.getpriority(os.PRIO_PROCESS, 0)
-        machine.passes(LOOK, computing=0.8, idle=0.1)
+        machine.passes(INTERVAL, computing=0.8, idle=0.1)
         alone = os.getpriority(os.PRIO_PROCESS, 0)
-        machine.passes(LOOK, computing=0.8, idle=1.0)
+        machine.passes(INTERVAL, computing=0.8, idle=1.0)
         return Niceness(together, alone, os.getpriority(os.PRIO_PROCESS, 0))
 
     with ThreadPoolExecutor(1) as thread:
@@ -224,8 +224,8 @@ def test_who_computes_alone_goes_first_where_that_is_allowed(
     """Among those that the whole pipeline was made to compete with."""
     here = os.getpriority(os.PRIO_PROCESS, 0)
     monkeypatch.setattr("pagewire.services.executor.devices.cores.NICE", here + nice)
-    polite = min(19, here + nice + POLITE)
-    alone = here + nice + FIRST
+    polite = min(19, here + nice + SHARED_NICENESS)
+    alone = here + nice + ALONE_NICENESS
     expected = Niceness(polite, max(-20, alone) if may_have(alone) else polite, polite)
     assert compute(tmp_path / "stat", monkeypatch) == expected
 
@@ -237,5 +237,5 @@ def test_where_nobody_may_change_it_everything_else_happens(tmp_path: Path, monk
     monkeypatch.setattr(os, "setpriority", refuse)
     machine = Machine(tmp_path / "stat", monkeypatch)
     machine.begin()
-    machine.passes(LOOK, computing=0.8, idle=0.1)
+    machine.passes(INTERVAL, computing=0.8, idle=0.1)
     assert machine.counts == [2, 1]

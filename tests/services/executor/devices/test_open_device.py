@@ -16,7 +16,7 @@ GIB = 1 << 30
 
 def pool(room: int = GIB // 2, max_model_len: int = 1000, **flags: Any) -> int:
     settings = load({name.replace("_", "-"): value for name, value in flags.items()}, {})
-    return pool_blocks(settings, max_model_len, bytes_per_block=1 << 16, room=room, memory=GIB)
+    return pool_blocks(settings, max_model_len, bytes_per_block=1 << 16, free_bytes=room, limit_bytes=GIB)
 
 
 def refusal(folder: Path, **flags: Any) -> str:

@@ -69,8 +69,8 @@ def test_kv_heads_are_copied_beyond_their_number() -> None:
 
 def test_the_pool_gets_what_weights_and_activations_leave() -> None:
     roofline = Roofline(SHAPE, GPU, 2, Efficiency(reserved=1000))
-    assert roofline.kv_room(0.5) == 2 * ((1 << 19) - 1000) - 1000 * BYTES
-    assert Roofline(shape_of(SHAPES["llama-3-70b"]), GPUS["h100"]).kv_room(0.9) < 0
+    assert roofline.kv_memory(0.5) == 2 * ((1 << 19) - 1000) - 1000 * BYTES
+    assert Roofline(shape_of(SHAPES["llama-3-70b"]), GPUS["h100"]).kv_memory(0.9) < 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pagewire.bench.shapes import SHAPES, write_folder
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.protocol import Capacity, Device, StepBatch
 from pagewire.services.executor.devices.roofline import GPUS, Efficiency, Roofline, shape_of
-from pagewire.services.executor.devices.sim import Booked, DeviceClock, SimDevice, choices
+from pagewire.services.executor.devices.sim import DeviceClock, SimDevice, SimulatedStep, choices
 from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.sampling import Record, record
@@ -110,8 +110,8 @@ class Machine:
         self.now += seconds + self.oversleeps
 
 
-def launch(clock: DeviceClock, seconds: float) -> Booked:
-    return Booked(np.array([0]), clock, seconds, clock.launch(seconds))
+def launch(clock: DeviceClock, seconds: float) -> SimulatedStep:
+    return SimulatedStep(np.array([0]), clock, seconds, clock.launch(seconds))
 
 
 def test_a_step_starts_behind_the_one_before_or_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:

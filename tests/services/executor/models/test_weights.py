@@ -69,14 +69,14 @@ def test_a_bias_that_the_configuration_denies_is_unexpected(tmp_path: Path) -> N
 def test_a_wrong_shape_is_named(tmp_path: Path) -> None:
     folder = copy("llama", tmp_path)
     edit_weights(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(63)}))
-    assert "tensor model.norm.weight has shape [63], config.json asks for [64]" in refusal(folder)
+    assert "tensor model.norm.weight has shape [63], config.json needs [64]" in refusal(folder)
 
 
 def test_a_part_of_a_packed_projection_has_its_own_shape(tmp_path: Path) -> None:
     folder = copy("llama", tmp_path)
     name = "model.layers.0.self_attn.k_proj.weight"
     edit_weights(folder, lambda tensors: tensors.update({name: torch.zeros(64, 64)}))
-    assert f"tensor {name} has shape [64, 64], config.json asks for [32, 64]" in refusal(folder)
+    assert f"tensor {name} has shape [64, 64], config.json needs [32, 64]" in refusal(folder)
 
 
 def test_quantized_weights_are_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_broken_index(tmp_path: Path, index: str) -> None:
 def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
     folder = copy("llama-sharded", tmp_path)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
-    assert "outside of the folder" in refusal(folder)
+    assert "outside the folder" in refusal(folder)
 
 
 def test_an_old_buffer_is_ignored(tmp_path: Path) -> None:

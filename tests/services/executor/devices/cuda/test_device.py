@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.services.executor.devices.cuda.tables import ENDING
+from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.sampling import record
 from tests.services.executor.devices.cuda.twins import (
@@ -89,7 +89,7 @@ def test_a_row_behind_the_end_of_its_sequence_is_dead() -> None:
 def test_a_slot_comes_to_life_again_with_a_new_sequence_and_its_own_stop_ids() -> None:
     expected = continuation(2)
     device = cuda_device("llama", captured=False)
-    device.add(0, [9], GREEDY, range(ENDING + 3))
+    device.add(0, [9], GREEDY, range(NUM_CHECKED_STOP_IDS + 3))
     device.remove(0)
     device.add(0, [4], record(min_length=len(PROMPT)), [expected[0]])
     assert device.launch(batch_of((0, 0, PROMPT, True))).wait().tolist() == expected[:1]

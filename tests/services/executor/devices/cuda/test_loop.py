@@ -4,11 +4,11 @@ import msgspec
 import pytest
 import torch
 
-from pagewire.services.executor.devices.cuda.tables import ENDING
+from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS
 from pagewire.services.executor.devices.protocol import Device
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
-from pagewire.services.executor.results import Ran, Refused
+from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
 from pagewire.shared.sampling import record
@@ -41,8 +41,8 @@ class Client:
         StepLoop(device, self.inbox, self._read).run()
         device.close()
 
-    def _read(self, result: Ran | Refused) -> None:
-        assert isinstance(result, Ran), result
+    def _read(self, result: StepResult | PlanRefused) -> None:
+        assert isinstance(result, StepResult), result
         output = result.output
         for number, token, finish in zip(unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True):
             assert not self.finishes[number], "a row behind the end"
@@ -68,7 +68,7 @@ def test_tokens_and_ends_are_those_of_the_cpu() -> None:
     free = Client([[]] * len(PROMPTS))
     free.run(cpu_device("llama"))
     said = {token for text in free.texts for token in text}
-    silent = [token for token in range(VOCABULARY) if token not in said][:ENDING]
+    silent = [token for token in range(VOCABULARY) if token not in said][:NUM_CHECKED_STOP_IDS]
     # The first ends on the device. Of the third's stop ids, the device does not test the one that matters.
     stop_ids = [free.texts[0][1:2], [], [*silent, free.texts[2][1]]]
     expected, found = Client(stop_ids), Client(stop_ids)

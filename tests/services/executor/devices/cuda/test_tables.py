@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.cuda.columns import UPDATES, StepColumns
-from pagewire.services.executor.devices.cuda.tables import ENDING, SlotTables
+from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS, SlotTables
 from pagewire.services.executor.devices.protocol import Int64
 from pagewire.shared.sampling import record
 from tests.services.executor.devices.cuda.twins import CAPACITY, SLOTS, runtime
@@ -20,7 +20,7 @@ def test_tables_do_not_overlap() -> None:
     tables = SlotTables(CAPACITY, runtime().device)
     tables.memory.fill_(0)
     state, sampling = tables.state, tables.sampling
-    found = [getattr(state, name) for name in state.__slots__] + [tables.ending, *sampling.columns.values()]
+    found = [getattr(state, name) for name in state.__slots__] + [tables.checked_stop_ids, *sampling.columns.values()]
     found += [sampling.stop_ids, sampling.bias_ids, sampling.bias]
     for number, table in enumerate(found, 1):
         assert table.data_ptr() % 16 == tables.memory.data_ptr() % 16
@@ -43,9 +43,9 @@ def test_an_added_sequence_is_in_every_table() -> None:
     assert (written["temperature"], written["top_p"], written["min_p"]) == (0.5, 0.25, 0.125)
     assert (written["top_k"], written["min_length"], written["key"], written["num_candidates"]) == (7, 11, -3, 0)
     assert found.stop_ids[3, :3].tolist() == [5, 6, -1]
-    assert tables.ending[3, :3].tolist() == [5, 6, -1]
+    assert tables.checked_stop_ids[3, :3].tolist() == [5, 6, -1]
     assert int((found.stop_ids >= 0).sum()) == 2
-    assert tables.ending.shape == (SLOTS, ENDING)
+    assert tables.checked_stop_ids.shape == (SLOTS, NUM_CHECKED_STOP_IDS)
     assert not tables.state.alive.any()
     assert not found.columns["temperature"][:3].any()
 
