@@ -107,6 +107,8 @@ class Model(msgspec.Struct):
     """A model that is served."""
 
     id: str
+    root: str
+    """vLLM's field for what was loaded, which its load generator reads. A path stays private, so it is the name again."""
     max_model_len: int
     object: Literal["model"] = "model"
     created: int = int(time.time())
