@@ -108,7 +108,7 @@ class Model(msgspec.Struct):
 
     id: str
     root: str
-    """vLLM's field for what was loaded, which its load generator reads. A path stays private, so it is the name again."""
+    """vLLM's field for the model's path, which its load generator reads; here the name, since paths stay private."""
     max_model_len: int
     object: Literal["model"] = "model"
     created: int = int(time.time())
