@@ -1,4 +1,4 @@
-.PHONY: install demo checks test test-all lint kernels clean
+.PHONY: install demo checks test test-all test-clients lint kernels clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +39,10 @@ test: checks
 test-all: checks
 	$(BIN)/pytest $(BESIDE) -m 'not cuda and not alone'
 	$(BIN)/pytest -m 'alone and not cuda'
+
+# Other projects' clients, each in an environment of its own, against one `pagewire serve`. The first run installs them.
+test-clients: install
+	$(BIN)/python -m tests.clients
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -37,7 +37,7 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
         return PlainTextResponse(missing or "ready", 503 if missing else 200)
 
     async def models(request: Request) -> Response:
-        served = [Model(info.name, info.max_model_len) for info in await client.models()]
+        served = [Model(info.name, info.name, info.max_model_len) for info in await client.models()]
         wanted = request.path_params.get("model")
         if wanted is None:
             return _json(ModelList(served))

@@ -107,6 +107,8 @@ class Model(msgspec.Struct):
     """A model that is served."""
 
     id: str
+    root: str
+    """vLLM's field for the model's path, which its load generator reads; here the name, since paths stay private."""
     max_model_len: int
     object: Literal["model"] = "model"
     created: int = int(time.time())

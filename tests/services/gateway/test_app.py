@@ -53,7 +53,7 @@ async def test_models(gateway: Gateway) -> None:
     listed = (await gateway.get("/v1/models")).json
     assert listed["object"] == "list"
     (model,) = listed["data"]
-    assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 64)
+    assert (model["id"], model["root"], model["object"], model["max_model_len"]) == (MODEL, MODEL, "model", 64)
     assert (await gateway.get(f"/v1/models/{MODEL}")).json == model
     missing = await gateway.get("/v1/models/other/name")
     assert (missing.status, missing.json["error"]["code"]) == (404, "model_not_found")

