@@ -50,7 +50,14 @@ class RestartPolicy:
 class Supervisor:
     """Runs programs until it is cancelled."""
 
-    def __init__(self, programs: Sequence[Program], policy: RestartPolicy | None = None) -> None:
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        policy: RestartPolicy | None = None,
+        on_ended: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """`on_ended` is called with the name of each program that ends by itself, before it is restarted."""
+        self._on_ended = on_ended
         self._programs = programs
         self._policy = policy or RestartPolicy()
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -79,6 +86,7 @@ class Supervisor:
         while True:
             started = loop.time()
             code = await self._run_once(program)
+            self._on_ended(program.name)
             if code == CONFIGURATION_REFUSED:
                 raise ServiceRefused(f"{program.name} cannot run with these settings: see its message above")
             if loop.time() - started >= self._policy.healthy:

@@ -144,6 +144,12 @@ class Streams:
         for stream in list(self._registry.open):
             self.abort(stream, Unavailable("the service stops: send the request again"))
 
+    def on_scheduler_ended(self, scheduler: str) -> None:
+        """Returns the work of a scheduler whose process has ended to the queue, so that another one takes it at once."""
+        for stream in self._registry.open:
+            if stream.state is StreamState.OPEN and stream.attachment and stream.attachment.scheduler == scheduler:
+                self._finalizer.return_work(stream.attachment.ack)
+
     def resume(self, stream: Stream, reply: str, encoding: int, start: int) -> None:
         """Sends the frames from position `start` on, to a known or a new subscriber."""
         known = stream.find_subscriber(reply)

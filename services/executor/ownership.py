@@ -51,6 +51,13 @@ class Ownership:
         """Notes a sign of life of the owner other than its heartbeat."""
         self._renewed_at = time.monotonic()
 
+    def forget(self, scheduler: str) -> bool:
+        """Makes the executor free if the scheduler, whose process has ended, owned it; returns whether it did."""
+        if scheduler != self._scheduler:
+            return False
+        self.release()
+        return True
+
     def release(self) -> None:
         """The owner has lost it; only a higher term begins anew."""
         self._scheduler = ""

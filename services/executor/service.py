@@ -45,7 +45,7 @@ class Executor:
         self._context = context
         self._bus = context.bus
         self._steps_subject = f"{subjects.STEPS}.{context.instance}"
-        self._peers = Peers(context.bus)
+        self._peers = Peers(context.bus, on_ended=self._on_scheduler_ended)
         self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
         self._inbox = PlanInbox()
         self._replay_buffer = ReplayBuffer()
@@ -132,6 +132,10 @@ class Executor:
         if plan is not None and plan.term == self._owner.term:
             self._owner.renew()
             self._inbox.put(plan)
+
+    def _on_scheduler_ended(self, scheduler: str) -> None:
+        if self._owner.forget(scheduler):
+            self._context.announce()
 
     def _on_replay(self, message: Message) -> None:
         wanted = _decoded(_wanted, message)

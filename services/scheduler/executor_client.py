@@ -151,6 +151,9 @@ class ExecutorClient:
             self._wake.set()
 
     def _on_heartbeat(self, message: Message) -> None:
+        if not message.data:
+            self.mark_lost("its process has ended")
+            return
         beat = _heartbeat.decode(message.data)
         self._last_seen = time.monotonic()
         self._heartbeat = beat

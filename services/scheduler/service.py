@@ -46,7 +46,7 @@ class Scheduler:
         self._token = subjects.model_token(self._model)
         self._executor: ExecutorClient | None = None
         self._executors_changed = asyncio.Event()
-        self._peers = Peers(context.bus, on_heartbeat=self._executors_changed.set)
+        self._peers = Peers(context.bus, on_change=self._executors_changed.set)
         self._readers = Readers(context.bus, self._send_plans)
         self._manager = RequestManager(context, self._peers, self._token, self._send_plans)
         self._violations = 0

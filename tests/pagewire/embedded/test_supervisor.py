@@ -106,6 +106,22 @@ async def test_kill_starts_a_program_again(tmp_path: Path) -> None:
     await asyncio.wait({running})
 
 
+async def test_the_end_of_a_program_is_reported_before_its_restart(tmp_path: Path) -> None:
+    ended: list[tuple[str, int]] = []
+
+    def on_ended(name: str) -> None:
+        ended.append((name, len(pids(tmp_path))))
+
+    supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], QUICK, on_ended)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: len(pids(tmp_path)) == 1)
+    supervisor.kill("worker")
+    await until(lambda: len(pids(tmp_path)) == 2)
+    running.cancel()
+    await asyncio.wait({running})
+    assert ended == [("worker", 1)]
+
+
 async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     """The programs ask the kernel to kill them with their parent, as every service does."""
     source = f"""

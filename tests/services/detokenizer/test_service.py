@@ -240,3 +240,16 @@ async def test_the_heartbeat_tells_what_is_going_on(folder: Path) -> None:
         assert beat.reads == {7: 3}
         assert beat.load["tokens"] == 1
         assert beat.load["frames"] == 3
+
+
+async def test_the_work_of_a_scheduler_whose_process_has_ended_is_delivered_again_at_once(folder: Path) -> None:
+    async with rig(folder, broker=MemoryBroker(ack_wait=60)) as world:
+        ack = await world.store_item()
+        await world.open()
+        await world.attach(ack=ack)
+        world.bus.publish("pagewire.svc.heartbeat.scheduler.other", b"")
+        await world.bus.flush()
+        assert await world.broker.store.pull_work("m", 1, expires=0.05) == []
+        world.bus.publish("pagewire.svc.heartbeat.scheduler.s1", b"")
+        (item,) = await world.broker.store.pull_work("m", 1, expires=5)
+        assert item.deliveries == 2

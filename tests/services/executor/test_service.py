@@ -254,3 +254,14 @@ async def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest
         assert (await bench.claim(1)).num_blocks == 7
     running.cancel()
     await asyncio.wait({running})
+
+
+@pytest.mark.anyio
+async def test_it_is_free_as_soon_as_the_process_of_its_scheduler_has_ended(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
+        await bench.claim(1)
+        assert (await bench.beats.get()).load["free"] == 0
+        bench.bus.publish(f"{subjects.HEARTBEAT}.scheduler.b", b"")
+        bench.bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", b"")
+        assert (await bench.beats.get()).load["free"] == 1
+        assert (await bench.claim(2, "b")).accepted

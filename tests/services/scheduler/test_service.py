@@ -28,6 +28,7 @@ from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.peers import SILENCE
 from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
@@ -322,6 +323,18 @@ async def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_l
         for i in range(3):
             known = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
             assert known == generate([i, i], 20, [])
+
+
+async def test_an_executor_whose_process_has_ended_is_lost_at_once() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=20)
+        await s.detokenizer.until(lambda: len(s.executor.plans) >= 1)
+        successor = Executor(MemoryBus(s.broker), instance="successor")
+        await successor.start()
+        s.bus.publish(f"{subjects.HEARTBEAT}.executor.{s.executor.instance}", b"")
+        async with asyncio.timeout(SILENCE / 2):
+            await until(lambda: successor.plans)
 
 
 async def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() -> None:
