@@ -24,7 +24,7 @@ class Peers:
         on_change: Callable[[], None] | None = None,
         on_ended: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_ended` is called with each instance whose process has ended, `on_change` after that and each heartbeat."""
+        """`on_ended` is called with an instance whose process has ended, `on_change` after that and each heartbeat."""
         self._bus = bus
         self._on_change = on_change
         self._on_ended = on_ended

@@ -145,7 +145,7 @@ class Streams:
             self.abort(stream, Unavailable("the service stops: send the request again"))
 
     def on_scheduler_ended(self, scheduler: str) -> None:
-        """Returns the work of a scheduler whose process has ended to the queue, so that another one takes it at once."""
+        """Returns the work of a scheduler whose process has ended to the queue, for another one to take at once."""
         for stream in self._registry.open:
             if stream.state is StreamState.OPEN and stream.attachment and stream.attachment.scheduler == scheduler:
                 self._finalizer.return_work(stream.attachment.ack)

@@ -49,6 +49,14 @@ def alive(pid: int) -> bool:
     return False
 
 
+def test_only_crashes_right_after_each_other_make_the_delay_grow() -> None:
+    policy, delay, delays = RestartPolicy(), 0.0, []
+    for ran in (60.0, 60.0, 6.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 60.0):
+        delay = policy.next_delay(delay, ran)
+        delays.append(delay)
+    assert delays == [0.1, 0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 0.1]
+
+
 async def test_what_ends_is_started_again(tmp_path: Path) -> None:
     supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(1)")], QUICK).run())
     await until(lambda: len(pids(tmp_path)) >= 4)
