@@ -13,7 +13,7 @@ from pagewire.services.executor.inbox import Arrived, PlanInbox
 from pagewire.services.executor.results import Counters, Ran, Refused
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.services.executor.slots import PlanViolation, SlotTable
-from pagewire.shared.messages import unpack
+from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.sampling import Record, unpack_record
@@ -33,9 +33,9 @@ class StepLoop:
 
     A term goes through these states:
 
-        begin ──> running ──(a plan contradicts the slot table)──> refused
-          ^          |                                                |
-          └──────────┴─────────────(a higher term begins)─────────────┘
+        begin ──> running ──(a plan contradicts the slot table, or a step raises)──> stopped
+          ^          |                                                                 |
+          └──────────┴────────────────────(a higher term begins)───────────────────────┘
     """
 
     def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[Ran | Refused], None]) -> None:
@@ -49,7 +49,7 @@ class StepLoop:
         self._runs = 0  # steps with rows: what the lease counts
         self._plan = 0
         self._lease_until = 0
-        self._refused = False
+        self._stopped = False
         self._unanswered: list[Plan] = []
         self._in_flight = InFlightSteps(device)
         self.counters = Counters()
@@ -60,25 +60,37 @@ class StepLoop:
         return self._in_flight.overdue
 
     def run(self) -> None:
-        """Steps until the inbox is closed. An exception of the device ends the loop: its state is unknown then."""
+        """Steps until the inbox is closed. An exception of a device that does not recover from it ends the loop."""
         idle = True
-        try:
-            while (arrived := self._take(wait=idle)) is not None:
-                if arrived.term != self._term:
-                    self._begin(arrived.term)
+        while (arrived := self._take(wait=idle)) is not None:
+            if arrived.term != self._term:
+                self._begin(arrived.term)
+            try:
                 idle = not self._advance(arrived.plans)
-            while self._in_flight:
-                self._collect()
-        except Exception:
-            _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
-            raise
+            except Exception:
+                self._fail(arrived.plans)
+                if not self._device.recovers:
+                    raise
+                self._in_flight.abandon()
+                self._stop()
+                idle = True
+        while self._in_flight:
+            self._collect()
+
+    def _fail(self, plans: list[Plan]) -> None:
+        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`."""
+        _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
+        failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
+        now = time.time()
+        output = StepOutput(self._term, self._step, self._plan, *Columns(), 0, failed=pack(failed))
+        self._emit(Ran(output, [], now, now))
 
     def _advance(self, plans: list[Plan]) -> bool:
         """One step boundary: applies plans, launches a step, and collects one where no more can be launched.
 
         Returns whether there was anything to do, so that there may be more.
         """
-        if self._refused:
+        if self._stopped:
             return False
         try:
             for plan in plans:
@@ -135,13 +147,17 @@ class StepLoop:
 
     def _begin(self, term: int) -> None:
         self._empty()
-        self._term, self._refused = term, False
+        self._term, self._stopped = term, False
         self._step = self._runs = self._plan = self._lease_until = 0
 
     def _refuse(self, reason: str) -> None:
-        self._empty()
-        self._refused = True
+        self._stop()
         self._emit(Refused(self._term, reason))
+
+    def _stop(self) -> None:
+        """Runs nothing until a higher term begins."""
+        self._empty()
+        self._stopped = True
 
     def _empty(self) -> None:
         self._in_flight.discard()

@@ -76,7 +76,7 @@ class Executor:
 
         Raises:
             ConfigurationError: the model or the device cannot be opened as configured.
-            ExceptionGroup: a step failed. The process ends then: what the device holds is unknown.
+            ExceptionGroup: a step has raised, and the device does not recover from it.
         """
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
         self._steps = device.steps

@@ -71,6 +71,7 @@ class CpuDevice:
     """A `Device`. It computes on the caller's thread, so that nothing is gained by a second step in flight."""
 
     depth = 1
+    recovers = True
 
     def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend, cores: Cores) -> None:
         self.capacity = capacity

@@ -107,6 +107,9 @@ class Device(Protocol):
     depth: int
     """Steps that may be launched before the oldest is waited for; above 1, it computes while the host works."""
 
+    recovers: bool
+    """Whether steps can be right after one has raised. Otherwise the process ends, and a new one opens a device."""
+
     @property
     def busy(self) -> float:
         """Seconds in which it computed, since it was opened, by its own clock."""
