@@ -214,17 +214,21 @@ async def test_the_loop_goes_on_while_a_step_runs(serve: Serve) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_failing_device_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_service_of_a_device_that_does_not_recover_reports_the_step_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     device = FakeDevice()
     device.failing = True
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
 
     bench = Bench(device, MemoryBroker())
+    await bench.bus.subscribe(f"{subjects.STEPS}.{INSTANCE}", bench.steps.put_nowait)
     running = asyncio.create_task(bench.executor.run())
     async with asyncio.timeout(PATIENCE):
         await bench.beats.get()
         await bench.claim(1)
         bench.send(plan(1, add(0, 7, [1], [0])))
+        assert unpack((await bench.step()).failed) == [7]
         with pytest.raises(ExceptionGroup) as failure:
             await running
     assert failure.group_contains(RuntimeError, match="on fire")
