@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 
 class StepLoop:
-    """Obeys plans. Everything but `overdue` and `counters` belongs to the thread of `run`.
+    """Obeys plans. Everything but `overdue`, `broken` and `counters` belongs to the thread of `run`.
 
     Up to `depth` steps of the device are in flight: while it computes one, the host launches the next and packs the
     output of the last. Outputs leave in order of launch.
@@ -53,6 +53,8 @@ class StepLoop:
         self._unanswered: list[Plan] = []
         self._in_flight = InFlightSteps(device)
         self.counters = Counters()
+        self.broken = False
+        """Whether an exception ends the loop: nothing can run any more."""
 
     @property
     def overdue(self) -> bool:
@@ -69,7 +71,7 @@ class StepLoop:
                 idle = not self._advance(arrived.plans)
             except Exception:
                 self._fail(arrived.plans)
-                if not self._device.recovers:
+                if self.broken:
                     raise
                 self._in_flight.abandon()
                 self._stop()
@@ -81,6 +83,7 @@ class StepLoop:
         """Reports the sequences that were in a step that has raised, or that were to be added by `plans`."""
         _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
         failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
+        self.broken = not (failed and self._device.recovers)
         now = time.time()
         output = StepOutput(self._term, self._step, self._plan, *Columns(), 0, failed=pack(failed))
         self._emit(Ran(output, [], now, now))

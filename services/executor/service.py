@@ -64,7 +64,7 @@ class Executor:
         return Heartbeat(
             service="executor",
             instance=self._context.instance,
-            ready=self._ready and steps is not None and not steps.overdue,
+            ready=self._ready and steps is not None and not steps.overdue and not steps.broken,
             term=self._owner.term,
             plan=self._inbox.last,
             step=self._last_step,
@@ -109,7 +109,8 @@ class Executor:
         claim = _decoded(_claims, message)
         if claim is None or not message.reply:
             return
-        accepted = self._owner.decide(claim)
+        assert self._steps is not None
+        accepted = not self._steps.broken and self._owner.decide(claim)
         if accepted and self._inbox.term != claim.term:
             self._inbox.begin(claim.term)
             self._ready, self._last_step = True, -1

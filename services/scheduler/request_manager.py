@@ -14,7 +14,7 @@ from pagewire.services.scheduler.drain_rate import DrainRate
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.request import Request, sequences_of
-from pagewire.services.scheduler.sequence import SequenceState
+from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.suspects import Suspects
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
@@ -95,16 +95,16 @@ class RequestManager:
 
     def on_failed_step(self, sequences: Iterable[int]) -> None:
         """Ends the request that has made a step fail; if it cannot be known yet, suspects run alone in later terms."""
-        requests = {self.by_sequence[i].work.request_id for i in sequences if i in self.by_sequence}
-        self._end_guilty(self._suspects.step_failed(requests))
+        by_id = self.policy.sequences.by_id if self.policy is not None else {}
+        owners = [self._owner(by_id[i]) if i in by_id else "" for i in sequences]
+        self._end_guilty(self._suspects.step_failed({*owners} - {""}, strangers="" in owners))
 
     def on_executor_lost(self) -> None:
         """Does the same for the requests that had slots when an executor was lost, if it happens to them again."""
         lengths: Counter[str] = Counter()
         for sequence in self.policy.running if self.policy is not None else ():
-            request = self.by_sequence.get(sequence.caller_ids[0])
-            if request is not None:
-                lengths[request.work.request_id] += len(sequence.tokens)
+            if owner := self._owner(sequence):
+                lengths[owner] += len(sequence.tokens)
         self._end_guilty(self._suspects.executor_lost(lengths))
 
     def end_trial(self) -> bool:
@@ -287,6 +287,11 @@ class RequestManager:
             self._on_change()
         else:
             self.on_finished(choices)
+
+    def _owner(self, sequence: Sequence) -> str:
+        """Returns the id of the request that a sequence of the policy belongs to; empty if it has ended."""
+        request = self.by_sequence.get(sequence.caller_ids[0])
+        return request.work.request_id if request is not None else ""
 
     def _end_guilty(self, name: str) -> None:
         request = self.requests.get(name)

@@ -27,12 +27,15 @@ class Suspects:
         """Returns whether a request may run now."""
         return self.on_trial in {"", request}
 
-    def step_failed(self, requests: Collection[str]) -> str:
-        """Records that a step with these requests has raised; returns the guilty one, empty if that is not known."""
-        if len(requests) == 1:
-            (guilty,) = requests
-            self.clear(guilty)
-            return guilty
+    def step_failed(self, requests: Collection[str], *, strangers: bool = False) -> str:
+        """Records that a step with these requests has raised; returns the guilty one, empty if that is not known.
+
+        `strangers` says that there were also sequences whose request is not known any more.
+        """
+        alone = [self.on_trial] if self._suspects else [] if strangers else list(requests)
+        if len(alone) == 1:
+            self.clear(alone[0])
+            return alone[0]
         self._suspects += sorted(set(requests) - set(self._suspects))
         return ""
 

@@ -65,3 +65,10 @@ def test_a_request_that_is_gone_is_no_suspect() -> None:
     assert suspects.on_trial == "b"
     suspects.clear("b")
     assert suspects.on_trial == ""
+
+
+def test_a_request_beside_sequences_that_have_just_ended_was_not_alone() -> None:
+    suspects = Suspects()
+    assert suspects.step_failed({"a"}, strangers=True) == ""
+    assert suspects.on_trial == "a"
+    assert suspects.step_failed((), strangers=True) == "a", "on trial, all sequences are its own"
