@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Collection
 
 from pagewire.shared import subjects
-from pagewire.shared.bus import Bus, Message
+from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.heartbeat import Heartbeat
 
 SILENCE = 2.0
-"""Seconds without a heartbeat after which an instance counts as gone: four intervals."""
+"""Seconds without a heartbeat after which an instance counts as gone: four intervals. An instance whose process has
+ended is gone at once where a supervisor says so."""
 
 _heartbeat = Decoder(Heartbeat)
 
@@ -17,16 +18,23 @@ _heartbeat = Decoder(Heartbeat)
 class Peers:
     """The last heartbeat of each instance."""
 
-    def __init__(self, bus: Bus, on_heartbeat: Callable[[], None] | None = None) -> None:
-        """`on_heartbeat` is called after each heartbeat."""
+    def __init__(
+        self,
+        bus: Bus,
+        on_change: Callable[[], None] | None = None,
+        on_ended: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_ended` is called with an instance whose process has ended, `on_change` after that and each heartbeat."""
         self._bus = bus
-        self._on_heartbeat = on_heartbeat
+        self._on_change = on_change
+        self._on_ended = on_ended
+        self._ended: set[str] = set()
         self._last: dict[str, tuple[Heartbeat, float]] = {}
         """By instance: the last heartbeat and the time of its arrival."""
 
-    async def listen(self, service: str = "*") -> None:
+    async def listen(self, service: str = "*") -> Subscription:
         """Subscribes to the heartbeats of one kind of service, or of all."""
-        await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
+        return await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
 
     def alive(self, service: str) -> list[Heartbeat]:
         """Returns the last heartbeats of the live instances of a service, ordered by instance id."""
@@ -52,7 +60,19 @@ class Peers:
         self._last = {instance: last for instance, last in self._last.items() if instance in instances}
 
     def _on_message(self, message: Message) -> None:
-        if (beat := _heartbeat.try_decode(message.data)) is not None:
+        if not message.data:
+            self._forget(message.subject.rpartition(".")[2])
+        else:
+            beat = _heartbeat.try_decode(message.data)
+            # The last heartbeat of a process and the message that it has ended come over different connections.
+            if beat is None or beat.instance in self._ended:
+                return
             self._last[beat.instance] = (beat, time.monotonic())
-            if self._on_heartbeat is not None:
-                self._on_heartbeat()
+        if self._on_change is not None:
+            self._on_change()
+
+    def _forget(self, instance: str) -> None:
+        self._ended.add(instance)
+        self._last.pop(instance, None)
+        if self._on_ended is not None:
+            self._on_ended(instance)

@@ -23,7 +23,7 @@ REPLAY = "pagewire.svc.replay"
 CLAIM = "pagewire.svc.claim"
 """`.<executor>`."""
 HEARTBEAT = "pagewire.svc.heartbeat"
-"""`.<service>.<instance>`."""
+"""`.<service>.<instance>`. An empty message says that the process of the instance has ended."""
 
 PREFIXES = "pagewire.svc.prefixes"
 """`.<model>.<scheduler>`: the prefixes that a replica has cached."""

@@ -18,7 +18,7 @@ from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import config, subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
-from pagewire.shared.errors import BusUnavailable, ConfigurationError, Unavailable
+from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, Unavailable
 from pagewire.shared.process import INSTANCE
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
@@ -87,7 +87,7 @@ class Stack:
                 Program(name, _command(service), partial(self._environment, name))
                 for name, service in self._programs.items()
             ]
-            supervisor = Supervisor(programs)
+            supervisor = Supervisor(programs, on_ended=self._announce_end)
             self._watchdog = Watchdog(self._bus, self._instances, supervisor.kill)
             await self._watchdog.listen()
             self._running = asyncio.create_task(self._run(supervisor, self._watchdog))
@@ -151,6 +151,14 @@ class Stack:
             await self._bus.close()
         if self._broker is not None:
             await self._broker.stop()
+
+    def _announce_end(self, program: str) -> None:
+        """Tells the services at once that a process has ended. Otherwise they notice by its silence."""
+        assert self._bus is not None
+        try:
+            self._bus.publish(f"{subjects.HEARTBEAT}.{self._programs[program]}.{self._instances[program]}", b"")
+        except BusError as error:
+            _log.warning("end_not_announced", process=program, reason=str(error))
 
     def _environment(self, program: str) -> dict[str, str]:
         """Returns the environment for a program's next start, with a new instance id and exactly these settings."""

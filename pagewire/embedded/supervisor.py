@@ -37,18 +37,31 @@ class RestartPolicy:
 
     first_delay: float = 0.1
     """Delay before the first restart; it doubles with each failure."""
-    longest_delay: float = 5.0
+    longest_delay: float = 2.0
     """Maximum delay before a restart."""
-    healthy: float = 10.0
-    """Run time after which the next delay is the first one again."""
+    healthy: float = 5.0
+    """Run time after which the next delay is the first one again: a program that cannot run ends sooner."""
     end: float = 10.0
     """Time from SIGTERM to SIGKILL."""
+
+    def next_delay(self, last: float, ran: float) -> float:
+        """Returns the delay after a run of `ran` seconds; `last` is the delay before that run, 0 before the first."""
+        if not last or ran >= self.healthy:
+            return self.first_delay
+        return min(2 * last, self.longest_delay)
 
 
 class Supervisor:
     """Runs programs until it is cancelled."""
 
-    def __init__(self, programs: Sequence[Program], policy: RestartPolicy | None = None) -> None:
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        policy: RestartPolicy | None = None,
+        on_ended: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """`on_ended` is called with the name of each program that ends by itself, before it is restarted."""
+        self._on_ended = on_ended
         self._programs = programs
         self._policy = policy or RestartPolicy()
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -72,18 +85,17 @@ class Supervisor:
             _signal(process, signal.SIGKILL)
 
     async def _keep_running(self, program: Program) -> None:
-        delay = self._policy.first_delay
+        delay = 0.0
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
             code, reason = await self._run_once(program)
+            self._on_ended(program.name)
             if code == CONFIGURATION_REFUSED:
                 raise ConfigurationError(reason or f"{program.name} cannot run with these settings: see the log")
-            if loop.time() - started >= self._policy.healthy:
-                delay = self._policy.first_delay
+            delay = self._policy.next_delay(delay, loop.time() - started)
             _log.warning("process_ended", process=program.name, code=code, restart_in=delay)
             await asyncio.sleep(delay)
-            delay = min(2 * delay, self._policy.longest_delay)
 
     async def _run_once(self, program: Program) -> tuple[int, str]:
         """Runs a program until it ends; returns its exit code, negative for a signal, and the reason of a refusal."""

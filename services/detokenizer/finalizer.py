@@ -58,6 +58,10 @@ class Finalizer:
         """Ends another work item of a request that has ended."""
         self._tasks.create_task(self._end_work(ack))
 
+    def return_work(self, ack: str) -> None:
+        """Has the queue deliver the work item of a request again at once."""
+        self._tasks.create_task(self._return_work(ack))
+
     async def _finalize(self, stream: Stream) -> None:
         await self._store(stream)
         stream.state = StreamState.ENDED
@@ -95,6 +99,12 @@ class Finalizer:
             await self._bus.store.end_work(ack)
         except BusError as error:
             _log.warning("item_not_ended", reason=str(error))  # the queue delivers it again, and it is ended then
+
+    async def _return_work(self, ack: str) -> None:
+        try:
+            await self._bus.store.return_work(ack)
+        except BusError as error:
+            _log.warning("item_not_returned", reason=str(error))  # the queue delivers it again when it is not renewed
 
 
 class AbortNotifier:

@@ -15,6 +15,7 @@ from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Subscription
 from pagewire.shared.context import Context
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
 from pagewire.shared.tokenizer import load_tokenizer
 from pagewire.shared.vocabulary import Vocabulary
@@ -44,6 +45,7 @@ class Detokenizer:
         self._streams = Streams(
             context.instance, self._registry, self._sender, self._monitor, notifier, self._finalizer
         )
+        self._schedulers = Peers(bus, on_ended=self._streams.on_scheduler_ended)
         self._steps = StepFeed(bus, self._tasks, self._streams.apply)
 
     def heartbeat(self) -> Heartbeat:
@@ -88,6 +90,7 @@ class Detokenizer:
         return [
             *await self._steps.subscribe(),
             await self._monitor.listen(),
+            await self._schedulers.listen("scheduler"),
             *await ServiceHandlers(bus, Vocabulary(tokenizer), *common).subscribe(instance),
             *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, model),
         ]

@@ -168,6 +168,15 @@ class Stream:
     delivered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the last subscriber has got every frame."""
     span: Span = INVALID_SPAN
+    lost_schedulers: int = 0
+    """Schedulers in a row that have had the request, and from which no new token has come."""
+    _tokens_before: int = 0
+    """Tokens when a scheduler was lost last."""
+
+    def note_lost_scheduler(self) -> None:
+        """Counts a scheduler that was lost with this request."""
+        self.lost_schedulers = 1 if self.tokens > self._tokens_before else self.lost_schedulers + 1
+        self._tokens_before = self.tokens
 
     @property
     def tokens(self) -> int:

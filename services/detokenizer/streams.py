@@ -11,7 +11,7 @@ from pagewire.services.detokenizer.step_feed import SequenceMap
 from pagewire.services.detokenizer.stream import Choice, Stream, StreamState, Subscriber, open_choices
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Headers
-from pagewire.shared.errors import DeadlineExceeded, RequestError, Unavailable
+from pagewire.shared.errors import DeadlineExceeded, Internal, RequestError, Unavailable
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
@@ -22,6 +22,9 @@ from pagewire.shared.vocabulary import Vocabulary
 
 MAX_SUBSCRIBERS = 64
 """Subscribers of one stream at once; one more replaces the oldest."""
+
+MAX_LOST_SCHEDULERS = 5
+"""Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
 
 _log = structlog.get_logger()
 
@@ -100,6 +103,11 @@ class Streams:
             finish = attach.finishes[index] if attach.finishes else Finish.NONE
             self._accept_known(choice, unpack(tokens), finish)
         self._sequences.bind(stream, choices, attach)
+        if before is not None and before.scheduler != attach.scheduler:
+            stream.note_lost_scheduler()
+            if stream.lost_schedulers >= MAX_LOST_SCHEDULERS:
+                self.abort(stream, Internal("services stop whenever they run this request: change the request"))
+                return _attached(stream, AttachState.ENDED)
         answer = _attached(stream, AttachState.ENDED if stream.finished else AttachState.OPEN)
         self._send(stream)
         if stream.finished:
@@ -143,6 +151,12 @@ class Streams:
         """Ends every open stream with an error, as the service stops."""
         for stream in list(self._registry.open):
             self.abort(stream, Unavailable("the service stops: send the request again"))
+
+    def on_scheduler_ended(self, scheduler: str) -> None:
+        """Returns the work of a scheduler whose process has ended to the queue, for another one to take at once."""
+        for stream in self._registry.open:
+            if stream.state is StreamState.OPEN and stream.attachment and stream.attachment.scheduler == scheduler:
+                self._finalizer.return_work(stream.attachment.ack)
 
     def resume(self, stream: Stream, reply: str, encoding: int, start: int) -> None:
         """Sends the frames from position `start` on, to a known or a new subscriber."""

@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
 from pagewire.services.executor.devices.protocol import Candidates, Device, Int64, Pending
@@ -43,6 +44,7 @@ class InFlightSteps:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._steps: deque[tuple[InFlightStep, Pending, int, list[Plan], float]] = deque()
+        self._unfinished: deque[InFlightStep] = deque()  # also one whose launch or end has raised
         self._ended = 0.0  # when the last collected step ended, on time.perf_counter
         self._due = math.inf
         self.positions = 0
@@ -63,6 +65,7 @@ class InFlightSteps:
     def launch(self, step: InFlightStep, plan: int, plans: list[Plan]) -> None:
         """Launches a step. `plan` is the number of the last plan applied; the step's output answers `plans`."""
         self._expect(len(step.batch.token_ids))
+        self._unfinished.append(step)
         launched = time.perf_counter()
         self._steps.append((step, self._device.launch(step.batch), plan, plans, launched))
 
@@ -70,14 +73,29 @@ class InFlightSteps:
         """Waits for the oldest step, removes it and returns it."""
         step, pending, plan, plans, launched = self._steps.popleft()
         tokens = pending.wait()
+        self._unfinished.popleft()
         began, self._ended = max(launched, self._ended), time.perf_counter()
         self._expect(-len(step.batch.token_ids))
         return CollectedStep(step, tokens, pending.candidates, plan, plans, self._ended - began)
+
+    @property
+    def sequences(self) -> list[int]:
+        """Ids of the sequences in steps that have not ended, among them the step that has raised."""
+        return sorted({int(sequence) for step in self._unfinished for sequence in step.sequences})
+
+    def abandon(self) -> None:
+        """Waits for all steps after one has raised; others may raise for the same reason."""
+        while self._steps:
+            with suppress(Exception):
+                self.collect()
+        self.discard()
 
     def discard(self) -> None:
         """Waits for all steps and drops their results."""
         while self._steps:
             self.collect()
+        self._unfinished.clear()
+        self._expect(-self.positions)
 
     def _expect(self, more: int) -> None:
         self.positions += more

@@ -13,7 +13,7 @@ from pagewire.services.executor.inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepResult
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.services.executor.slots import PlanViolation, SlotTable
-from pagewire.shared.messages import unpack
+from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.sampling import Record, unpack_record
@@ -22,7 +22,8 @@ _log = structlog.get_logger()
 
 
 class StepLoop:
-    """Applies plans and runs steps. Only the thread of `run` may use this class, except for `overdue` and `counters`.
+    """Applies plans and runs steps. Only the thread of `run` may use this class, except for `overdue`, `broken` and
+    `counters`.
 
     Up to `Device.depth` steps are in flight: while the device computes one, the host launches the next and packs the
     output of the previous one. Outputs are emitted in order of launch.
@@ -33,9 +34,9 @@ class StepLoop:
 
     A term goes through these states:
 
-        begin ──> running ──(a plan contradicts the slot table)──> refused
-          ^          |                                                |
-          └──────────┴─────────────(a higher term begins)─────────────┘
+        begin ──> running ──(a plan contradicts the slot table, or a step raises)──> stopped
+          ^          |                                                                 |
+          └──────────┴────────────────────(a higher term begins)───────────────────────┘
     """
 
     def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[StepResult | PlanRefused], None]) -> None:
@@ -49,10 +50,12 @@ class StepLoop:
         self._runs = 0  # steps with rows, which the lease counts
         self._plan = 0
         self._lease_until = 0
-        self._refused = False
+        self._stopped = False
         self._unanswered: list[Plan] = []
         self._in_flight = InFlightSteps(device)
         self.counters = Counters()
+        self.broken = False
+        """Whether an exception ends the loop: nothing can run any more."""
 
     @property
     def overdue(self) -> bool:
@@ -60,25 +63,38 @@ class StepLoop:
         return self._in_flight.overdue
 
     def run(self) -> None:
-        """Runs steps until the inbox is closed. An exception of the device ends the loop: its state is unknown then."""
+        """Runs steps until the inbox is closed. An exception ends the loop unless the device recovers from it."""
         idle = True
-        try:
-            while (arrived := self._take(wait=idle)) is not None:
-                if arrived.term != self._term:
-                    self._begin(arrived.term)
+        while (arrived := self._take(wait=idle)) is not None:
+            if arrived.term != self._term:
+                self._begin(arrived.term)
+            try:
                 idle = not self._advance(arrived.plans)
-            while self._in_flight:
-                self._collect()
-        except Exception:
-            _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
-            raise
+            except Exception:
+                self._fail(arrived.plans)
+                if self.broken:
+                    raise
+                self._in_flight.abandon()
+                self._stop()
+                idle = True
+        while self._in_flight:
+            self._collect()
+
+    def _fail(self, plans: list[Plan]) -> None:
+        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`."""
+        _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
+        failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
+        self.broken = not (failed and self._device.recovers)
+        now = time.time()
+        output = StepOutput(self._term, self._step, self._plan, *Columns(), 0, failed=pack(failed))
+        self._emit(StepResult(output, [], now, now))
 
     def _advance(self, plans: list[Plan]) -> bool:
         """Applies plans, launches a step if possible, and otherwise collects the oldest one.
 
         Returns whether there was anything to do; if so, the caller calls again without waiting for a plan.
         """
-        if self._refused:
+        if self._stopped:
             return False
         try:
             for plan in plans:
@@ -135,13 +151,17 @@ class StepLoop:
 
     def _begin(self, term: int) -> None:
         self._empty()
-        self._term, self._refused = term, False
+        self._term, self._stopped = term, False
         self._step = self._runs = self._plan = self._lease_until = 0
 
     def _refuse(self, reason: str) -> None:
-        self._empty()
-        self._refused = True
+        self._stop()
         self._emit(PlanRefused(self._term, reason))
+
+    def _stop(self) -> None:
+        """Runs nothing until a higher term begins."""
+        self._empty()
+        self._stopped = True
 
     def _empty(self) -> None:
         self._in_flight.discard()

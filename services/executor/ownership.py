@@ -51,6 +51,13 @@ class Ownership:
         """Records that the owner is alive, by a message other than its heartbeat."""
         self._renewed_at = time.monotonic()
 
+    def forget(self, scheduler: str) -> bool:
+        """Makes the executor free if the scheduler, whose process has ended, owned it; returns whether it did."""
+        if scheduler != self._scheduler:
+            return False
+        self.release()
+        return True
+
     def release(self) -> None:
         """Removes the owner. The next claim needs a higher term."""
         self._scheduler = ""

@@ -45,7 +45,7 @@ class Executor:
         self._context = context
         self._bus = context.bus
         self._steps_subject = f"{subjects.STEPS}.{context.instance}"
-        self._peers = Peers(context.bus)
+        self._peers = Peers(context.bus, on_ended=self._on_scheduler_ended)
         self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
         self._inbox = PlanInbox()
         self._replay_buffer = ReplayBuffer()
@@ -64,7 +64,7 @@ class Executor:
         return Heartbeat(
             service="executor",
             instance=self._context.instance,
-            ready=self._ready and steps is not None and not steps.overdue,
+            ready=self._ready and steps is not None and not steps.overdue and not steps.broken,
             term=self._owner.term,
             plan=self._inbox.last,
             step=self._last_step,
@@ -76,7 +76,7 @@ class Executor:
 
         Raises:
             ConfigurationError: the model or the device cannot be opened as configured.
-            ExceptionGroup: a step failed. The process ends then, because the device's state is unknown.
+            ExceptionGroup: a step has raised, and the device does not recover from it.
         """
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
         self._steps = device.steps
@@ -109,7 +109,8 @@ class Executor:
         claim = _decoded(_claims, message)
         if claim is None or not message.reply:
             return
-        accepted = self._owner.decide(claim)
+        assert self._steps is not None
+        accepted = not self._steps.broken and self._owner.decide(claim)
         if accepted and self._inbox.term != claim.term:
             self._inbox.begin(claim.term)
             self._ready, self._last_step = True, -1
@@ -132,6 +133,10 @@ class Executor:
         if plan is not None and plan.term == self._owner.term:
             self._owner.renew()
             self._inbox.put(plan)
+
+    def _on_scheduler_ended(self, scheduler: str) -> None:
+        if self._owner.forget(scheduler):
+            self._context.announce()
 
     def _on_replay(self, message: Message) -> None:
         request = _decoded(_replays, message)

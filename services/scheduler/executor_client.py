@@ -56,12 +56,14 @@ class ExecutorClient:
 
     Attributes:
         subscribed: set once no step can be missed.
-        lost: set once the executor cannot be reached or obeys another scheduler.
+        lost: set once the term has ended, or the executor cannot be reached or obeys another scheduler.
+        failed: whether the executor is lost, and what it ran may be the cause.
     """
 
     def __init__(self, bus: Bus, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
         self.name = name
         self.term = term
+        self.failed = False
         self.lost = asyncio.Event()
         self.subscribed = asyncio.Event()
         self._bus = bus
@@ -95,10 +97,15 @@ class ExecutorClient:
         self._sent.append((plan.number, time.monotonic(), data))
         self._bus.publish(f"{subjects.PLAN}.{self.name}", data, reply=self._inbox)
 
-    def mark_lost(self, reason: str) -> None:
-        """Gives the executor up. The next term begins with a claim."""
+    def mark_lost(self, reason: str, *, failed: bool = False) -> None:
+        """Gives the executor up; `failed` says that what it ran may be the cause."""
         if not self.lost.is_set():
+            self.failed = failed
             _log.warning("executor_lost", executor=self.name, term=self.term, reason=reason)
+        self.end_term()
+
+    def end_term(self) -> None:
+        """Ends the term. The next one begins with a claim."""
         self.lost.set()
         self._wake.set()
 
@@ -109,7 +116,7 @@ class ExecutorClient:
                 async with asyncio.timeout(self._last_seen + SILENCE - time.monotonic()):
                     await self._wake.wait()
             except TimeoutError:
-                self.mark_lost(f"silent for {SILENCE} s")
+                self.mark_lost(f"silent for {SILENCE} s", failed=True)
                 return
             self._wake.clear()
             self._resend_plans()
@@ -151,6 +158,9 @@ class ExecutorClient:
             self._wake.set()
 
     def _on_heartbeat(self, message: Message) -> None:
+        if not message.data:
+            self.mark_lost("its process has ended", failed=True)
+            return
         beat = _heartbeat.decode(message.data)
         self._last_seen = time.monotonic()
         self._heartbeat = beat
@@ -159,9 +169,9 @@ class ExecutorClient:
         elif beat.term == self.term:
             self._reader.note_run(beat.term, beat.step)
             if not beat.ready:
-                self.mark_lost("it cannot go on")
+                self.mark_lost("it cannot go on", failed=True)
         self._wake.set()
 
     def _on_refusal(self, _: Message) -> None:
         """Handles the broker's no-responders status: no subscriber has received a plan."""
-        self.mark_lost("nobody takes its plans")
+        self.mark_lost("nobody takes its plans", failed=True)

@@ -9,9 +9,9 @@ from pagewire.shared.peers import Peers
 class Readers:
     """The detokenizers that read the steps of a term, by their heartbeats."""
 
-    def __init__(self, bus: Bus, on_heartbeat: Callable[[], None]) -> None:
-        """`on_heartbeat` is called after each heartbeat, since the slowest reader may have advanced."""
-        self._peers = Peers(bus, on_heartbeat)
+    def __init__(self, bus: Bus, on_change: Callable[[], None]) -> None:
+        """`on_change` is called after each heartbeat and end of a reader, since the slowest one may be another."""
+        self._peers = Peers(bus, on_change)
 
     async def listen(self) -> None:
         """Subscribes to the detokenizers' heartbeats."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from itertools import groupby
 
@@ -13,12 +14,13 @@ from pagewire.services.scheduler.drain_rate import DrainRate
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.request import Request, sequences_of
-from pagewire.services.scheduler.sequence import SequenceState
+from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.suspects import Suspects
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item
 from pagewire.shared.context import Context
-from pagewire.shared.errors import BusError, InvalidRequest, WireVersionError
+from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.open import AbortStream
@@ -59,6 +61,9 @@ class RequestManager:
         self._on_change = on_change
         self._prefixes = RecentPrefixes(0)
         self._executor = ""
+        self._suspects = Suspects()
+        self._trial_lengths: dict[int, int] = {}
+        """Tokens that the sequences of the request on trial had at its beginning, by sequence."""
         self._tasks: asyncio.TaskGroup | None = None
         self._num_tasks = 0
         self._last_sequence = 0
@@ -71,8 +76,12 @@ class RequestManager:
             await self.consumer.run()
 
     def start_term(self, policy: Policy, executor: str) -> None:
-        """Begins a term: all requests are attached again and wait for the new executor."""
+        """Begins a term: all requests are attached again and wait for the new executor.
+
+        If a request is on trial, only that one is.
+        """
         self.policy, self._executor = policy, executor
+        self._suspects.retain(self.requests)
         limits = policy.limits
         self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
         for request in self.requests.values():
@@ -80,8 +89,38 @@ class RequestManager:
         self.consumer.notify()
 
     def end_term(self) -> None:
-        """Ends the term, because the executor is lost. Nothing is pulled until the next term begins."""
+        """Ends the term. Nothing is pulled until the next term begins."""
         self.policy = None
+        self._trial_lengths = {}
+
+    def on_failed_step(self, sequences: Iterable[int]) -> None:
+        """Ends the request that has made a step fail; if it cannot be known yet, suspects run alone in later terms."""
+        by_id = self.policy.sequences.by_id if self.policy is not None else {}
+        owners = [self._owner(by_id[i]) if i in by_id else "" for i in sequences]
+        self._end_guilty(self._suspects.step_failed({*owners} - {""}, strangers="" in owners))
+
+    def on_executor_lost(self) -> None:
+        """Does the same for the requests that had slots when an executor was lost, if it happens to them again."""
+        lengths: Counter[str] = Counter()
+        for sequence in self.policy.running if self.policy is not None else ():
+            if owner := self._owner(sequence):
+                lengths[owner] += len(sequence.tokens)
+        self._end_guilty(self._suspects.executor_lost(lengths))
+
+    def end_trial(self) -> bool:
+        """Returns whether there was a trial and it has ended well. The next term continues with the others."""
+        name = self._suspects.on_trial
+        if self.policy is None or not name:
+            return False
+        request = self.requests.get(name)
+        if request is not None:
+            if not self._trial_lengths:
+                return False  # it is still being attached
+            unfinished = [s for s in request.sequences if s.id in request.unfinished]
+            if any(len(s.tokens) == self._trial_lengths[s.id] for s in unfinished):
+                return False
+        self._suspects.clear(name)
+        return True
 
     def on_finished(self, sequences: Iterable[int]) -> None:
         """Forgets the requests whose last sequence has ended. The detokenizer ends their items."""
@@ -111,6 +150,7 @@ class RequestManager:
     async def hand_back(self) -> None:
         """Returns every item to its queue, for another scheduler."""
         held = list(self.requests.values())
+        self._suspects.retain(())
         self.requests.clear()
         self.by_sequence.clear()
         for request in held:
@@ -128,7 +168,7 @@ class RequestManager:
 
     def _capacity(self, queue: str) -> int:
         """Returns how many items of a queue may come: as many as are sure to run, and a few to choose from."""
-        if self.policy is None:
+        if self.policy is None or self._suspects.on_trial:
             return 0
         free = max(0, self.policy.limits.max_running - self.policy.num_unfinished)
         waiting = sum(r.queued and r.queue == queue and bool(r.unfinished) for r in self.requests.values())
@@ -191,8 +231,8 @@ class RequestManager:
     async def _attach(self, request: Request) -> None:
         """Agrees with the detokenizer on the known tokens, then gives the unfinished sequences to the policy."""
         policy = self.policy
-        if policy is None:
-            return  # the next term attaches it
+        if policy is None or not self._suspects.may_run(request.work.request_id):
+            return  # a later term attaches it
         if request.work.sampling.beam_width:
             longest = max(map(len, request.work.prompts)) // 4
             if reason := policy.limits.beam_search_error(longest, request.work.sampling):
@@ -209,6 +249,7 @@ class RequestManager:
             if not ended and request.generation >= MAX_DELIVERIES:
                 _log.error("request_given_up", request_id=request.work.request_id, deliveries=request.generation)
                 await self._end(request.ack)
+            self._on_change()
             return
         self._last_arrival += 1
         for sequence in request.sequences:
@@ -219,6 +260,8 @@ class RequestManager:
         if not unfinished:
             self._forget(request)
             return
+        if self._suspects.on_trial:
+            self._trial_lengths = {sequence.id: len(sequence.tokens) for sequence in unfinished}
         for sequence in unfinished:
             self.by_sequence[sequence.id] = request
             self._prefixes.add(sequence.tokens, sequence.cache_salt)
@@ -245,8 +288,21 @@ class RequestManager:
         else:
             self.on_finished(choices)
 
-    async def _refuse(self, request: Request, error: InvalidRequest) -> None:
-        """Ends a request that cannot run here. If its detokenizer does not answer, the item is delivered again."""
+    def _owner(self, sequence: Sequence) -> str:
+        """Returns the id of the request that a sequence of the policy belongs to; empty if it has ended."""
+        request = self.by_sequence.get(sequence.caller_ids[0])
+        return request.work.request_id if request is not None else ""
+
+    def _end_guilty(self, name: str) -> None:
+        request = self.requests.get(name)
+        if request is not None:
+            _log.error("request_fails_alone", request_id=name)
+            self._forget(request)
+            failed = Internal("the model fails on this request, also when the request runs alone: change the request")
+            self._spawn(self._refuse(request, failed))
+
+    async def _refuse(self, request: Request, error: RequestError) -> None:
+        """Ends a request that cannot run. If its detokenizer does not answer, the item is delivered again."""
         abort = AbortStream(request.work.request_id, error.kind, error.message)
         subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.abort"
         self._forget(request)

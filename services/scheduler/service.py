@@ -46,7 +46,7 @@ class Scheduler:
         self._token = subjects.model_token(self._model)
         self._executor: ExecutorClient | None = None
         self._executors_changed = asyncio.Event()
-        self._peers = Peers(context.bus, on_heartbeat=self._executors_changed.set)
+        self._peers = Peers(context.bus, on_change=self._executors_changed.set)
         self._readers = Readers(context.bus, self._send_plans)
         self._manager = RequestManager(context, self._peers, self._token, self._send_plans)
         self._violations = 0
@@ -99,6 +99,8 @@ class Scheduler:
             self._manager.start_term(Policy(term, limits), claimed.executor)
             self._context.announce()
             await reading
+        if executor.failed:
+            self._manager.on_executor_lost()
         self._manager.end_term()
         self._context.announce()
 
@@ -106,6 +108,9 @@ class Scheduler:
         """Sends the plans that the policy has, and passes on what ended meanwhile."""
         policy, executor = self._manager.policy, self._executor
         if policy is None or executor is None or executor.lost.is_set():
+            return
+        if self._manager.end_trial():
+            executor.end_term()
             return
         policy.slowest_reader = self._readers.slowest(policy.term)
         policy.now = time.time()
@@ -129,11 +134,21 @@ class Scheduler:
         policy = self._manager.policy
         if policy is None or output.term != policy.term:
             return
+        if output.failed:
+            self._fail_step(output)
+            return
         policy.on_step(output)
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
             self._manager.on_finished(sequence for sequence, finish in rows if finish)
         self._send_plans()
+
+    def _fail_step(self, output: StepOutput) -> None:
+        """Ends the term with a step that has raised."""
+        _log.error("step_failed", term=output.term, step=output.step)
+        self._manager.on_failed_step(unpack(output.failed))
+        if self._executor is not None:
+            self._executor.end_term()
 
     def _on_abort(self, message: Message) -> None:
         """Handles a detokenizer's request to end sequences, and answers how many had not ended already."""

@@ -25,7 +25,7 @@ class Tokenizer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tasks = RequestTasks()
-        self._peers = Peers(context.bus, on_heartbeat=self._on_peer)
+        self._peers = Peers(context.bus, on_change=self._on_peer)
         self._handlers: Handlers | None = None
         """Set while requests are taken."""
         self._announced = False

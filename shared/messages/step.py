@@ -49,3 +49,6 @@ class StepOutput(Wire, frozen=True):
     """Packed ids of these rows' candidates, likeliest first, row after row."""
     logprobs: bytes = b""
     """Natural log-probabilities of the candidates before any filter, packed little-endian float32."""
+    failed: bytes = b""
+    """Packed ids of the sequences that were in a step that raised. Such an output has no rows and is the last one of
+    its term: the slots are empty, and nothing runs until a higher term begins."""

@@ -18,7 +18,7 @@ def beat(bus: MemoryBus, service: str, instance: str, term: int = 0) -> None:
 async def test_the_last_heartbeat_of_each_instance_of_what_is_listened_to() -> None:
     bus = MemoryBus(MemoryBroker())
     received: list[int] = []
-    found = Peers(bus, on_heartbeat=lambda: received.append(len(found.alive("scheduler"))))
+    found = Peers(bus, on_change=lambda: received.append(len(found.alive("scheduler"))))
     await found.listen("scheduler")
     await found.listen("executor")
     bus.publish(f"{subjects.HEARTBEAT}.scheduler.x", b"nonsense")
@@ -42,3 +42,19 @@ async def test_a_silent_instance_is_gone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(peers, "SILENCE", 0.0)
     assert found.find("a") is None
     assert found.alive("scheduler") == []
+
+
+async def test_an_instance_whose_process_has_ended_is_gone_at_once() -> None:
+    bus = MemoryBus(MemoryBroker())
+    ended: list[str] = []
+    found = Peers(bus, on_ended=ended.append)
+    await found.listen()
+    beat(bus, "scheduler", "a")
+    beat(bus, "scheduler", "b")
+    await until(lambda: found.find("b"))
+    bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", b"")
+    beat(bus, "scheduler", "a")  # its last heartbeat, which another connection has delayed
+    beat(bus, "scheduler", "c")
+    await until(lambda: found.find("c"))
+    assert ended == ["a"]
+    assert [b.instance for b in found.alive("scheduler")] == ["b", "c"]

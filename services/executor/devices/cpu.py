@@ -74,6 +74,7 @@ class CpuDevice:
     """A `Device` that computes on the caller's thread, so that a second step in flight would gain nothing."""
 
     depth = 1
+    recovers = True
 
     def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend, cores: Cores) -> None:
         self.capacity = capacity

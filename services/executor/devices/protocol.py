@@ -107,6 +107,9 @@ class Device(Protocol):
     depth: int
     """Maximum number of pending steps. Above 1, the device computes while the host prepares the next step."""
 
+    recovers: bool
+    """Whether steps can be right after one has raised. Otherwise the process ends, and a new one opens a device."""
+
     @property
     def busy(self) -> float:
         """Seconds in which the device has computed since it was opened, by the device's clock."""

@@ -73,6 +73,7 @@ class SimDevice:
     """
 
     depth = 2
+    recovers = True
 
     def __init__(self, capacity: Capacity, roofline: Roofline | None, eos_ids: Iterable[int] = ()) -> None:
         """`roofline` None: steps take no time.

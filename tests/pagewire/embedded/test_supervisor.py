@@ -49,6 +49,14 @@ def alive(pid: int) -> bool:
     return False
 
 
+def test_only_crashes_right_after_each_other_make_the_delay_grow() -> None:
+    policy, delay, delays = RestartPolicy(), 0.0, []
+    for ran in (60.0, 60.0, 6.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 60.0):
+        delay = policy.next_delay(delay, ran)
+        delays.append(delay)
+    assert delays == [0.1, 0.1, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 0.1]
+
+
 async def test_what_ends_is_started_again(tmp_path: Path) -> None:
     supervisor = asyncio.create_task(Supervisor([program(tmp_path, "sys.exit(1)")], QUICK).run())
     await until(lambda: len(pids(tmp_path)) >= 4)
@@ -110,6 +118,22 @@ async def test_kill_starts_a_program_again(tmp_path: Path) -> None:
     await until(lambda: len(pids(tmp_path)) == 2)
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_the_end_of_a_program_is_reported_before_its_restart(tmp_path: Path) -> None:
+    ended: list[tuple[str, int]] = []
+
+    def on_ended(name: str) -> None:
+        ended.append((name, len(pids(tmp_path))))
+
+    supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], QUICK, on_ended)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: len(pids(tmp_path)) == 1)
+    supervisor.kill("worker")
+    await until(lambda: len(pids(tmp_path)) == 2)
+    running.cancel()
+    await asyncio.wait({running})
+    assert ended == [("worker", 1)]
 
 
 async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:

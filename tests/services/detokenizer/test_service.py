@@ -240,3 +240,33 @@ async def test_the_heartbeat_tells_what_is_going_on(folder: Path) -> None:
         assert beat.reads == {7: 3}
         assert beat.load["tokens"] == 1
         assert beat.load["frames"] == 3
+
+
+async def test_the_work_of_a_scheduler_whose_process_has_ended_is_delivered_again_at_once(folder: Path) -> None:
+    async with rig(folder, broker=MemoryBroker(ack_wait=60)) as world:
+        ack = await world.store_item()
+        await world.open()
+        await world.attach(ack=ack)
+        world.bus.publish("pagewire.svc.heartbeat.scheduler.other", b"")
+        await world.bus.flush()
+        assert await world.broker.store.pull_work("m", 1, expires=0.05) == []
+        world.bus.publish("pagewire.svc.heartbeat.scheduler.s1", b"")
+        (item,) = await world.broker.store.pull_work("m", 1, expires=5)
+        assert item.deliveries == 2
+
+
+async def test_a_request_that_five_schedulers_in_a_row_have_died_of_ends_with_an_error(folder: Path) -> None:
+    """Race 16. A new token in between shows that it was chance."""
+    async with rig(folder) as world:
+        reader = await world.open()
+        await world.attach(scheduler="s1")
+        for number in range(2, 6):
+            assert (await world.attach(scheduler=f"s{number}", term=number, generation=number)).state == 0
+        world.step((100, 0, ids("Hi")[0], Finish.NONE), step=0, term=5)
+        await until(lambda: reader.deltas)
+        for number in range(6, 10):
+            assert (await world.attach(scheduler=f"s{number}", term=number, generation=number)).state == 0
+        assert reader.last is None
+        assert (await world.attach(scheduler="s10", term=10, generation=10)).state == 1
+        error = await reader.error()
+        assert (error.code, error.error) == (500, "internal")

@@ -109,6 +109,7 @@ class FakeDevice:
         self.copies: list[tuple[int, int]] = []
         self.pending: deque[FakePending] = deque()
         self.failing = False
+        self.recovers = False
         self.closed = False
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0) if gated else None

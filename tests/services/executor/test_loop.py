@@ -287,7 +287,34 @@ def test_an_exception_of_the_device_ends_the_loop(gated: Run) -> None:
     gated.device.allow()
     with pytest.raises(RuntimeError, match="on fire"):
         gated.ended.result(PATIENCE)
-    assert gated.results.empty()
+    failed = gated.output()
+    assert (failed.step, unpack(failed.failed), failed.sequences) == (0, [7], b"")
+
+
+def test_a_step_that_raises_names_its_sequences_and_a_higher_term_begins_anew(run: Run) -> None:
+    run.device.recovers = True
+    run.inbox.put(plan(1, add(0, 7, [1], [0], picks=sampling(7, max_tokens=1)), add(1, 8, [1], [1]), lease_until=1))
+    assert not run.output().failed
+    run.device.failing = True
+    run.inbox.put(plan(2, add(2, 9, [1], [2])))
+    failed = run.output()
+    assert (failed.step, unpack(failed.failed), failed.sequences) == (1, [8, 9], b"")
+    assert run.device.tables == {}
+    run.device.failing = False
+    run.inbox.put(plan(3))  # not answered
+    run.inbox.begin(2)
+    run.inbox.put(plan(1, add(0, 10, [1], [0]), term=2))
+    assert unpack(run.output().sequences) == [10]
+
+
+def test_a_sequence_that_cannot_be_added_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("no")
+
+    run.device.recovers = True
+    monkeypatch.setattr(run.device, "add", refuse)
+    run.inbox.put(plan(1, add(0, 7, [1], [0])))
+    assert unpack(run.output().failed) == [7]
 
 
 def test_counters_tell_steps_rows_and_tokens(run: Run) -> None:

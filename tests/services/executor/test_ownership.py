@@ -95,3 +95,13 @@ def test_a_released_executor_takes_only_a_higher_term(world: World) -> None:
     world.owner.release()
     assert not world.claim("a", 4)
     assert world.claim("b", 5)
+
+
+def test_an_owner_whose_process_has_ended_loses_it_at_once(world: World) -> None:
+    assert world.claim("a", 4)
+    assert not world.owner.forget("b")
+    assert not world.claim("c", 5)
+    assert world.owner.forget("a")
+    assert world.owner.free
+    assert not world.claim("c", 3), "the term still fences"
+    assert world.claim("c", 5)

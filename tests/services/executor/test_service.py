@@ -214,17 +214,21 @@ async def test_the_loop_goes_on_while_a_step_runs(serve: Serve) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_failing_device_ends_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_service_of_a_device_that_does_not_recover_reports_the_step_and_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     device = FakeDevice()
     device.failing = True
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
 
     bench = Bench(device, MemoryBroker())
+    await bench.bus.subscribe(f"{subjects.STEPS}.{INSTANCE}", bench.steps.put_nowait)
     running = asyncio.create_task(bench.executor.run())
     async with asyncio.timeout(PATIENCE):
         await bench.beats.get()
         await bench.claim(1)
         bench.send(plan(1, add(0, 7, [1], [0])))
+        assert unpack((await bench.step()).failed) == [7]
         with pytest.raises(ExceptionGroup) as failure:
             await running
     assert failure.group_contains(RuntimeError, match="on fire")
@@ -254,3 +258,14 @@ async def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest
         assert (await bench.claim(1)).num_blocks == 7
     running.cancel()
     await asyncio.wait({running})
+
+
+@pytest.mark.anyio
+async def test_it_is_free_as_soon_as_the_process_of_its_scheduler_has_ended(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
+        await bench.claim(1)
+        assert (await bench.beats.get()).load["free"] == 0
+        bench.bus.publish(f"{subjects.HEARTBEAT}.scheduler.b", b"")
+        bench.bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", b"")
+        assert (await bench.beats.get()).load["free"] == 1
+        assert (await bench.claim(2, "b")).accepted

@@ -17,7 +17,7 @@ from pagewire.shared.bus import Item, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import STEP_TOKENS, Settings
 from pagewire.shared.context import Context
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import Internal, InvalidRequest
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
@@ -28,6 +28,7 @@ from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.peers import SILENCE
 from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
@@ -322,6 +323,61 @@ async def test_a_lost_executor_is_replaced_under_a_higher_term_and_no_token_is_l
         for i in range(3):
             known = s.detokenizer.tokens[last[f"r{i}"].first_sequence]
             assert known == generate([i, i], 20, [])
+
+
+async def test_an_executor_whose_process_has_ended_is_lost_at_once() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        await s.work("r", [5, 6], max_tokens=20)
+        await s.detokenizer.until(lambda: len(s.executor.plans) >= 1)
+        successor = Executor(MemoryBus(s.broker), instance="successor")
+        await successor.start()
+        s.bus.publish(f"{subjects.HEARTBEAT}.executor.{s.executor.instance}", b"")
+        async with asyncio.timeout(SILENCE / 2):
+            await until(lambda: successor.plans)
+
+
+def admitted(executor: Executor) -> set[int]:
+    """First token of each prompt that has got a slot in the executor's present term."""
+    plans = [plan for plan in executor.plans if plan.term == executor.term]
+    return {unpack(added.tokens)[0] for plan in plans for added in plan.added}
+
+
+async def test_of_those_in_flight_when_an_executor_dies_twice_the_one_that_it_dies_of_alone_is_ended() -> None:
+    async with scene() as s:
+        refused: list[AbortStream] = []
+
+        def on_abandon(message: Message) -> None:
+            refused.append(Decoder(AbortStream).decode(message.data))
+            s.bus.publish(message.reply, b"")
+
+        async def replace_executor(name: str) -> None:
+            old, s.executor.instance, s.executor.term = s.executor.instance, name, 0
+            await s.executor.start()
+            s.bus.publish(f"{subjects.HEARTBEAT}.executor.{old}", b"")
+
+        await s.bus.subscribe(f"{subjects.DETOKENIZER}.detok.abort", on_abandon)
+        s.executor.free_running = False
+        await s.work("good", [5, 6], max_tokens=20)
+        await s.work("poison", [7, 8], max_tokens=20)
+        for name in ("second", "third"):
+            await s.detokenizer.until(lambda: admitted(s.executor) == {5, 7})
+            await replace_executor(name)
+        await s.detokenizer.until(lambda: admitted(s.executor) == {5})
+        s.executor.free_running = True
+        s.executor.run()
+        s.executor.free_running = False
+        await s.detokenizer.until(lambda: admitted(s.executor) == {7})
+        await replace_executor("fourth")
+        await s.detokenizer.until(lambda: bool(refused))
+        assert (refused[0].request_id, refused[0].error) == ("poison", Internal.kind)
+        await s.work("later", [9], max_tokens=5)
+        s.executor.free_running = True
+        await s.detokenizer.until(lambda: len(s.executor.plans) > 0 and 9 in admitted(s.executor))
+        await s.until_idle()
+        last = {a.request_id: a.first_sequence for a in s.detokenizer.attached}
+        assert s.detokenizer.tokens[last["good"]] == generate([5, 6], 20, [])
+        assert s.detokenizer.tokens[last["later"]] == generate([9], 5, [])
 
 
 async def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() -> None:

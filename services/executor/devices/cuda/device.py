@@ -40,6 +40,7 @@ class CudaDevice:
     """
 
     depth = DEPTH
+    recovers = False
 
     def __init__(
         self,
