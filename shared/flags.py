@@ -37,7 +37,7 @@ def read_settings(namespace: argparse.Namespace) -> Settings:
 
 
 def describe(fields: type) -> dict[str, str]:
-    """The doc line of each field of a class. They are read from the source, where each stands below its field."""
+    """Returns the docstring of each field of a class, read from the source, where it follows the field."""
     (body,) = ast.parse(inspect.getsource(fields)).body
     assert isinstance(body, ast.ClassDef)
     lines: dict[str, str] = {}

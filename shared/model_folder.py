@@ -1,4 +1,4 @@
-"""A model, a folder in Hugging Face format or a GGUF file: where it is, and what its configuration says."""
+"""Finds a model, which is a folder in Hugging Face format or a GGUF file, and reads its configuration."""
 
 import hashlib
 import json
@@ -24,16 +24,16 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 
 
 def resolve(model: str, stop: threading.Event | None = None) -> Path:
-    """The folder or GGUF file of `model`: a path, a short name, a hub id, or "" for the default model.
+    """Returns the folder or GGUF file of `model`: a path, a short name, a hub id, or "" for the default model.
 
-    What is in no cache yet is downloaded.
+    A model that is not in the cache is downloaded.
 
     Args:
-        model: see above. A folder of that name comes first.
-        stop: ends the download of a named model when it is set.
+        model: see above. A folder of that name takes precedence.
+        stop: stops the download of a named model when it is set.
 
     Raises:
-        ConfigurationError: there is no such folder or file and no such model on the hub, or it cannot be fetched.
+        ConfigurationError: there is no such folder, file or model, or the model cannot be fetched.
     """
     model = model or DEFAULT.name
     folder = Path(model).expanduser()
@@ -42,7 +42,7 @@ def resolve(model: str, stop: threading.Event | None = None) -> Path:
     if folder.suffix == SUFFIX:
         if not folder.is_file():
             raise ConfigurationError(f"there is no file {model}: give an existing one")
-        return folder.absolute()  # a link stays one: the other parts of a split model lie beside it
+        return folder.absolute()  # links are not resolved: the other parts of a split model are in the link's folder
     if model == BUNDLED_NAME:
         return BUNDLED
     if model in NAMED_MODELS:
@@ -53,7 +53,7 @@ def resolve(model: str, stop: threading.Event | None = None) -> Path:
 
 
 def served_name(settings: Settings) -> str:
-    """The model's name in requests: as configured, else the folder's or file's name, the short name, or the hub id."""
+    """Returns the model's name in requests: the setting, else the folder's or file's name, short name or hub id."""
     if settings.served_model_name:
         return settings.served_model_name
     if not settings.model:
@@ -65,7 +65,7 @@ def served_name(settings: Settings) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json, or the same of a GGUF file.
+    """Returns the model's config.json, or the same for a GGUF file.
 
     Raises:
         ConfigurationError: the file is missing or malformed.
@@ -79,7 +79,7 @@ def read_generation_config(path: Path) -> dict[str, Any]:
     """Returns the model's generation_config.json, or the generation config of a named model; empty without either.
 
     Raises:
-        ConfigurationError: the file is broken.
+        ConfigurationError: the file is malformed.
     """
     if path.suffix == SUFFIX:
         return next((dict(model.generation_config) for model in NAMED_MODELS.values() if model.path == path), {})
@@ -88,21 +88,21 @@ def read_generation_config(path: Path) -> dict[str, Any]:
 
 
 def eos_ids(path: Path) -> frozenset[int]:
-    """Tokens that end a text: those of config.json and of generation_config.json, or of a GGUF file's metadata.
+    """Returns the tokens that end a text, from config.json and generation_config.json, or from a GGUF file's metadata.
 
     Raises:
         ConfigurationError: a file is malformed, or an entry is not a token id.
     """
     if path.suffix == SUFFIX:
         return gguf_config.eos_ids(GgufModel.open(path))
-    found: set[int] = set()
+    tokens: set[int] = set()
     for file in (path / "config.json", path / "generation_config.json"):
         value = _read_object(file).get("eos_token_id") if file.exists() else None
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and token >= 0 for token in ids):
             raise ConfigurationError(f"{file} has an eos_token_id that is neither a token id nor a list of them")
-        found.update(ids)
-    return frozenset(found)
+        tokens.update(ids)
+    return frozenset(tokens)
 
 
 def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
@@ -112,16 +112,16 @@ def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
         ConfigurationError: the setting exceeds the model's length, or neither gives a length.
     """
     own = _own_context(config)
-    wanted = settings.max_model_len
-    if wanted is not None and wanted < 1:
-        raise ConfigurationError(f"max-model-len is {wanted}: it must be at least 1")
-    if wanted is None:
+    length = settings.max_model_len
+    if length is not None and length < 1:
+        raise ConfigurationError(f"max-model-len is {length}: it must be at least 1")
+    if length is None:
         if own is None:
             raise ConfigurationError("config.json has no max_position_embeddings: set max-model-len")
         return own
-    if own is not None and wanted > own:
-        raise ConfigurationError(f"max-model-len {wanted} exceeds the model's context of {own}: set at most {own}")
-    return wanted
+    if own is not None and length > own:
+        raise ConfigurationError(f"max-model-len {length} exceeds the model's context of {own}: set at most {own}")
+    return length
 
 
 def _own_context(config: dict[str, Any]) -> int | None:
@@ -141,7 +141,7 @@ def _own_context(config: dict[str, Any]) -> int | None:
 
 
 def revision(path: Path) -> str:
-    """A fingerprint of the configuration and of the weight files' names and sizes: 12 hexadecimal digits.
+    """Returns a fingerprint of the configuration and of the weight files' names and sizes, 12 hexadecimal digits.
 
     Raises:
         ConfigurationError: the configuration is missing.
@@ -153,7 +153,7 @@ def revision(path: Path) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files with the weights of a folder or of a GGUF model.
+    """Returns the files with the weights of a folder or of a GGUF model.
 
     Raises:
         ConfigurationError: a part of a GGUF model is missing or broken.
@@ -179,7 +179,7 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 def _download(model: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # base of its connection errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # base class of its connection errors
 
     try:
         return Path(snapshot_download(model, allow_patterns=_WANTED))

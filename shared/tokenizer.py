@@ -10,12 +10,12 @@ from pagewire.shared.gguf.reader import SUFFIX, GgufModel
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a model folder or of a GGUF file, chat template included. Does not import torch.
+    """Returns the fast tokenizer of a model folder or of a GGUF file, with chat template. Does not import torch.
 
-    Truncation and padding are off, so that several threads may use its `backend_tokenizer` at once.
+    Truncation and padding are off, so that several threads can use its `backend_tokenizer` at once.
 
     Raises:
-        ConfigurationError: tokenizer.json is missing, or it or a file beside it is broken, or the GGUF file has none.
+        ConfigurationError: a file is missing or malformed, or the GGUF file has no tokenizer.
     """
     tokenizer = gguf_tokenizer.load_tokenizer(GgufModel.open(path)) if path.suffix == SUFFIX else _from_folder(path)
     tokenizer.backend_tokenizer.no_truncation()

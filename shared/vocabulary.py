@@ -1,4 +1,4 @@
-"""What each token adds to a text, by id, for any tokenizer of the `tokenizers` library."""
+"""The text that each token adds to a text, for any tokenizer of the `tokenizers` library."""
 
 import codecs
 import json
@@ -8,13 +8,13 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 
 Piece = str | bytes
-"""Whole characters as text, or bytes that are part of a character that other tokens complete."""
+"""Whole characters as text, or bytes of a character that other tokens complete."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _replace_each(error: UnicodeError) -> tuple[str, int]:
-    """Returns one U+FFFD per byte that is part of no character, as SentencePiece decodes byte tokens."""
+    """Returns one U+FFFD per invalid byte, as SentencePiece decodes byte tokens."""
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
@@ -26,12 +26,12 @@ class Vocabulary:
     """The pieces of one tokenizer, each computed on its first use and kept.
 
     Byte-level BPE (GPT-2 and most models since) spells bytes as printable characters. SentencePiece vocabularies have
-    byte tokens `<0x..>` beside ordinary ones. With any other tokenizer, the piece of a token is what the token adds to
-    the text of another one before it.
+    byte tokens `<0x..>` beside ordinary ones. With any other tokenizer, the piece of a token is the text that it adds
+    after another token.
 
     Attributes:
-        errors: codec error handler for bytes that are no character: byte-level BPE writes one U+FFFD for each maximal
-            part of an ill-formed sequence (Unicode 3.9), SentencePiece one per byte.
+        errors: codec error handler for invalid bytes: byte-level BPE writes one U+FFFD for each maximal part of an
+            ill-formed sequence (Unicode 3.9), SentencePiece one per byte.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -72,7 +72,7 @@ class Vocabulary:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def _find_anchor(self) -> list[int]:
-        """Returns an ordinary token, behind which the text of other tokens can be measured."""
+        """Returns an ordinary token, after which the text that other tokens add can be determined."""
         for token in range(self._tokenizer.get_vocab_size()):
             name = self._tokenizer.id_to_token(token)
             if name and name not in self._special and not _BYTE_TOKEN.fullmatch(name) and self._decode([token]).strip():
@@ -119,7 +119,7 @@ def _spelled_bytes(name: str, alphabet: dict[str, int]) -> bytes:
 
 
 def _complete(data: bytes) -> Piece:
-    """Returns the text of `data` if it is whole characters, else `data`."""
+    """Returns the text of `data` if it consists of whole characters, else `data`."""
     try:
         return data.decode()
     except UnicodeDecodeError:

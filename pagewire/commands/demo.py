@@ -1,4 +1,4 @@
-"""Starts a stack, streams the answer to a question, shows where the time went, and stops everything."""
+"""Starts a stack, streams the answer to a question, shows the time of each stage, and stops the stack."""
 
 import argparse
 import secrets
@@ -19,7 +19,7 @@ from pagewire.shared.messages.client import SamplingParams
 QUESTION = "Give me three tips for writing clear English."
 SAMPLING = SamplingParams(max_tokens=160, temperature=0.0)
 STORY = "Tell me a story about a king and a fox."
-"""What the bundled model is asked: it has learned to tell stories and nothing else."""
+"""The question for the bundled model, which can only tell stories."""
 STORY_SAMPLING = SamplingParams(max_tokens=96, temperature=0.8, seed=1)
 NEXT = """\
 What to type next:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Uses the default model and free ports, unless told otherwise."""
+    """Uses the default model and free ports unless they are set."""
     with tempfile.TemporaryDirectory(prefix="pagewire-trace-") as folder:
         settings = session.quiet(flags.read_settings(given), port=0, nats_port=0, trace_dir=folder)
         return session.run(_demo(settings), settings)
@@ -51,20 +51,20 @@ async def _demo(settings: Settings) -> int:
         async with AsyncClient(address.nats, api_key=settings.api_key) as client:
             timings = await _ask(client, request_id)
     # Read after the stack has ended, because the services write their last spans on exit.
-    found = waterfall.of_request(spans.read(Path(settings.trace_dir)), request_id)
-    if not found:
+    request_spans = waterfall.of_request(spans.read(Path(settings.trace_dir)), request_id)
+    if not request_spans:
         raise Internal("the services wrote no spans of the request")
     print(f"{timings}\n")
-    for stage, (seconds, share) in waterfall.shares(found).items():
+    for stage, (seconds, share) in waterfall.shares(request_spans).items():
         print(f"{stage:<10}{seconds * 1000:>10.1f} ms {share:>7.1%}")
     print()
-    print("\n".join(waterfall.draw(found)))
+    print("\n".join(waterfall.draw(request_spans)))
     print(f"\n{NEXT}")
     return 0
 
 
 async def _ask(client: AsyncClient, request_id: str) -> Timings:
-    """Prints the question, and the answer as it comes; returns how fast it came."""
+    """Prints the question, and the answer as it arrives; returns the timings."""
     (model,) = await client.models()
     is_bundled = model.name == named_models.BUNDLED
     question, sampling = (STORY, STORY_SAMPLING) if is_bundled else (QUESTION, SAMPLING)

@@ -65,7 +65,7 @@ def _machine() -> str:
 
 def _model(settings: Settings) -> str:
     named = NAMED_MODELS.get(settings.model or DEFAULT.name)
-    if named is not None and not named.is_here:
+    if named is not None and not named.is_fetched:
         return f"{named.name} is fetched at the first start, or now by `pagewire pull {named.name}`"
     path = model_folder.resolve(settings.model)
     config = model_folder.read_config(path)

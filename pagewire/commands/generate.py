@@ -1,4 +1,4 @@
-"""Streams one completion to the terminal; starts a stack for it unless one is running."""
+"""Streams a completion to the terminal; starts a stack unless one is running."""
 
 import argparse
 from types import UnionType
@@ -36,20 +36,20 @@ def given_sampling(given: argparse.Namespace, settings: Settings) -> dict[str, A
 
 
 def _flags() -> dict[str, dict[str, Any]]:
-    """For each field that has a flag, how argparse reads it."""
-    found: dict[str, dict[str, Any]] = {}
+    """Returns argparse's options for each field that has a flag."""
+    options: dict[str, dict[str, Any]] = {}
     for field in msgspec.structs.fields(SamplingParams):
         kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
         items = [item for kind in kinds if get_origin(kind) is list for item in get_args(kind)]
         if field.name in _WITHOUT_FLAG:
             continue
         if items:
-            found[field.name] = {"type": items[0], "action": "append", "metavar": items[0].__name__.upper()}
+            options[field.name] = {"type": items[0], "action": "append", "metavar": items[0].__name__.upper()}
         elif kinds[0] is bool:
-            found[field.name] = {"action": argparse.BooleanOptionalAction}
+            options[field.name] = {"action": argparse.BooleanOptionalAction}
         elif kinds[0] in (int, float):
-            found[field.name] = {"type": kinds[0], "metavar": "N" if kinds[0] is int else "X"}
-    return found
+            options[field.name] = {"type": kinds[0], "metavar": "N" if kinds[0] is int else "X"}
+    return options
 
 
 _WITHOUT_FLAG = {"n", "seed", "logprobs", "prompt_logprobs"}
@@ -58,7 +58,7 @@ _FIELDS = _flags()
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints the text as it arrives."""
+    """Prints the prompt and then the completion as it arrives."""
     settings = session.quiet(flags.read_settings(given))
     return session.run(_generate(given.text, given_sampling(given, settings), settings), settings)
 

@@ -1,4 +1,4 @@
-"""Fetches a model by its short name or hub id, and prints where it is."""
+"""Fetches a model by its short name or hub id, and prints its path."""
 
 import argparse
 
@@ -7,12 +7,12 @@ from pagewire.shared.named_models import NAMED_MODELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The name."""
+    """Adds the model's name."""
     names = ", ".join(NAMED_MODELS)
     parser.add_argument("name", metavar="NAME", help=f"{names}, or a hub id such as org/name")
 
 
 def run(given: argparse.Namespace) -> int:
-    """Does nothing but print where it is if it is here already."""
+    """Fetches the model unless it is here already, and prints its path."""
     print(model_folder.resolve(given.name))
     return 0

@@ -1,4 +1,4 @@
-"""Which model a stack serves: decided once, by the process that starts the services."""
+"""Chooses the model of a stack, once, in the process that starts the services."""
 
 import asyncio
 import sys
@@ -14,13 +14,13 @@ from pagewire.shared.named_models import BUNDLED, DEFAULT
 
 
 async def choose_model(settings: Settings) -> Settings:
-    """The settings with the path of the model, and its name in requests. It is fetched where that is needed.
+    """Returns the settings with the model's path and name in requests, and fetches the model if needed.
 
-    Where no model is named and the default one cannot be had, the bundled model takes its place, and a line on standard
-    error says so.
+    If no model is named and the default model cannot be fetched, the bundled model is used instead, with a message on
+    standard error.
 
     Raises:
-        ConfigurationError: the model that is named cannot be had, or its configuration cannot be read.
+        ConfigurationError: the named model cannot be found or fetched, or its configuration cannot be read.
     """
     stop = threading.Event()
     try:

@@ -1,4 +1,4 @@
-"""The HTTP application: its routes and the check of the API key."""
+"""The HTTP application: routes and the check of the API key."""
 
 import hmac
 from collections.abc import Awaitable, Mapping
@@ -19,11 +19,11 @@ from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.shared.errors import ModelNotFound, PagewireError
 
 Endpoints = Mapping[str, GeneratingEndpoint]
-"""What generates text, by its path."""
+"""The generating endpoints by path."""
 
 
 def build(client: AsyncClient, endpoints: Endpoints, health: Health, api_key: str) -> ASGIApp:
-    """The application. With `api_key`, everything under /v1 needs it as bearer token."""
+    """Returns the application. If `api_key` is set, all paths under /v1 need it as bearer token."""
     app = Shortcut(endpoints, _starlette(client, endpoints, health))
     return BearerToken(app, api_key) if api_key else app
 
@@ -38,13 +38,13 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
 
     async def models(request: Request) -> Response:
         served = [Model(info.name, info.name, info.max_model_len) for info in await client.models()]
-        wanted = request.path_params.get("model")
-        if wanted is None:
+        name = request.path_params.get("model")
+        if name is None:
             return _json(ModelList(served))
         for model in served:
-            if model.id == wanted:
+            if model.id == name:
                 return _json(model)
-        raise ModelNotFound(f"no model {wanted} is served: GET /v1/models lists those that are")
+        raise ModelNotFound(f"no model {name} is served: GET /v1/models lists the served models")
 
     return Starlette(
         routes=[
@@ -60,14 +60,14 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
 
 
 class Shortcut:
-    """Takes what generates text past Starlette, whose middleware every token of a stream would pass three times."""
+    """Calls generating endpoints without Starlette, whose middleware would handle every token three times."""
 
     def __init__(self, endpoints: Endpoints, others: ASGIApp) -> None:
         self._endpoints = endpoints
         self._others = others
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Starlette answers whatever else there is, a wrong method too."""
+        """Calls the endpoint of a POST request to its path, and Starlette for all other requests."""
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
         return (endpoint or self._others)(scope, receive, send)
 

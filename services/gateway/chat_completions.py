@@ -11,10 +11,10 @@ from pagewire.shared.messages.client import Result
 
 
 class ChatCompletions:
-    """OpenAI's answers to conversations."""
+    """The `Api` of OpenAI's chat completions."""
 
     def read(self, body: bytes) -> Call:
-        """The request in a body. Raises InvalidRequest."""
+        """See `Api.read`."""
         request, sampling = decode(body)
         arguments = {
             "messages": request.messages,
@@ -31,7 +31,7 @@ class ChatCompletions:
         return Call(arguments, request.stream, request.stream_options, sampling.get("n", 1))
 
     def answer(self, stream: Stream, result: Result) -> ChatCompletion:
-        """All answers."""
+        """See `Api.answer`."""
         return ChatCompletion(
             id=f"chatcmpl-{stream.request_id}",
             created=int(time.time()),
@@ -49,5 +49,5 @@ class ChatCompletions:
         )
 
     def events(self, stream: Stream, *, counted: bool) -> ChatEvents:
-        """The events of a stream."""
+        """See `Api.events`."""
         return ChatEvents(stream.request_id, stream.model, counted=counted)

@@ -1,4 +1,4 @@
-"""The body of `/v1/chat/completions`, with vLLM's extra fields, and what it means for the pipeline."""
+"""Decodes the body of `/v1/chat/completions`, including vLLM's extra fields."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from pagewire.shared.messages.client import ChatMessage
 
 
 class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that say nothing of sampling. Names and meaning are OpenAI's, then vLLM's."""
+    """The fields other than sampling parameters. Names and meaning are those of OpenAI, then of vLLM."""
 
     messages: list[ChatMessage]
     model: str = ""
@@ -22,12 +22,12 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     request_id: str = ""
     priority: int = 0
     max_completion_tokens: int | None = None
-    """OpenAI's newer name for `max_tokens`, before which it comes."""
+    """OpenAI's newer name for `max_tokens`, which it overrides."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     use_beam_search: bool = False
-    """A beam search with `n` beams, all of which are returned."""
+    """Whether to do a beam search with `n` beams, all of which are returned."""
     logprobs: bool = False
     top_logprobs: int = 0
     echo: bool = False
@@ -37,14 +37,14 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)
 _KIND = "chat completion request"
 NOT_BUILT = ("logprobs", "top_logprobs", "echo", "add_special_tokens")
-"""Fields that are accepted with the value that changes nothing, and refused with any other."""
+"""Unsupported fields, which are refused unless they have their neutral value."""
 
 
 def decode(body: bytes) -> tuple[ChatCompletionRequest, dict[str, Any]]:
-    """The request in a body, and the sampling fields that it has; without `max_tokens` the context is the limit.
+    """Returns the request in a body, and the body's sampling fields. Without `max_tokens` the context is the limit.
 
     Raises:
-        InvalidRequest: it is malformed, or a field is unknown, of the wrong type, or not built; names the field.
+        InvalidRequest: the body is malformed, or a field is unknown, of the wrong type, or unsupported.
     """
     own, sampling = split_sampling(read_body(body, FIELDS, _KIND), FIELDS)
     try:

@@ -11,10 +11,10 @@ from pagewire.shared.messages.client import Result
 
 
 class Completions:
-    """OpenAI's completions of prompts."""
+    """The `Api` of OpenAI's completions."""
 
     def read(self, body: bytes) -> Call:
-        """The request in a body. Raises InvalidRequest."""
+        """See `Api.read`."""
         request, sampling = decode(body)
         arguments = {
             "prompt": request.prompt,
@@ -28,7 +28,7 @@ class Completions:
         return Call(arguments, request.stream, request.stream_options, sampling.get("n", 1))
 
     def answer(self, stream: Stream, result: Result) -> Completion:
-        """All completions."""
+        """See `Api.answer`."""
         return Completion(
             id=f"cmpl-{stream.request_id}",
             created=int(time.time()),
@@ -41,5 +41,5 @@ class Completions:
         )
 
     def events(self, stream: Stream, *, counted: bool) -> CompletionEvents:
-        """The events of a stream."""
+        """See `Api.events`."""
         return CompletionEvents(stream.request_id, stream.model, counted=counted)

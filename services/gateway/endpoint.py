@@ -1,4 +1,4 @@
-"""A route whose every request is one request to the pipeline, answered whole or as a stream of events."""
+"""A route that turns each HTTP request into a request to the pipeline, with a whole answer or a stream of events."""
 
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.client import Delta, Result
 
 TIMEOUT = 600.0
-"""Seconds that a request over HTTP may take."""
+"""Timeout of an HTTP request, in seconds."""
 
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _encode = msgspec.json.Encoder().encode
@@ -26,10 +26,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request, read from its body."""
+    """A decoded request."""
 
     arguments: dict[str, Any]
-    """What `AsyncClient.stream` is called with."""
+    """Arguments of `AsyncClient.stream`."""
     streamed: bool
     options: StreamOptions
     choices: int
@@ -37,24 +37,24 @@ class Call:
 
 
 class Api(Protocol):
-    """What distinguishes one such route from the others."""
+    """The part of an endpoint that depends on the route."""
 
     def read(self, body: bytes) -> Call:
-        """The request in a body. Raises InvalidRequest."""
+        """Returns the request in a body. Raises InvalidRequest."""
 
     def answer(self, stream: Stream, result: Result) -> msgspec.Struct:
-        """What a request without a stream is answered with."""
+        """Returns the response to a request without a stream."""
 
     def events(self, stream: Stream, *, counted: bool) -> Events[Any]:
-        """The events of a stream; `counted`: every one has the usage so far."""
+        """Returns the events of a stream; `counted`: every event has the usage so far."""
 
 
 class Endpoint:
     """ASGI endpoint of one route.
 
     Attributes:
-        running: requests at this moment.
-        served: requests that have ended.
+        running: number of requests in progress.
+        served: number of requests that have ended.
     """
 
     def __init__(self, api: Api, client: AsyncClient, body_limit: int) -> None:
@@ -85,8 +85,10 @@ class Endpoint:
             self.served += 1
 
     async def _send_events(self, stream: Stream, call: Call, send: Send) -> None:
-        """A request that fails before its first token is answered with the status of its error. While the reader lags,
-        each `send` waits, and the stream merges what arrives."""
+        """Sends a stream of events. An error before the first token is raised, so that it sets the response's status.
+
+        While the client reads slowly, each `send` waits, and the stream merges the deltas that arrive meanwhile.
+        """
         usage = call.options.include_usage
         async with aclosing(stream.batches()) as batches:
             first: list[Delta] = await anext(batches, [])

@@ -26,32 +26,32 @@ C = TypeVar("C", Choice, ChatChunkChoice)
 
 
 class Events(ABC, Generic[C]):
-    """Those of one request. Of the events with text nothing but the text differs: the rest is encoded once."""
+    """The events of one request. Events with text differ only in the text, so the rest is encoded once per choice."""
 
     key: bytes
-    """What stands before a text."""
+    """The JSON key before a text."""
 
     def __init__(self, *, counted: bool) -> None:
-        """`counted`: every event has the usage so far."""
+        """`counted`: whether every event has the usage so far."""
         self._around: dict[int, tuple[bytes, bytes]] = {}
-        """The encoded event before and after the text, by choice."""
+        """Per choice, the encoded event before and after the text."""
         self._counted = counted
         self._tokens = 0
 
     @abstractmethod
     def event(self, choices: list[C], usage: Usage | None) -> bytes:
-        """The JSON of an event."""
+        """Returns the JSON of an event."""
 
     @abstractmethod
     def text(self, index: int, text: str) -> C:
-        """The next part of a choice."""
+        """Returns the next part of a choice."""
 
     @abstractmethod
     def end(self, choice: FinalChoice) -> C:
-        """The end of a choice."""
+        """Returns the end of a choice."""
 
     def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        """What comes before all texts."""
+        """Returns the events before all texts."""
         return b""
 
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
@@ -61,7 +61,7 @@ class Events(ABC, Generic[C]):
         return b"".join([self._text(delta) for delta in batch if delta.text])
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
-        """One event per choice with the reason of its end, then one with the usage if it is wanted."""
+        """Returns one event per choice with its finish reason, and with `usage` one event with the usage."""
         so_far = self._usage(final.usage.prompt_tokens) if self._counted else None
         ends = b"".join(self._data([self.end(choice)], so_far) for choice in final.choices)
         return ends + self._data([], usage_of(final.usage)) if usage else ends
@@ -75,7 +75,7 @@ class Events(ABC, Generic[C]):
         return b"".join(events)
 
     def _usage(self, prompt_tokens: int | None) -> Usage | None:
-        """The usage so far."""
+        """Returns the usage so far, or None if the number of prompt tokens is unknown."""
         if prompt_tokens is None:
             return None
         return Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
@@ -83,9 +83,9 @@ class Events(ABC, Generic[C]):
     def _text(self, delta: Delta) -> bytes:
         around = self._around.get(delta.index)
         if around is None:
-            # Within JSON's strings quotes are escaped: what is found is the key.
-            before, _, behind = self._data([self.text(delta.index, "")], None).partition(self.key + b'""')
-            around = self._around[delta.index] = before + self.key, behind
+            # Quotes within JSON strings are escaped, so the first match is the key.
+            before, _, after = self._data([self.text(delta.index, "")], None).partition(self.key + b'""')
+            around = self._around[delta.index] = before + self.key, after
         return b"".join((around[0], _encode(delta.text), around[1]))
 
     def _data(self, choices: list[C], usage: Usage | None) -> bytes:
@@ -93,7 +93,7 @@ class Events(ABC, Generic[C]):
 
 
 class CompletionEvents(Events[Choice]):
-    """Those of `/v1/completions`."""
+    """The events of `/v1/completions`."""
 
     key = b'"text":'
 
@@ -102,21 +102,21 @@ class CompletionEvents(Events[Choice]):
         self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
 
     def event(self, choices: list[Choice], usage: Usage | None) -> bytes:
-        """The JSON of a `Completion`."""
+        """Returns the JSON of a `Completion`."""
         self._event.choices, self._event.usage = choices, usage
         return _encode(self._event)
 
     def text(self, index: int, text: str) -> Choice:
-        """The next part of a choice."""
+        """Returns the next part of a choice."""
         return Choice(index, text)
 
     def end(self, choice: FinalChoice) -> Choice:
-        """The end of a choice."""
+        """Returns the end of a choice."""
         return Choice(choice.index, "", finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
 
 
 class ChatEvents(Events[ChatChunkChoice]):
-    """Those of `/v1/chat/completions`: the first of each choice says who speaks."""
+    """The events of `/v1/chat/completions`. The first event of each choice has the role."""
 
     key = b'"content":'
 
@@ -125,27 +125,27 @@ class ChatEvents(Events[ChatChunkChoice]):
         self._event = ChatChunk(id=f"chatcmpl-{request_id}", created=int(time.time()), model=model, choices=[])
 
     def event(self, choices: list[ChatChunkChoice], usage: Usage | None) -> bytes:
-        """The JSON of a `ChatChunk`."""
+        """Returns the JSON of a `ChatChunk`."""
         self._event.choices, self._event.usage = choices, usage
         return _encode(self._event)
 
     def text(self, index: int, text: str) -> ChatChunkChoice:
-        """The next part of a choice."""
+        """Returns the next part of a choice."""
         return ChatChunkChoice(index, ChatDelta(content=text))
 
     def end(self, choice: FinalChoice) -> ChatChunkChoice:
-        """The end of a choice."""
+        """Returns the end of a choice."""
         return ChatChunkChoice(
             choice.index, ChatDelta(), finish_reason=choice.finish_reason, stop_reason=choice.stop_reason
         )
 
     def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        """One event per choice with the assistant's role."""
+        """Returns one event per choice with the assistant's role."""
         usage = self._usage(prompt_tokens) if self._counted else None
         begin = ChatDelta(role="assistant", content="")
         return b"".join(self._data([ChatChunkChoice(index, begin)], usage) for index in range(choices))
 
 
 def data(content: bytes) -> bytes:
-    """An event that carries `content`, which has no line breaks."""
+    """Returns a server-sent event with `content`, which has no line breaks."""
     return b"data: " + content + b"\n\n"

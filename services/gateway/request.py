@@ -1,4 +1,4 @@
-"""The body of `/v1/completions`, with vLLM's extra sampling fields, and what it means for the pipeline."""
+"""Decodes the body of `/v1/completions`, including vLLM's extra fields."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from pagewire.shared.errors import InvalidRequest
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream carries beside text."""
+    """Options of a stream."""
 
     include_usage: bool = False
-    """A last event with the usage."""
+    """Whether a last event has the usage."""
     continuous_usage_stats: bool = False
-    """With `include_usage`: every event has the usage so far."""
+    """Whether every event has the usage so far; needs `include_usage`."""
 
 
 class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that are no sampling parameters. Names and meaning are OpenAI's, then vLLM's."""
+    """The fields other than sampling parameters. Names and meaning are those of OpenAI, then of vLLM."""
 
     prompt: str | Sequence[int | str | Sequence[int]]
     model: str = ""
@@ -30,22 +30,22 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     request_id: str = ""
     priority: int = 0
     use_beam_search: bool = False
-    """A beam search with `n` beams, all of which are returned."""
+    """Whether to do a beam search with `n` beams, all of which are returned."""
     echo: bool = False
     add_special_tokens: bool = True
 
 
 FIELDS = frozenset(CompletionRequest.__struct_fields__)
 NOT_BUILT = {"echo": False, "add_special_tokens": True}
-"""Fields that are accepted with the value that changes nothing, and refused with any other."""
+"""Unsupported fields, which are refused unless they have their neutral value."""
 _KIND = "completion request"
 
 
 def decode(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
-    """Returns the request in a body, and the sampling fields that the body has.
+    """Returns the request in a body, and the body's sampling fields.
 
     Raises:
-        InvalidRequest: the body is malformed, or a field is unknown, of the wrong type, or not built; names the field.
+        InvalidRequest: the body is malformed, or a field is unknown, of the wrong type, or unsupported.
     """
     own, sampling = split_sampling(read_body(body, FIELDS, _KIND), FIELDS)
     try:

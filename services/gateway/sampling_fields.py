@@ -1,4 +1,4 @@
-"""The body of a request over HTTP, sorted: fields that ask for nothing, fields of the route, and fields of sampling."""
+"""Splits the body of an HTTP request into fields of the route and sampling fields, and drops fields without effect."""
 
 from collections.abc import Collection
 from typing import Any
@@ -20,7 +20,7 @@ IGNORED = frozenset(
         "store",
     }
 )
-"""Fields that clients may send and that mean nothing here, whatever their value is."""
+"""Fields that clients may send and that are ignored."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "function_call": ("none", "auto"),
@@ -42,38 +42,38 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
-"""Fields that may be there with these values, which ask for nothing. With others they count."""
+"""Fields that are ignored if they have one of these neutral values."""
 NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options"}
-"""Those of them that are refused then, unless the route knows them."""
+"""Fields of `NEUTRAL` that are refused with any other value, unless the route supports them."""
 
 
 def read_body(body: bytes, known: Collection[str], kind: str) -> dict[str, Any]:
-    """The fields of a body that ask for something. A field that is null is one that is not there.
+    """Returns the fields of a body without those that have no effect. A null field counts as missing.
 
     Args:
         body: JSON.
-        known: fields of the route.
-        kind: what the body should be, for messages.
+        known: names of the route's fields.
+        kind: kind of request, for error messages.
 
     Raises:
-        InvalidRequest: it is no JSON object, or asks for what is not built; names the field.
+        InvalidRequest: the body is not a JSON object, or uses an unsupported field, which the message names.
     """
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
-    asked = {name: value for name, value in fields.items() if not _asks_for_nothing(name, value)}
-    for name in asked:
+    effective = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
+    for name in effective:
         if name in NOT_BUILT and name not in known:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
-    return asked
+    return effective
 
 
 def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of a body that are its route's own, `known` by name, and its sampling fields, checked for their types.
+    """Returns the fields of a body that are `known` to the route, and its sampling fields, whose types are checked.
 
     Raises:
-        InvalidRequest: a field is unknown or of the wrong type; names it.
+        InvalidRequest: a field is unknown or of the wrong type; the message names it.
     """
     own = {name: value for name, value in body.items() if name in known}
     rest = {name: value for name, value in body.items() if name not in known}
@@ -84,8 +84,8 @@ def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[s
     return own, {name: getattr(checked, name) for name in rest}
 
 
-def _asks_for_nothing(name: str, value: object) -> bool:
-    # By type too: 0 and 1 equal False and True, and logprobs that are 0 do ask for something.
+def _is_neutral(name: str, value: object) -> bool:
+    # Types are compared too, because 0 equals False, and logprobs 0 has an effect.
     return (
         value is None
         or name in IGNORED

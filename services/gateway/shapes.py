@@ -46,7 +46,7 @@ class Completion(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """What the assistant says."""
+    """The assistant's message."""
 
     content: str
     role: Literal["assistant"] = "assistant"
@@ -75,10 +75,10 @@ class ChatCompletion(msgspec.Struct):
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
-    """The next part of what the assistant says."""
+    """The next part of the assistant's message."""
 
     role: Literal["assistant"] | None = None
-    """In the first of a choice only."""
+    """Only in the first event of a choice."""
     content: str | None = None
 
 
@@ -104,7 +104,7 @@ class ChatChunk(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     root: str

@@ -1,4 +1,4 @@
-"""The sampling defaults of a model: what its generation_config says of fields that a request leaves out."""
+"""The sampling defaults of a model's generation_config, for fields that a request leaves out."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,34 +14,34 @@ from pagewire.shared.messages.open import Encoding
 from pagewire.shared.sampling import PARAMETERS
 
 FIELDS = (*(parameter.name for parameter in PARAMETERS), "repetition_penalty")
-"""Fields that vLLM takes over under the same name."""
+"""Fields that vLLM uses under the same name."""
 MAX_NEW_TOKENS = "max_new_tokens"
-"""What stands there for `max_tokens`."""
+"""The name of `max_tokens` in generation_config."""
 
 _NEUTRAL = SamplingParams()
 _log = structlog.get_logger()
 
 
 class _Given(msgspec.Struct):
-    """The names of the sampling fields that a request has."""
+    """The sampling fields that a request has; only their names are used."""
 
     sampling: dict[str, msgspec.Raw] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The defaults of one model: they replace those of `SamplingParams`; what a request says replaces both."""
+    """The defaults of one model. They override those of `SamplingParams`, and a request overrides both."""
 
     fields: dict[str, Any] = field(default_factory=dict)
-    """By the names of `SamplingParams`."""
+    """Values by field name of `SamplingParams`."""
     max_new_tokens: int | None = None
-    """Tokens to generate where a request names no number."""
+    """Maximum tokens to generate if a request has no `max_tokens`."""
 
     def complete(self, params: SamplingParams, data: bytes, encoding: Encoding) -> SamplingParams:
-        """Returns `params`, the sampling parameters of the request in `data`, with these defaults where it has none.
+        """Returns `params`, the sampling parameters of the request in `data`, with these defaults for missing fields.
 
-        A beam search is left as it is. The request is decoded again only where a field has the neutral value, since the
-        request may have named that value.
+        A beam search is not changed. If a field has the neutral value, the request is decoded again to see whether it
+        names that value.
         """
         neutral = [name for name in self.fields if getattr(params, name) == getattr(_NEUTRAL, name)]
         if not neutral or params.beam_width is not None:
@@ -51,7 +51,7 @@ class GenerationDefaults:
 
 
 def generation_defaults(config: dict[str, Any], vocab_size: int) -> GenerationDefaults:
-    """The defaults in the content of generation_config.json. One warning names what in it cannot be used."""
+    """Returns the defaults in the content of generation_config.json. Logs one warning with all unusable fields."""
     fields: dict[str, Any] = {}
     ignored: dict[str, str] = {}
     for name in (*FIELDS, MAX_NEW_TOKENS):
@@ -69,5 +69,5 @@ def generation_defaults(config: dict[str, Any], vocab_size: int) -> GenerationDe
         _log.warning("generation_config_ignored", **ignored)
     max_new_tokens = fields.get("max_tokens")
     if max_new_tokens is not None:
-        fields["max_tokens"] = None  # as many as fit into the context, but `max_new_tokens` at most
+        fields["max_tokens"] = None  # the limit is the context or `max_new_tokens`, whichever is less
     return GenerationDefaults(fields, max_new_tokens)

@@ -1,6 +1,6 @@
-"""Sampling parameters: which requests are refused, and what the device is told of the others.
+"""Sampling parameters: checks those of a request and resolves them for the device.
 
-Ranges and special values are vLLM's. Those of the scalar parameters stand in `pagewire.shared.sampling`.
+Ranges and special values are vLLM's. Those of the scalar parameters are in `pagewire.shared.sampling`.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ from pagewire.shared.messages.work import GREEDY, Sampling
 from pagewire.shared.sampling import GREEDY_BELOW, PARAMETERS, pack_record
 
 MAX_STOPS = 64
-"""Stop strings in one request."""
+"""Maximum stop strings of a request."""
 MAX_STOP_LENGTH = 1024
-"""Characters in one stop string."""
+"""Maximum characters of a stop string."""
 MAX_STOP_TOKENS = 1024
-"""Stop tokens in one request."""
+"""Maximum stop tokens of a request."""
 MAX_BEAMS = 16
-"""Beams of one search."""
+"""Maximum beams of a search."""
 MAX_BEAM_STOPS = 64
-"""Tokens that end the text of a beam, the model's own included: every step reports as many candidates more."""
+"""Maximum stop tokens of a beam search, the model's own included: every step reports that many more candidates."""
 NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {"seed": (None, -1), "min_tokens": (0,), "stop": ([],)}
-"""Fields that a beam search refuses beside `PARAMETERS`, but for these values, which change nothing."""
+"""Fields that a beam search refuses in addition to `PARAMETERS`, except for these neutral values."""
 NOT_BUILT = (
     "presence_penalty",
     "frequency_penalty",
@@ -36,7 +36,7 @@ NOT_BUILT = (
     "prompt_logprobs",
     "structured_outputs",
 )
-"""Fields that are refused unless they have their default or a value of `NEUTRAL`."""
+"""Unsupported fields, which are refused unless they have their default or a value of `NEUTRAL`."""
 
 NEUTRAL: dict[str, tuple[object, ...]] = {"logit_bias": (None, {})}
 """The values of these fields that change nothing, where it is not the default alone."""
@@ -45,10 +45,10 @@ _DEFAULTS = SamplingParams()
 
 
 def check(params: SamplingParams, vocab_size: int) -> None:
-    """Refuses values that have no meaning, and fields that are not built.
+    """Checks the ranges of values, and that unsupported fields are not used.
 
     Raises:
-        InvalidRequest: names the parameter.
+        InvalidRequest: a parameter is invalid or unsupported; the message names it.
     """
     for name in NOT_BUILT:
         if getattr(params, name) not in NEUTRAL.get(name, (getattr(_DEFAULTS, name),)):
@@ -89,10 +89,10 @@ def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> in
 
 
 def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozenset[int], vocab_size: int) -> Sampling:
-    """Returns what the device gets: checked parameters without defaults.
+    """Returns the resolved parameters for the device.
 
     Raises:
-        InvalidRequest: a beam search with too many tokens that end it.
+        InvalidRequest: a beam search has too many stop tokens.
     """
     stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
     beams = params.beam_width or 0
@@ -112,7 +112,7 @@ def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozense
 
 
 def _columns(params: SamplingParams, vocab_size: int) -> dict[str, float]:
-    """The value of each column that is a client's field."""
+    """Returns the value of each column that is a client's field."""
     return {parameter.name: parameter.resolve(getattr(params, parameter.name), vocab_size) for parameter in PARAMETERS}
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.conversation import conversation_of
-from pagewire.services.tokenizer.chat.layout import Conversation
 from pagewire.shared import subjects
 from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams

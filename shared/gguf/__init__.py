@@ -1,1 +1,1 @@
-"""Models in one `.gguf` file, as llama.cpp and its relatives publish them."""
+"""Models in the GGUF format of llama.cpp."""

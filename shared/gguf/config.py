@@ -1,4 +1,4 @@
-"""The configuration of a GGUF model, in the words of Hugging Face's config.json."""
+"""The configuration of a GGUF model in the format of Hugging Face's config.json."""
 
 import math
 import os
@@ -10,13 +10,13 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.reader import GgufModel
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""By `general.architecture`. Mistral's models are published as `llama`."""
+"""Hugging Face's architecture by `general.architecture`. Mistral's models are published as `llama`."""
 END_OF_TURN = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>", "<|eom_id|>", "<end_of_turn>", "<EOT>")
 )
-"""Tokens that end a text whatever the metadata says, as in llama.cpp: files name one end, chat models have several."""
+"""Tokens that always end a text, as in llama.cpp: the metadata names one, but chat models have several."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""Tensor of Llama 3.1 and later: by what each frequency is divided."""
+"""Tensor of Llama 3.1 and later with the divisor of each frequency."""
 EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
 
@@ -25,12 +25,12 @@ _DTYPES = {"F32": "float32", "F16": "float16"}
 
 
 def read_config(model: GgufModel) -> dict[str, Any]:
-    """What config.json of the same model would say, as far as Pagewire reads it.
+    """Returns the fields of the model's config.json that Pagewire reads.
 
-    `dtype` is that of the matrices, or bfloat16 where these are quantized.
+    `dtype` is the dtype of the matrices, or bfloat16 if they are quantized.
 
     Raises:
-        ConfigurationError: the architecture is not supported, or the metadata lacks or contradicts something.
+        ConfigurationError: the architecture is not supported, or the metadata is incomplete or contradictory.
     """
     architecture = model.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -78,7 +78,7 @@ def read_config(model: GgufModel) -> dict[str, Any]:
 
 
 def eos_ids(model: GgufModel) -> frozenset[int]:
-    """Tokens that end a text: those that the metadata names, and those of `END_OF_TURN` that are control tokens."""
+    """Returns the tokens that end a text: those in the metadata, and control tokens in `END_OF_TURN`."""
     tokens, kinds = model.strings("tokenizer.ggml.tokens"), model.metadata.get("tokenizer.ggml.token_type", ())
     found = {
         id_
@@ -90,13 +90,13 @@ def eos_ids(model: GgufModel) -> frozenset[int]:
 
 
 class _Keys:
-    """The metadata of one architecture. Keys are without its name."""
+    """The metadata of one architecture. Keys are given without the architecture's name."""
 
     def __init__(self, model: GgufModel, architecture: str) -> None:
         self._path, self._metadata, self._prefix = model.path, model.metadata, architecture
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A whole number; of a list with one entry for each layer, the one that all have in common."""
+        """Returns an integer. If the value is a list with one entry per layer, all entries must be equal."""
         value = self.find(key, default)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
@@ -107,7 +107,7 @@ class _Keys:
         return value
 
     def real(self, key: str, default: float) -> float:
-        """A float32, as the shortest decimal that means it: 1e-05, not 9.999999747378752e-06."""
+        """Returns a float32 as the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06."""
         value = self.find(key, default)
         if type(value) not in {int, float}:
             raise ConfigurationError(
@@ -116,7 +116,7 @@ class _Keys:
         return float(str(np.float32(value)))
 
     def find(self, key: str, default: Any = None) -> Any:
-        """The value, of whatever type."""
+        """Returns the value, which may be of any type."""
         return self._metadata.get(f"{self._prefix}.{key}", default)
 
 
@@ -129,7 +129,7 @@ def _rope(model: GgufModel, keys: _Keys) -> dict[str, Any]:
         if original := keys.number("rope.scaling.original_context_length", 0):
             parameters["original_max_position_embeddings"] = original
         if (attention := keys.real("rope.scaling.attn_factor", 1.0)) != 1.0:
-            # Here it multiplies what the factor gives; in config.json it replaces it.
+            # In GGUF it multiplies the value derived from the factor; in config.json it replaces that value.
             parameters["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
     elif kind == "linear" or (kind == "none" and factor not in {0.0, 1.0}):
         parameters |= {"rope_type": "linear", "factor": factor}

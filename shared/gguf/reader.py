@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file: metadata, and where each tensor lies. No tensor is read, no memory is taken for one.
+"""Reads the header of a GGUF file: metadata and the place of each tensor. Tensors themselves are not read.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every count and length of the file is checked against
-the bytes that are left before anything is built from it, so a broken or hostile file costs no memory.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every count and length in the file is checked against
+the remaining bytes before memory is allocated for it, so a broken or malicious file cannot exhaust memory.
 """
 
 import mmap
@@ -20,22 +20,22 @@ SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 HEADER_LIMIT = 1 << 28
-"""Bytes that a header may take. The largest vocabularies take some 20 MB."""
+"""Maximum size of a header in bytes. The largest vocabularies take about 20 MB."""
 ALIGNMENT = 32
-"""Of tensors, where the file names no other."""
+"""Default alignment of tensors, in bytes."""
 MAX_DIMENSIONS = 4
 
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _SMALLEST_ENTRY = 8 + 4 + 1
-"""Bytes of a metadata entry: length of its key, type, value."""
+"""Minimum bytes of a metadata entry: length of the key, type, value."""
 _SMALLEST_TENSOR = 8 + 4 + 4 + 8
-"""Bytes of a tensor's entry: length of its name, number of dimensions, type, offset."""
+"""Minimum bytes of a tensor's entry: length of the name, number of dimensions, type, offset."""
 
 
 class TensorType(NamedTuple):
-    """How numbers are stored: in blocks of `block` numbers that take `size` bytes."""
+    """A format of numbers: blocks of `block` numbers, each of `size` bytes."""
 
     name: str
     block: int
@@ -57,29 +57,29 @@ TENSOR_TYPES = {
     14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
 }
-"""By number in the file. The others are refused."""
+"""The supported types by their number in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor and where it lies."""
+    """A tensor and its place in a file."""
 
     name: str
     shape: tuple[int, ...]
-    """Rows first, as PyTorch has it."""
+    """Shape in PyTorch's order, rows first."""
     type: TensorType
     file: Path
     offset: int
-    """Of its first byte in the file."""
+    """Offset of the first byte in the file."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, the last dimension."""
+        """Bytes of one row, which is the last dimension."""
         return self.shape[-1] // self.type.block * self.type.size
 
     @property
     def rows(self) -> int:
-        """Rows of all other dimensions together."""
+        """Number of rows: the product of all other dimensions."""
         count = 1
         for size in self.shape[:-1]:
             count *= size
@@ -87,37 +87,37 @@ class StoredTensor:
 
 
 class Strings(NamedTuple):
-    """An array of strings that is not decoded yet."""
+    """An array of strings that is not decoded."""
 
     number: int
     start: int
-    """Of its first string in the file."""
+    """Offset of the first string in the file."""
     end: int
 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A model in one file, or in several that are split from one."""
+    """A model in one file or split into several."""
 
     path: Path
     files: tuple[Path, ...]
     metadata: Mapping[str, Any]
-    """Numbers, booleans and strings; arrays of numbers as numpy arrays, arrays of strings by `strings` only."""
+    """Numbers, booleans and strings. Arrays of numbers are numpy arrays; arrays of strings need `strings`."""
     tensors: Mapping[str, StoredTensor] = field(repr=False)
 
     @classmethod
     def open(cls, path: Path) -> "GgufModel":
-        """Reads the headers of `path` and of the files that belong to it.
+        """Reads the headers of `path` and of the other files of a split model.
 
         Raises:
-            ConfigurationError: a file is missing, broken or truncated, or holds what cannot be read.
+            ConfigurationError: a file is missing, broken or truncated, or has unsupported content.
         """
         header = _Header(path)
         files, tensors = (path, *_siblings(path, header.metadata)), dict(header.tensors)
         for number, file in enumerate(files[1:], 1):
             part = _Header(file)
             if part.metadata.get("split.no") != number or tensors.keys() & part.tensors.keys():
-                raise ConfigurationError(f"{file} is not the part that its name says: fetch the model again")
+                raise ConfigurationError(f"{file} is not the part that its name states: fetch the model again")
             tensors |= part.tensors
         expected = header.metadata.get("split.tensors.count", len(tensors))
         if len(tensors) != expected:
@@ -125,21 +125,21 @@ class GgufModel:
         return cls(path, files, header.metadata, tensors)
 
     def strings(self, key: str) -> list[str]:
-        """An array of strings of the metadata; empty where there is none.
+        """Returns an array of strings of the metadata; empty if the key is missing.
 
         Raises:
-            ConfigurationError: the key holds something else, or a string is not UTF-8.
+            ConfigurationError: the value is not an array of strings, or a string is not UTF-8.
         """
-        found = self.metadata.get(key)
-        if found is None:
+        value = self.metadata.get(key)
+        if value is None:
             return []
-        if not isinstance(found, Strings):
+        if not isinstance(value, Strings):
             raise ConfigurationError(f"{self.path} has a {key} that is no list of strings: fetch the model again")
         try:
             with self.path.open("rb") as file:
-                file.seek(found.start)
-                data = file.read(found.end - found.start)
-            return [text.decode() for text in _split_strings(data, found.number)]
+                file.seek(value.start)
+                data = file.read(value.end - value.start)
+            return [text.decode() for text in _split_strings(data, value.number)]
         except OSError as error:
             raise ConfigurationError(f"cannot read {self.path}: {error.strerror}") from error
         except (struct.error, UnicodeDecodeError) as error:
@@ -147,9 +147,9 @@ class GgufModel:
 
 
 def model_name(path: Path) -> str:
-    """The file's name without its endings."""
-    found = _SPLIT.fullmatch(path.name)
-    return found[1] if found else path.name.removesuffix(SUFFIX)
+    """Returns the file's name without the suffix and the part number."""
+    match = _SPLIT.fullmatch(path.name)
+    return match[1] if match else path.name.removesuffix(SUFFIX)
 
 
 class _Header:
@@ -195,17 +195,17 @@ class _Header:
             if key in self.metadata:
                 self._refuse(f"has two entries {key!r}")
             self.metadata[key] = self._value(self._number("I"))
-        found = [self._tensor() for _ in range(tensors)]
+        entries_read = [self._tensor() for _ in range(tensors)]
         alignment = self.metadata.get("general.alignment", ALIGNMENT)
         if type(alignment) is not int or alignment < 1:
             self._refuse(f"has an alignment of {alignment!r}")
         start = -(-self._position // alignment) * alignment
-        self.tensors = {tensor.name: self._placed(tensor, start) for tensor in found}
-        if len(self.tensors) < len(found):
+        self.tensors = {tensor.name: self._placed(tensor, start) for tensor in entries_read}
+        if len(self.tensors) < len(entries_read):
             self._refuse("has two tensors of the same name")
 
     def _tensor(self) -> StoredTensor:
-        """One entry of the tensor table. Its offset counts from the end of the header."""
+        """Reads one entry of the tensor table. The offset counts from the end of the header."""
         name = self._text()
         dimensions = self._number("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -250,7 +250,7 @@ class _Header:
         return np.frombuffer(self._data[self._take(count * dtype.itemsize) : self._position], dtype)
 
     def _count(self, form: str, smallest: int, what: str) -> int:
-        """How many there are of what takes at least `smallest` bytes each."""
+        """Reads the number of items of at least `smallest` bytes each, and checks that they fit into the file."""
         count: int = self._number(form)
         if count * smallest > len(self._data) - self._position:
             self._refuse(f"is truncated or broken: it names {count} {what}")
@@ -267,7 +267,7 @@ class _Header:
         return self._data[position : position + length].decode()
 
     def _take(self, length: int) -> int:
-        """Goes on by `length` bytes; returns where they begin."""
+        """Advances by `length` bytes; returns the position before."""
         position = self._position
         if length > len(self._data) - position:
             self._refuse("is truncated: it ends within its header")
@@ -276,7 +276,7 @@ class _Header:
 
 
 def _split_strings(data: bytes, count: int) -> Iterator[bytes]:
-    """The strings of an array, each behind its length."""
+    """Yields the strings of an array, in which the length precedes each string."""
     position = 0
     for _ in range(count):
         (length,) = struct.unpack_from("<Q", data, position)
@@ -285,23 +285,23 @@ def _split_strings(data: bytes, count: int) -> Iterator[bytes]:
 
 
 def _siblings(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
-    """The other files of a model that is split into several. They lie in the folder of the first, by its own name.
+    """Returns the other files of a split model, which are in the folder of the first and have its name.
 
     Raises:
-        ConfigurationError: `path` is not the first, or its name does not say how many there are.
+        ConfigurationError: `path` is not the first file, or its name does not state the number of files.
     """
     count = metadata.get("split.count", 1)
     if type(count) is not int:
         raise ConfigurationError(f"{path} has a split.count that is no number: fetch the model again")
     if count <= 1:
         return []
-    found = _SPLIT.fullmatch(path.name)
-    if found is None or int(found[3]) != count:
+    match = _SPLIT.fullmatch(path.name)
+    if match is None or int(match[3]) != count:
         raise ConfigurationError(
             f"{path} is one of {count} parts, but its name does not end in -00001-of-{count:05}.gguf"
         )
-    if int(found[2]) != 1 or metadata.get("split.no") != 0:
+    if int(match[2]) != 1 or metadata.get("split.no") != 0:
         raise ConfigurationError(
             f"{path} is not the first of its {count} parts: give the one named -00001-of-{count:05}"
         )
-    return [path.with_name(f"{found[1]}-{number:05}-of-{count:05}.gguf") for number in range(2, count + 1)]
+    return [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(2, count + 1)]

@@ -13,7 +13,7 @@ from pagewire.shared.gguf.reader import GgufModel
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Values of `tokenizer.ggml.token_type`."""
 SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's character for a space."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,16 +29,16 @@ _SPLITS = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), _QWEN_2),
     "tekken": _TEKKEN,
 }
-"""How a text is cut before merging, by `tokenizer.ggml.pre`: the expressions of the published tokenizer.json."""
+"""Expressions of pre-tokenization by `tokenizer.ggml.pre`, from the published tokenizer.json files."""
 _DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-"""Kinds that cut off every digit, then cut as GPT-2 does."""
+"""Kinds that split off every digit, and then split like GPT-2."""
 _GPT_2 = (None, "default", "gpt-2", "phi-2", "mpt", "olmo", "jais")
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
-"""Kinds that take a word which is a token without merging. They also begin every text with `bos`."""
+"""Kinds that use a word that is a token without merging. They also begin every text with `bos`."""
 
 
 def load_tokenizer(model: GgufModel) -> PreTrainedTokenizerFast:
-    """The tokenizer with its special tokens and chat template. Does not import torch.
+    """Returns the tokenizer with special tokens and chat template. Does not import torch.
 
     Raises:
         ConfigurationError: the kind is not supported, or the metadata is broken.
@@ -84,33 +84,33 @@ class _Vocabulary:
             raise ConfigurationError(f"{self._path} has no tokenizer: give a file with one")
 
     def find(self, key: str) -> Any:
-        """A value of the metadata; None where there is none."""
+        """Returns a value of the metadata, or None if it is missing."""
         return self._metadata.get(f"tokenizer.ggml.{key}")
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean of the metadata."""
+        """Returns a boolean of the metadata."""
         value = self.find(key)
         return value if isinstance(value, bool) else default
 
     def id_of(self, role: str) -> int | None:
-        """The id of a special token. SentencePiece models have the first three where the metadata is silent."""
+        """Returns the id of a special token. SentencePiece models have default ids for the first three."""
         usual = {"unknown": 0, "bos": 1, "eos": 2}.get(role) if self.sentencepiece else None
         value = self.find(f"{role}_token_id")
         value = usual if value is None else value
         return value if type(value) is int and 0 <= value < len(self.tokens) else None
 
     def special(self) -> dict[str, str]:
-        """The special tokens under transformers' names."""
+        """Returns the special tokens by transformers' names."""
         roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
         ids = {name: self.id_of(role) for name, role in roles.items()}
         return {name: self.tokens[id_] for name, id_ in ids.items() if id_ is not None}
 
     def ids(self) -> dict[str, int]:
-        """Id by token."""
+        """Returns the id of each token."""
         return {token: id_ for id_, token in enumerate(self.tokens)}
 
     def added(self) -> list[AddedToken]:
-        """Tokens that are found in a text before anything else: control tokens, and what the model's makers added."""
+        """Returns the tokens that are split off a text first: control tokens and user-defined tokens."""
         kinds = {CONTROL: True, USER_DEFINED: False} | ({UNKNOWN: True} if self.sentencepiece else {})
         return [
             AddedToken(token, special=kinds[kind], normalized=False)
@@ -119,16 +119,16 @@ class _Vocabulary:
         ]
 
     def _list(self, key: str, default: float) -> Any:
-        """Numbers, one for each token."""
+        """Returns a list of numbers, one per token."""
         value = self.find(key)
         if value is None:
             return [default] * len(self.tokens)
-        found = value.tolist() if hasattr(value, "tolist") else []
-        if len(found) != len(self.tokens):
+        numbers = value.tolist() if hasattr(value, "tolist") else []
+        if len(numbers) != len(self.tokens):
             raise ConfigurationError(
-                f"{self._path} has {len(found)} {key} for {len(self.tokens)} tokens: fetch it again"
+                f"{self._path} has {len(numbers)} {key} for {len(self.tokens)} tokens: fetch it again"
             )
-        return found
+        return numbers
 
 
 def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
@@ -170,25 +170,25 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 
 def _merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """The merges behind the scores: SentencePiece joins what gives the token of the highest score."""
+    """Returns the merges that the scores imply: SentencePiece merges the pair whose token has the highest score."""
     ids = {token: id_ for token, id_ in vocabulary.ids().items() if vocabulary.types[id_] == NORMAL}
-    found: list[tuple[float, int, int, int, tuple[str, str]]] = []
+    merges: list[tuple[float, int, int, int, tuple[str, str]]] = []
     for token, id_ in ids.items():
         for cut in range(1, len(token)):
             left, right = ids.get(token[:cut]), ids.get(token[cut:])
             if left is not None and right is not None:
-                found.append((-vocabulary.scores[id_], id_, left, right, (token[:cut], token[cut:])))
-    return [pair for *_, pair in sorted(found)]
+                merges.append((-vocabulary.scores[id_], id_, left, right, (token[:cut], token[cut:])))
+    return [pair for *_, pair in sorted(merges)]
 
 
 def _pair(merge: str) -> tuple[str, str]:
-    """Both sides of a merge, which a space parts. A side may begin with one itself."""
+    """Returns both sides of a merge, which are separated by a space. The left side may begin with a space itself."""
     left, _, right = merge[1:].partition(" ")
     return merge[:1] + left, right
 
 
 def _template(vocabulary: _Vocabulary) -> processors.TemplateProcessing:
-    """What surrounds a prompt."""
+    """Returns the template that adds `bos` and `eos` to a prompt."""
     begins = vocabulary.sentencepiece or vocabulary.pre in _WHOLE_WORDS
     sides = {"bos": vocabulary.flag("add_bos_token", begins), "eos": vocabulary.flag("add_eos_token", False)}
     ids = {role: vocabulary.id_of(role) for role, wanted in sides.items() if wanted}

@@ -60,7 +60,7 @@ class Plan(Wire, frozen=True):
     removed: bytes
     """Packed slots to free."""
     added: tuple[AddSlot, ...]
-    """Sequences to add; their slots and blocks may be those that `removed` freed."""
+    """Sequences to add. They may use slots and blocks that `removed` freed."""
     blocks: bytes
     """Packed pairs (slot, block), appended to the slot's block table in this order."""
     limits: bytes
@@ -73,7 +73,7 @@ class Plan(Wire, frozen=True):
     """The executor runs while it has run fewer steps than this in the term. Outputs without rows do not count as steps:
     otherwise the output that answers a plan after the lease has expired would use up the next lease, without end."""
     forks: tuple[Fork, ...] = ()
-    """Forks to add, whose slots and blocks may be those that `removed` freed; their sources are read before that."""
+    """Forks to add. They may use slots and blocks that `removed` freed; their sources are read before that."""
     copies: bytes = b""
     """Packed pairs (source block, target block) of KV to copy first. No target is also a source."""
 

@@ -44,9 +44,9 @@ class StepOutput(Wire, frozen=True):
     elapsed_us: int
     """Time of the step on the device, in microseconds."""
     candidate_counts: bytes = b""
-    """Packed pairs (sequence, number of candidates) of the rows whose sampling asks for candidates."""
+    """Packed pairs (sequence, number of candidates) of the rows whose sampling requests candidates."""
     candidates: bytes = b""
-    """Packed ids of these rows' candidates, likeliest first, row after row."""
+    """Packed ids of these rows' candidates, the most likely first, row after row."""
     logprobs: bytes = b""
     """Natural log-probabilities of the candidates before any filter, packed little-endian float32."""
     failed: bytes = b""

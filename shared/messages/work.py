@@ -8,24 +8,24 @@ GREEDY = pack_record()
 
 
 class Sampling(Wire, frozen=True):
-    """How the device picks tokens for one request, resolved: nothing is left to be filled in from defaults."""
+    """The sampling parameters of a request, with all defaults filled in."""
 
     max_tokens: int
-    """Generated tokens at most."""
+    """Maximum number of generated tokens."""
     record: bytes = GREEDY
     """The scalar parameters: a record of `pagewire.shared.sampling`, without the columns that depend on a sequence."""
     stop_ids: bytes = b""
-    """Packed ids that end a sequence: the model's EOS set unless ignored, and the request's own."""
+    """Packed ids that end a sequence: the model's EOS ids unless ignored, and the request's stop ids."""
     min_tokens: int = 0
-    """Generated tokens before which `stop_ids` cannot be picked."""
+    """Number of generated tokens before which `stop_ids` cannot be sampled."""
     seed: int = 0
-    """64 bits, unsigned."""
+    """Seed of the random numbers, 64 bits, unsigned."""
     beam_width: int = 0
     """Number of beams; 0: no beam search."""
     length_penalty: float = 1.0
     """Exponent of the length by which the score of an ended beam is divided."""
     candidates: int = 0
-    """Number of likeliest tokens that every row reports, for the scheduler to choose from; 0: none."""
+    """Number of most likely tokens that every row reports for beam search; 0: none."""
 
 
 class WorkItem(Wire, frozen=True):

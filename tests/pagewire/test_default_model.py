@@ -67,4 +67,4 @@ def test_commands_know_it() -> None:
     assert any(line.startswith("bundled") for line in listed)
     refused = run("models", "--remove", "nothing")
     assert refused.returncode == 2
-    assert "there is no fetched model nothing; these are here: smollm2-135m-instruct" in refused.stderr
+    assert "there is no fetched model nothing; fetched models: smollm2-135m-instruct" in refused.stderr

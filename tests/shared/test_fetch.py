@@ -72,12 +72,12 @@ def refusal(model: NamedModel) -> str:
     with pytest.raises(ConfigurationError) as caught:
         fetch(model)
     assert "\n" not in str(caught.value)
-    assert not model.is_here
+    assert not model.is_fetched
     return str(caught.value)
 
 
 def test_it_is_fetched_once(model: NamedModel, index: Path, tmp_path: Path) -> None:
-    assert not model.is_here
+    assert not model.is_fetched
     assert fetch(model) == model.path == tmp_path / "cache" / "pagewire" / "models" / "tiny" / "tiny.gguf"
     assert model.path.read_bytes() == DATA
     assert left(model) == {".lock", "tiny.gguf"}
@@ -87,7 +87,7 @@ def test_it_is_fetched_once(model: NamedModel, index: Path, tmp_path: Path) -> N
 
 def test_a_short_name_is_a_model(model: NamedModel) -> None:
     assert resolve("tiny") == model.path
-    assert model.is_here
+    assert model.is_fetched
 
 
 def test_half_a_file_is_fetched_again_and_what_a_killed_process_left_is_removed(model: NamedModel) -> None:
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written(model: NamedModel, tmp_path: Path) -> N
 
 
 def test_it_can_be_stopped(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(fetching, "POLL_INTERVAL", 0.01)
     stop = threading.Event()
     stop.set()
     with pytest.raises(FetchStopped):

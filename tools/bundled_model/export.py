@@ -19,7 +19,7 @@ from tools.bundled_model.vocabulary import EOS, end_of_text
 
 
 def export(args: argparse.Namespace) -> None:
-    """Writes the checkpoint as a Hugging Face folder and checks it against the model as it was trained."""
+    """Writes the checkpoint as a Hugging Face folder and checks it against the trained model."""
     run, out = Path(args.run_dir), Path(args.out)
     saved = torch.load(run / "checkpoint.pt", weights_only=True, map_location="cpu")
     shape = Shape(**saved["shape"])

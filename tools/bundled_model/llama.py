@@ -1,4 +1,4 @@
-"""A Llama as it is trained: no cache, dropout, and weights under the names of `transformers`."""
+"""A Llama for training: with dropout, without a KV cache, and with the weight names of `transformers`."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the model, under the names of a Llama ``config.json``."""
+    """The sizes of the model, with the field names of a Llama's `config.json`."""
 
     vocab_size: int = 3072
     hidden_size: int = 256
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Applies rotary position embedding in the half-split layout that ``transformers`` uses."""
+    """Applies rotary position embedding in the half-split layout of `transformers`."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attends over the earlier positions of the same row."""
+        """Attends over the earlier positions of each row."""
         batch, length, _ = x.shape
         q, k, v = (
             projection(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -79,12 +79,12 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transforms every position by itself."""
+        """Transforms every position independently."""
         return cast("Tensor", self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
 
 class Layer(nn.Module):
-    """One transformer layer, with dropout on what it adds to the residual stream."""
+    """One transformer layer, with dropout on its additions to the residual stream."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The part of the model that ``transformers`` names ``model``."""
+    """The part of the model that `transformers` names `model`."""
 
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """A small Llama with tied embeddings and dropout; its weights carry the ``transformers`` names."""
+    """A small Llama with tied embeddings, dropout, and the weight names of `transformers`."""
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()

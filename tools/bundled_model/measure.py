@@ -1,4 +1,4 @@
-"""How well a model predicts the held-out text."""
+"""Measures how well a model predicts the held-out text."""
 
 import argparse
 import math
@@ -16,7 +16,7 @@ from tools.bundled_model.vocabulary import end_of_text
 
 
 def load_exported(folder: Path) -> tuple[nn.Module, Tokenizer]:
-    """Loads an exported folder with ``transformers``, in float32."""
+    """Loads an exported folder with `transformers`, in float32."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -26,8 +26,7 @@ def load_exported(folder: Path) -> tuple[nn.Module, Tokenizer]:
 def token_losses(model: nn.Module, ids: Sequence[int], window: int, stride: int) -> Tensor:
     """Returns the loss of every token after the first, in nats.
 
-    Windows overlap, so that apart from the start every token has at least ``window - stride`` tokens
-    before it.
+    Windows overlap, so that every token except the first ones has at least `window - stride` tokens of context.
     """
     losses, done, start = [], 1, 0
     while done < len(ids):
@@ -43,7 +42,7 @@ def token_losses(model: nn.Module, ids: Sequence[int], window: int, stride: int)
 
 
 def held_out_ids(tokenizer: Tokenizer, docs: Sequence[str]) -> tuple[list[int], int]:
-    """Returns held-out text as token ids, each document between end-of-text tokens, and its size in bytes."""
+    """Returns the token ids of held-out text, with end-of-text tokens around each document, and its size in bytes."""
     eos = end_of_text(tokenizer)
     ids = [eos]
     for doc in docs:
@@ -58,7 +57,7 @@ def bits_per_byte(
     window: int,
     stride: int,
 ) -> dict[str, float]:
-    """Measures held-out bits per byte for every book and, under ``all``, for all of them together."""
+    """Returns the held-out bits per byte of every book and, as `all`, of all books together."""
     model.eval()
     result, nats, size = {}, 0.0, 0
     for name, book in books.items():
@@ -81,7 +80,7 @@ def evaluate(args: argparse.Namespace) -> None:
     ids, _ = held_out_ids(tokenizer, longest)
     rows = [ids[start : start + 2048] for start in range(0, len(ids) - 2047, 2048)]
     if not rows:
-        print("no held-out text is long enough to tell the loss by position")
+        print("no held-out text is long enough to measure the loss by position")
         return
     losses = torch.stack([token_losses(model, row, 2048, 2048) for row in rows]).mean(dim=0)
     for start, end in ((0, 256), (256, 512), (512, 1024), (1024, 1536), (1536, 2047)):

@@ -1,6 +1,6 @@
-"""The optimiser of the layers' matrices.
+"""Muon, the optimiser of the layers' matrices.
 
-Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; its scale is that of Liu et al.,
+Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024, with the scale of Liu et al.,
 "Muon is scalable for LLM training", 2025.
 """
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update for a matrix is replaced by the nearest orthogonal matrix.
+    """Momentum SGD in which the update of a matrix is replaced by the nearest orthogonal matrix.
 
-    The scale ``0.2 * sqrt(max(rows, columns))`` gives updates the size that AdamW's have, so one
-    learning rate serves both optimisers.
+    The scale `0.2 * sqrt(max(rows, columns))` makes updates as large as AdamW's, so that one learning rate suits both
+    optimisers.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
@@ -24,7 +24,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Updates the weights; matrices of one size go through the iteration together."""
+        """Updates the weights. Matrices of equal size are orthogonalised together."""
         for group in self.param_groups:
             sizes: dict[torch.Size, list[Tensor]] = {}
             for weight in group["params"]:

@@ -1,4 +1,4 @@
-"""Prints what an exported model writes."""
+"""Prints samples of an exported model."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The books as documents: cleaned, split into stories and chapters, and a part of each held out."""
+"""The books as documents: cleaned, split into stories and chapters, and with a held-out part."""
 
 import lzma
 import re
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 BOOKS = Path(__file__).resolve().parent / "books"
 HELD_OUT_SHARE = 0.05
-"""Of the characters of a book."""
+"""Share of a book's characters that is held out."""
 SHORTEST_DOCUMENT = 600
-"""Characters; what is shorter belongs to the document behind it."""
+"""Minimum characters of a document; a shorter one is joined to the next."""
 
 
 class Book(NamedTuple):
@@ -20,10 +20,10 @@ class Book(NamedTuple):
 
 
 def clean(text: str) -> str:
-    """Makes a book plain: straight quotes, no markup, and one line per paragraph.
+    """Converts a book to plain text: straight quotes, no markup, and one line per paragraph.
 
-    Verse keeps its lines. A paragraph counts as verse when a later line of it is indented, or when all
-    of its lines are short.
+    Verse keeps its lines. A paragraph counts as verse when a line after the first is indented, or when all its lines
+    are short.
     """
     text = re.sub(r"^\[.*?\]\s*", "", text)
     text = text.translate(str.maketrans("‘’“”", "''\"\"", "_"))
@@ -39,7 +39,7 @@ def clean(text: str) -> str:
 
 
 def documents(book: str) -> list[str]:
-    """Splits a book into stories or chapters, which stand three or more blank lines apart."""
+    """Splits a book into stories or chapters, which are separated by three or more blank lines."""
     pieces: list[str] = []
     held = ""
     for part in re.split(r"\n{4,}", book):
@@ -58,12 +58,12 @@ def documents(book: str) -> list[str]:
 
 
 def split_book(text: str) -> Book:
-    """Holds out the last documents of a book, 5 % of it or so.
+    """Holds out the last documents of a book, about 5 % of its characters.
 
-    The cut falls between two documents where one ends near that point, else between two paragraphs.
+    The cut is between two documents if one ends near that point, else between two paragraphs.
 
     Raises:
-        ValueError: there is no text.
+        ValueError: the book has no text.
     """
     docs = documents(text)
     total = sum(len(doc) for doc in docs)
@@ -85,7 +85,7 @@ def split_book(text: str) -> Book:
 
 
 def load_books() -> dict[str, Book]:
-    """Every book by its name."""
+    """Returns all books by name."""
     books = {}
     for path in sorted(BOOKS.glob("*.txt.xz")):
         with lzma.open(path, "rt", encoding="utf-8") as file:

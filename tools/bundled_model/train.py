@@ -1,4 +1,4 @@
-"""Trains the model on an ordinary CPU, and goes on from the last checkpoint when it is started again."""
+"""Trains the model on a CPU, and continues from the last checkpoint when it is started again."""
 
 import argparse
 import itertools
@@ -24,7 +24,7 @@ from tools.bundled_model.vocabulary import end_of_text, train_tokenizer
 def batches(
     docs: Sequence[str], tokenizer: Tokenizer, tokens: int, lengths: Sequence[int], seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields inputs and targets without end; every pass shuffles the documents and encodes them anew."""
+    """Yields inputs and targets without end; every epoch shuffles the documents and encodes them again."""
     eos = end_of_text(tokenizer)
     epoch, rest = 0, torch.zeros(0, dtype=torch.long)
     while True:
@@ -41,7 +41,7 @@ def batches(
 
 
 def make_optimisers(model: Llama, rate: float, weight_decay: float) -> list[torch.optim.Optimizer]:
-    """Gives the matrices of the layers to Muon, and the embedding and the norms to AdamW."""
+    """Returns Muon for the matrices of the layers, and AdamW for the embedding and the norms."""
     hidden = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
     taken = {id(weight) for weight in hidden}
     others = [weight for weight in model.parameters() if id(weight) not in taken]
@@ -53,7 +53,7 @@ def make_optimisers(model: Llama, rate: float, weight_decay: float) -> list[torc
 
 @dataclass
 class Run:
-    """What a checkpoint holds."""
+    """The state of a training run, which a checkpoint stores."""
 
     model: Llama
     optimisers: list[torch.optim.Optimizer]
@@ -61,7 +61,7 @@ class Run:
     seconds: float = 0.0
 
     def save(self, path: Path) -> None:
-        """Writes a checkpoint so that a stopped run leaves the old one or the new one."""
+        """Writes a checkpoint atomically."""
         temporary = path.with_suffix(".tmp")
         value = {
             "model": self.model.state_dict(),
@@ -74,7 +74,7 @@ class Run:
         temporary.replace(path)
 
     def load(self, path: Path) -> None:
-        """Goes back to the state of a checkpoint."""
+        """Restores the state of a checkpoint."""
         saved = torch.load(path, weights_only=True)
         self.model.load_state_dict(saved["model"])
         for optimiser, state in zip(self.optimisers, saved["optimisers"], strict=True):
@@ -83,7 +83,7 @@ class Run:
 
 
 def train_step(run: Run, ids: Tensor, targets: Tensor, rate: float) -> float:
-    """Takes one step at the given learning rate and returns the loss."""
+    """Runs one step at the given learning rate and returns the loss."""
     run.model.train()
     loss = F.cross_entropy(run.model(ids).flatten(0, 1), targets.flatten())
     loss.backward()  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ def train_step(run: Run, ids: Tensor, targets: Tensor, rate: float) -> float:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Trains the model, and goes on from the last checkpoint in the run folder."""
+    """Trains the model, continuing from the last checkpoint in the run folder."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     folder = Path(args.run_dir)

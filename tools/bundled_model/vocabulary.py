@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 EOS = "<|endoftext|>"
-"""Stands between documents."""
+"""The token between documents."""
 WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""What no token reaches across: words, up to three digits, signs, space."""
+"""Expression of pre-tokenization: words, up to three digits, punctuation, space. No token crosses a match."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE tokenizer that encodes any text and gives the same text back."""
+    """Trains a byte-level BPE tokenizer, which can encode and decode any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -35,10 +35,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """The id of the token that ends a document.
+    """Returns the id of the token that ends a document.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the tokenizer has no such token.
     """
     eos = tokenizer.token_to_id(EOS)
     if eos is None:

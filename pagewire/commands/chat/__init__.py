@@ -1,4 +1,4 @@
-"""Talks with the model in the terminal, or answers what comes through a pipe."""
+"""Chats with the model in the terminal, or answers a message from a pipe."""
 
 import argparse
 import sys
@@ -8,19 +8,19 @@ from pagewire.commands.generate import add_sampling, given_sampling
 from pagewire.shared import flags
 
 MAX_TOKENS = 512
-"""Tokens of an answer at most, where nothing is set: a small model may repeat itself without end."""
+"""Default maximum of tokens per answer: a small model may repeat itself without end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The system message, how tokens are chosen, and every setting."""
+    """Adds the system message, the sampling parameters and all settings."""
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of the conversation")
     add_sampling(parser, max_tokens=MAX_TOKENS)
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Reads messages and answers them until Ctrl-D or `/exit`; through a pipe, all of the input is one message."""
-    # The libraries of the terminal are imported here: `pagewire --help` and the other commands do without them.
+    """Reads messages and prints answers until Ctrl-D or `/exit`; input from a pipe is a single message."""
+    # Imported here, because `pagewire --help` and the other commands do not need the terminal libraries.
     from pagewire.commands.chat import answers, terminal
     from pagewire.commands.chat.conversation import Conversation, as_params
 

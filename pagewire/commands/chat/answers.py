@@ -1,4 +1,4 @@
-"""Asks the model and writes its answer as it comes: drawn in a terminal, as it is everywhere else."""
+"""Sends messages to the model and writes the answers as they arrive: as Markdown in a terminal, else as plain text."""
 
 import sys
 from contextlib import aclosing
@@ -14,24 +14,24 @@ from pagewire.commands.timings import Timings
 from pagewire.shared.config import Settings
 
 ANSWER_WITHIN = 3600.0
-"""Seconds that an answer may take: its reader can stop it."""
+"""Timeout of an answer, in seconds: long, because the user can stop an answer."""
 
 
 class Writer(Protocol):
-    """Where an answer is written: `with writer: writer.write(part)`."""
+    """Writes an answer: `with writer: writer.write(part)`."""
 
     def __enter__(self) -> Self:
         """Begins the answer."""
 
     def __exit__(self, *_: object) -> None:
-        """Ends the answer, also where it is cut off."""
+        """Ends the answer, even if it was interrupted."""
 
     def write(self, text: str) -> None:
         """Adds a part of the answer."""
 
 
 class PlainWriter:
-    """Writes an answer as it is, and a line end behind it."""
+    """Writes an answer as plain text, followed by a line end."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,21 +40,21 @@ class PlainWriter:
         self.write("\n")
 
     def write(self, text: str) -> None:
-        """Adds a part of the answer; its reader has the part at once."""
+        """Adds a part of the answer and flushes it."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def writer_to(console: Console) -> Writer:
-    """Returns what writes an answer to standard output."""
+    """Returns the writer for answers on standard output."""
     return MarkdownWriter(console) if console.is_terminal and not console.is_dumb_terminal else PlainWriter()
 
 
 async def answer(client: AsyncClient, conversation: Conversation, text: str, writer: Writer) -> Timings:
-    """Sends a message and writes the answer as it comes. What has come until an interruption stays in the conversation.
+    """Sends a message and writes the answer as it arrives. An interrupted answer stays in the conversation.
 
     Raises:
-        RequestError: the message is refused, or the pipeline failed.
+        RequestError: the message was refused, or the pipeline failed.
         BusUnavailable: there is no connection.
     """
     parts: list[str] = []
@@ -62,7 +62,7 @@ async def answer(client: AsyncClient, conversation: Conversation, text: str, wri
         stream = client.stream_chat(conversation.ask(text), timeout=ANSWER_WITHIN, **conversation.sampling)
         timings = Timings()
         async with aclosing(aiter(stream)) as deltas:
-            delta = await anext(deltas, None)  # an error before the first token leaves no trace of an answer
+            delta = await anext(deltas, None)  # an error before the first token prints no answer
             with writer:
                 while delta is not None:
                     timings.count(len(delta.token_ids))

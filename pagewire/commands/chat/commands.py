@@ -1,4 +1,4 @@
-"""What a line that the user has entered asks for: a message to the model, or a command that begins with a slash."""
+"""Interprets the user's input: a message to the model, or a command that begins with a slash."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from pagewire.shared.errors import InvalidRequest
 QUOTES = '"""'
 """Begins and ends a message of several lines."""
 DEFAULT = "default"
-"""Value that leaves a sampling parameter to the model again."""
+"""Value of `/set` that restores the model's own value."""
 HELP = """\
 /system TEXT      set the system message; without TEXT, remove it
 /set NAME VALUE   set a sampling parameter, such as /set temperature 0.2; VALUE default: the model's own
@@ -31,21 +31,21 @@ _COMMAND = re.compile(r"/(\w*)(?:\s+(.*))?", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The model is to answer `text`."""
+    """Send `text` to the model."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """The user is to see `text`."""
+    """Show `text` to the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """`text` is to be written to `file`."""
+    """Write `text` to `file`."""
 
     file: Path
     text: str
@@ -53,23 +53,23 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The chat is over."""
+    """End the chat."""
 
 
 Action = Ask | Show | Save | Exit
 
 
 def is_open(text: str) -> bool:
-    """Returns whether a message of several lines has begun and is not closed, so that Enter begins a new line."""
+    """Returns whether a message of several lines is not closed yet, so that Enter begins a new line."""
     text = text.strip()
     return text.startswith(QUOTES) and not (text.endswith(QUOTES) and len(text) >= 2 * len(QUOTES))
 
 
 def interpret(conversation: Conversation, entered: str) -> Action:
-    """Carries out a command, as far as it concerns the conversation alone; returns what is left to do.
+    """Applies a command to the conversation; returns the remaining action.
 
     Raises:
-        InvalidRequest: there is no such command, or its argument is refused.
+        InvalidRequest: there is no such command, or its argument is invalid.
     """
     text = entered.strip()
     if text.startswith(QUOTES):
@@ -139,4 +139,4 @@ COMMANDS: dict[str, Callable[[Conversation, str], Action]] = {
     "help": _help,
     "exit": _exit,
 }
-"""What each command does with a conversation and its argument."""
+"""The commands by name. Each gets the conversation and the argument."""

@@ -1,4 +1,4 @@
-"""What is said in a chat, and how the model is to answer. No input or output happens here."""
+"""The state of a chat: messages and sampling parameters. No I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 
 FIXED = ("n", "beam_width", "length_penalty")
-"""Sampling parameters that a chat cannot set: a conversation goes on from one answer."""
+"""Sampling parameters that a chat cannot set, because a conversation continues from a single answer."""
 PARAMETERS = tuple(name for name in SamplingParams.__struct_fields__ if name not in FIXED)
-"""Those that it can set."""
+"""Sampling parameters that a chat can set."""
 
 Message = dict[str, str]
-"""`role` and `content`."""
+"""A message with `role` and `content`."""
 
 
 @dataclass
@@ -24,37 +24,37 @@ class Conversation:
     """The turns of a chat, its system message and its sampling parameters."""
 
     system: str = ""
-    """Empty: none is sent, and the model's chat template decides."""
+    """System message; empty: none is sent, and the chat template decides."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """The parameters that were set, by their names in `SamplingParams`; the model chooses the others."""
+    """The parameters that were set, by field name of `SamplingParams`; the others have the model's defaults."""
     turns: list[Message] = field(default_factory=list)
-    """What the user and the assistant have said."""
+    """Messages of the user and the assistant."""
 
     def messages(self) -> list[Message]:
         """Returns the system message, if there is one, and all turns."""
         return [{"role": "system", "content": self.system}] * bool(self.system) + self.turns
 
     def ask(self, text: str) -> list[Message]:
-        """Adds what the user says; returns the messages that the model is to answer."""
+        """Adds a message of the user; returns all messages, for the model to answer."""
         self.turns.append({"role": "user", "content": text})
         return self.messages()
 
     def answer(self, text: str) -> None:
-        """Adds what the assistant says. An answer without a text takes its question back."""
+        """Adds the assistant's answer. If it is empty, removes the user's message instead."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         else:
             self.turns.pop()
 
     def reset(self) -> None:
-        """Forgets all turns; the system message and the sampling parameters stay."""
+        """Removes all turns; the system message and the sampling parameters stay."""
         self.turns.clear()
 
     def set(self, name: str, text: str) -> None:
-        """Sets a sampling parameter from a text: JSON, or a bare word where a string is wanted.
+        """Sets a sampling parameter from a text: JSON, or a bare word for a string.
 
         Raises:
-            InvalidRequest: there is no such parameter, or the value is of the wrong kind or out of range.
+            InvalidRequest: there is no such parameter, or the value has the wrong type or is out of range.
         """
         if name not in PARAMETERS:
             raise InvalidRequest(f"there is no parameter {name} in a chat; these can be set: {', '.join(PARAMETERS)}")
@@ -63,10 +63,10 @@ class Conversation:
         self.sampling[name] = getattr(params, name)
 
     def unset(self, name: str) -> None:
-        """Leaves a sampling parameter to the model again.
+        """Restores the model's own value of a sampling parameter.
 
         Raises:
-            InvalidRequest: it was not set.
+            InvalidRequest: the parameter was not set.
         """
         if name not in self.sampling:
             raise InvalidRequest(f"{name} is not set")
@@ -74,10 +74,10 @@ class Conversation:
 
 
 def as_params(fields: Mapping[str, Any]) -> SamplingParams:
-    """Returns checked sampling parameters. Token ids are not checked here: only the service knows the vocabulary.
+    """Returns checked sampling parameters. Token ids are not checked, because only the service knows the vocabulary.
 
     Raises:
-        InvalidRequest: a value is of the wrong kind or out of range; names the parameter.
+        InvalidRequest: a value has the wrong type or is out of range; the message names the parameter.
     """
     try:
         params = msgspec.convert(dict(fields), SamplingParams, str_keys=True)
@@ -89,7 +89,7 @@ def as_params(fields: Mapping[str, Any]) -> SamplingParams:
 
 
 def _value(text: str) -> Any:
-    """Returns what a text means as JSON; a text that is none stands for itself."""
+    """Returns the value of a text as JSON, or the text itself if it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

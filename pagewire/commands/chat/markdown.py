@@ -1,4 +1,4 @@
-"""Markdown that is drawn while it is still being written."""
+"""Draws Markdown in the terminal while it arrives."""
 
 import re
 import time
@@ -11,16 +11,16 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 
 INTERVAL = 0.1
-"""Seconds between two drawings of the block that is being written."""
+"""Seconds between two drawings of the unfinished block."""
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
 def split_finished(text: str) -> tuple[str, str]:
-    """Returns the blocks of a Markdown text to which nothing can be added any more, and the open rest.
+    """Returns the finished blocks of a Markdown text and the unfinished rest.
 
-    A block ends at a blank line outside of fenced code, if the next line is not indented: an indented one may belong
-    to the item of a list. `text` begins outside of fenced code.
+    A block ends at a blank line outside fenced code, if the next line is not indented: an indented line may belong to
+    the item of a list. `text` begins outside fenced code.
     """
     fence = ""
     end = position = 0
@@ -30,23 +30,23 @@ def split_finished(text: str) -> tuple[str, str]:
             end = position
         blank = not line.strip()
         position += len(line)
-        if found := _FENCE.match(line):
+        if match := _FENCE.match(line):
             if not fence:
-                fence = found[1]
-            elif found[1].startswith(fence) and not line.strip(" \n`~"):
+                fence = match[1]
+            elif match[1].startswith(fence) and not line.strip(" \n`~"):
                 fence = ""
     return text[:end], text[end:]
 
 
 class MarkdownWriter:
-    """Draws a Markdown text in the terminal as its parts come: `with MarkdownWriter(console) as writer: ...`
+    """Draws a Markdown text in the terminal as its parts arrive: `with MarkdownWriter(console) as writer: ...`
 
-    A finished block is printed once. Only the open block is drawn again and again, so the price of a part does not grow
-    with the text. Of a block that is higher than the terminal the last lines are shown until it is finished.
+    A finished block is printed once. Only the unfinished block is redrawn, so the cost of a part does not grow with the
+    text. Of an unfinished block that is higher than the terminal, only the last lines are shown.
 
     Args:
         console: the terminal.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +62,7 @@ class MarkdownWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Prints what is still open."""
+        """Prints the unfinished block."""
         self._live.update("", refresh=True)
         self._print(self._open)
         self._live.stop()

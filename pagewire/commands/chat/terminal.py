@@ -1,4 +1,4 @@
-"""The chat with somebody at a keyboard: a line editor with a history, and answers that can be stopped."""
+"""The interactive chat: a line editor with a history, and answers that can be stopped."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ LEAVE = "Ctrl-D or /exit leaves"
 
 
 async def talk(conversation: Conversation, settings: Settings) -> int:
-    """Holds the conversation until the user leaves; returns the exit code.
+    """Runs the chat until the user leaves; returns the exit code.
 
     Raises:
         PagewireError: there is no stack, or it cannot be started.
@@ -48,7 +48,7 @@ class Terminal:
         self._editor = _line_editor()
 
     async def run(self) -> None:
-        """Reads and answers until the user leaves. Ctrl-C ends an answer, never the chat."""
+        """Reads input and shows answers until the user leaves. Ctrl-C stops an answer, but not the chat."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._stop_answer)
         models = ", ".join(model.name for model in await self._client.models())
         self._note(f"{models}. /help lists the commands, {LEAVE}.")
@@ -64,7 +64,7 @@ class Terminal:
                 return
 
     async def _react(self, entered: str) -> bool:
-        """Does what the user has asked for; returns whether the chat goes on."""
+        """Runs the user's input; returns whether the chat continues."""
         try:
             match interpret(self._conversation, entered):
                 case Ask(text):
@@ -111,7 +111,7 @@ def _save(file: Path, text: str) -> None:
 
 
 def _line_editor() -> "PromptSession[str]":
-    """Returns the line editor. Enter sends, but for a message whose quotes are still open; Alt-Enter never sends."""
+    """Returns the line editor. Enter sends the message unless its quotes are open; Alt-Enter never sends it."""
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -138,7 +138,7 @@ def _line_editor() -> "PromptSession[str]":
 
 
 def _history() -> History:
-    """Returns what was entered in earlier chats: a file that only its owner may read, where one can be kept."""
+    """Returns the history of earlier chats, in a file that only its owner can read, or else in memory."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pagewire"
     file = folder / "chat_history"
     try:

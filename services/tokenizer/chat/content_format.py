@@ -1,4 +1,4 @@
-"""Finds out which form of message content a chat template is written for, by following its variables."""
+"""Detects the form of message content that a chat template expects, by tracing its variables."""
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ Variables = dict[str, set[_Kind]]
 
 @dataclass(frozen=True, slots=True)
 class ContentFormat:
-    """What a template takes as the content of a message. vLLM calls the first `string` and both others `openai`."""
+    """The forms of message content that a template accepts: vLLM's `openai` if it takes parts, else vLLM's `string`."""
 
     takes_parts: bool
-    """It iterates over content: lists of parts are passed on. Else it is given the text of the parts, joined."""
+    """Whether the template iterates over content and gets lists of parts. Otherwise the texts of parts are joined."""
     takes_text: bool
-    """It takes a text as it is. Else a text becomes a list with one part."""
+    """Whether the template accepts a text. Otherwise a text becomes a list with one part."""
 
 
 def content_format(template: nodes.Template) -> ContentFormat:
-    """What the template does with content, wherever it carries it: into variables, loops and macros.
+    """Returns the content format of a template. Traces content through variables, loops and macros.
 
-    A name counts as one variable in the whole template, as in vLLM's detection, which this extends to macros.
+    A name is treated as one variable in the whole template, as in vLLM's detection, which does not trace macros.
     """
     variables = _variables(template)
     takes_parts = any(_Kind.CONTENT in _kinds(loop.iter, variables) for loop in template.find_all(nodes.For))
     tests = (test for test in template.find_all(nodes.Test) if test.name == "string")
-    asks = any(_Kind.CONTENT in _kinds(test.node, variables) for test in tests)
-    return ContentFormat(takes_parts, takes_text=asks or not takes_parts)
+    tests_for_string = any(_Kind.CONTENT in _kinds(test.node, variables) for test in tests)
+    return ContentFormat(takes_parts, takes_text=tests_for_string or not takes_parts)
 
 
 def _variables(template: nodes.Template) -> Variables:
-    """What each variable of the template may hold."""
+    """Returns the kinds of value that each variable of the template may hold."""
     variables: Variables = {"messages": {_Kind.MESSAGES}}
     while True:
         before = sum(map(len, variables.values()))
@@ -66,7 +66,7 @@ def _assignments(template: nodes.Template, variables: Variables) -> Iterator[tup
 
 
 def _kinds(node: nodes.Node | None, variables: Variables) -> Set[_Kind]:
-    """What an expression may hold."""
+    """Returns the kinds of value that an expression may have."""
     match node:
         case nodes.Name(name=name):
             return variables.get(name, set())

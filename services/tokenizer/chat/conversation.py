@@ -1,22 +1,22 @@
-"""What a request wants to be laid out, checked. Pure."""
+"""Checks the chat fields of a request and returns its conversation. No I/O."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from pagewire.services.tokenizer.chat.layout import Conversation
+from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatMessage, GenerateRequest
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
-"""What `chat_template_kwargs` cannot set: the request has fields for it, or it is not the client's to choose."""
+"""Variables that `chat_template_kwargs` cannot set: the request has fields for them, or clients may not set them."""
 
 
 def conversation_of(request: GenerateRequest, messages: Sequence[ChatMessage]) -> Conversation:
-    """The conversation of a request with `messages`.
+    """Returns the conversation of a request with `messages`.
 
     Raises:
-        InvalidRequest: names the field and what it may be.
+        InvalidRequest: a field is invalid; the message names the field and its valid values.
     """
     if not messages:
         raise InvalidRequest("messages is empty: give at least one")

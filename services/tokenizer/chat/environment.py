@@ -1,4 +1,4 @@
-"""The Jinja that chat templates are written in: what `transformers` gives to a template, and nothing else."""
+"""The Jinja environment of chat templates: the same features as in `transformers`, and no others."""
 
 import json
 from datetime import datetime
@@ -14,12 +14,12 @@ from jinja2.utils import Namespace
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` … `{% endgeneration %}` marks what the assistant says, for training: its body is rendered."""
+    """`{% generation %}` … `{% endgeneration %}`, which marks assistant text for training. Renders the body."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a call of its body."""
+        """Parses the block as a call of its body."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
@@ -31,7 +31,7 @@ class GenerationBlock(Extension):
 class TemplateNamespace(Namespace):
     """`namespace()` without attributes that begin with an underscore, which lead to Python's internals."""
 
-    def __init__(*args: Any, **values: Any) -> None:  # so that a value may be called `self`
+    def __init__(*args: Any, **values: Any) -> None:  # no named parameters, so that a value may be called `self`
         self, *rest = args
         attributes = dict(*rest, **values)
         for name in attributes:
@@ -44,19 +44,19 @@ class TemplateNamespace(Namespace):
 
 
 class TemplateDict:
-    """`dict()` and `dict.fromkeys()` without the type behind them."""
+    """`dict()` and `dict.fromkeys()` without access to the type `dict`."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
-        """A dictionary."""
+        """Returns a dictionary."""
         return dict(*args, **values)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """A dictionary with one value for several keys."""
+        """Returns a dictionary with one value for several keys."""
         return dict.fromkeys(*args)
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """The environment of `transformers.apply_chat_template`: the same syntax, globals and filters."""
+    """Returns an environment with the syntax, globals and filters of `transformers.apply_chat_template`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
     )
@@ -77,7 +77,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter escapes HTML."""
+    """Returns JSON without HTML escapes, unlike Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Renders conversations one after the other in a worker, and replaces a worker that a template has used up."""
+"""Renders conversations one by one in a worker process, and replaces a worker that has ended or hangs."""
 
 import asyncio
 from collections import deque
@@ -7,22 +7,22 @@ from typing import Self
 
 import structlog
 
-from pagewire.services.tokenizer.chat.layout import Conversation
+from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.services.tokenizer.chat.worker import CPU_SECONDS, MEMORY, Answer, Job, Load
 from pagewire.services.tokenizer.chat.worker_process import WorkerDied, WorkerProcess, worker_process
 from pagewire.shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 
 ANSWER_WITHIN = 0.8
-"""Seconds until a worker must have answered, of which it may compute for `CPU_SECONDS`: others use the cores too."""
+"""Timeout of an answer, in seconds: more than `CPU_SECONDS`, because other processes use the cores too."""
 START_WITHIN = 10.0
-"""Seconds until a worker must have compiled the templates: it starts while the whole stack does."""
+"""Timeout of compiling the templates, in seconds: workers start at the same time as all other services."""
 RETRY_AFTER = 1.0
-"""Seconds until the next attempt to start a worker that did not start."""
+"""Seconds between attempts to start a worker."""
 MAX_WAITING = 1024
-"""Conversations that wait."""
+"""Maximum number of waiting conversations."""
 ATTEMPTS = 2
-"""Workers that a conversation may meet their end with, unless it is its template that ends them."""
+"""Attempts to render a conversation when workers are killed from outside."""
 
 _TOO_MUCH = f"the model's chat template takes more than {CPU_SECONDS} s or {MEMORY >> 20} MiB"
 _log = structlog.get_logger()
@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A conversation that is to be rendered."""
+    """A conversation that waits to be rendered."""
 
     job: Job
     answer: "asyncio.Future[Answer]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -41,18 +41,18 @@ class ChatRenderer:
     """`async with ChatRenderer(templates) as renderer: text = await renderer.render(conversation)`.
 
     Attributes:
-        pid: the worker's process; None while none is ready, and always for a model without a template.
+        pid: process id of the worker; None while no worker is ready, and for a model without a template.
     """
 
     def __init__(self, templates: ChatTemplates) -> None:
         self.pid: int | None = None
         self._templates = templates
         self._waiting: deque[_Waiting] = deque()
-        """The first is the one that the worker renders."""
+        """The worker renders the first one."""
         self._changed = asyncio.Event()
-        """Set when a conversation has come, or the worker has ended."""
+        """Set when a conversation is added or the worker has ended."""
         self._broken = ""
-        """Why the templates cannot be used, ever; empty: they can."""
+        """Why the templates can never be used; empty: they can."""
         self._running: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -66,10 +66,10 @@ class ChatRenderer:
             await asyncio.wait({self._running})
 
     async def render(self, conversation: Conversation) -> str:
-        """The text that the model continues, special tokens spelled out.
+        """Returns the text for the model to continue, special tokens included.
 
         Raises:
-            InvalidRequest: the model has no template, or the template does not take this conversation.
+            InvalidRequest: the model has no template, or the template rejects this conversation.
             Overloaded: too many conversations wait.
             Unavailable: no worker can be started.
         """
@@ -89,7 +89,7 @@ class ChatRenderer:
         return answer.text
 
     async def _run(self) -> None:
-        """There is always a worker, until the templates turn out to be unusable."""
+        """Keeps a worker running, unless the templates turn out to be unusable."""
         while not self._broken:
             try:
                 async with worker_process(self._changed.set) as worker:
@@ -106,7 +106,7 @@ class ChatRenderer:
         self._refuse_all(InvalidRequest(self._broken))
 
     async def _load(self, worker: WorkerProcess) -> bool:
-        """Whether the worker has compiled the templates; they are given up if they are at fault themselves."""
+        """Lets the worker compile the templates; returns False and records the reason if they are unusable."""
         try:
             answer = await worker.ask(Load(self._templates.named, self._templates.special), START_WITHIN)
         except WorkerDied as error:
@@ -119,20 +119,20 @@ class ChatRenderer:
         return not self._broken
 
     async def _serve(self, worker: WorkerProcess) -> None:
-        """Renders what waits, until the worker ends or does not answer."""
+        """Renders waiting conversations until the worker ends or does not answer."""
         while worker.alive:
             if not self._waiting:
                 self._changed.clear()
                 await self._changed.wait()
                 continue
             first = self._waiting[0]
-            if not first.answer.done():  # done: its request was given up
+            if not first.answer.done():  # done if the request was cancelled
                 first.attempts += 1
                 try:
                     answer = await worker.ask(first.job, ANSWER_WITHIN)
                 except (TimeoutError, WorkerDied) as error:
                     if first.attempts < ATTEMPTS and isinstance(error, WorkerDied) and not error.by_limit:
-                        return  # somebody has killed it: its successor begins with this conversation
+                        return  # the worker was killed from outside: the next one retries this conversation
                     self._refuse_first(InvalidRequest(f"{_TOO_MUCH} for these messages"))
                     return
                 if not first.answer.done():

@@ -9,36 +9,36 @@ from pagewire.shared.errors import ConfigurationError
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
-"""Names under which a model may have several templates: the second is for requests with tools."""
+"""Names of the templates of a model with several; `tool_use` is for requests with tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplates:
-    """The templates of one model, and what they may say of its tokens."""
+    """The templates of one model, and the special tokens that they may use."""
 
     named: dict[str, str]
-    """Sources by name; empty: the model has none."""
+    """Sources by name; empty: the model has no template."""
     special: dict[str, str]
-    """Special tokens by their names, such as `bos_token`."""
+    """Special tokens by name, such as `bos_token`."""
 
     def choose(self, *, tools: bool) -> str | None:
-        """The name of the template for a request, as `transformers` chooses; None: there is none for it."""
+        """Returns the name of the template for a request, chosen as in `transformers`; None if there is none."""
         if tools and TOOL_USE in self.named:
             return TOOL_USE
         return DEFAULT if DEFAULT in self.named else None
 
 
 def find_chat_template(tokenizer: PreTrainedTokenizerFast, chosen: str = "") -> ChatTemplates:
-    """The templates of a loaded tokenizer, or the one that the setting `chat-template` has chosen instead.
+    """Returns the templates of a loaded tokenizer, or the template of the setting `chat-template` instead.
 
-    `transformers` has read chat_template.jinja, additional_chat_templates and tokenizer_config.json; a tokenizer from
-    another source brings its template as `chat_template` too, a text or texts by name.
+    `transformers` reads them from chat_template.jinja, additional_chat_templates and tokenizer_config.json. A tokenizer
+    from another source has them in `chat_template` too, as a text or as texts by name.
 
     Args:
-        chosen: a file, or the text of a template; empty: the model's own.
+        chosen: a file, or the text of a template; empty: the model's own templates.
 
     Raises:
-        ConfigurationError: `chosen` is neither.
+        ConfigurationError: `chosen` is neither a readable file nor a template.
     """
     own = _read(chosen) if chosen else tokenizer.chat_template or {}
     named = {DEFAULT: own} if isinstance(own, str) else dict(own)
@@ -46,7 +46,7 @@ def find_chat_template(tokenizer: PreTrainedTokenizerFast, chosen: str = "") -> 
 
 
 def _read(chosen: str) -> str:
-    """The text of a template that is given as a file or as it is: then it has braces or line breaks."""
+    """Returns the text of a template from a file, or `chosen` itself if it has braces or line breaks."""
     if any(character in chosen for character in "{}\n"):
         return chosen
     try:

@@ -1,8 +1,8 @@
 """The process in which chat templates run: `python -m pagewire.services.tokenizer.chat.worker PARENT`.
 
-A template is a program of whoever published the model. Here it has a share of memory, half a second of computing time
-and no secrets in its environment; a template that wants more ends this process and nothing else. The parent sends one
-message and waits for its answer before the next: MessagePack behind four bytes of length, on standard input and output.
+A template is untrusted code of the model's publisher. This process has limited memory, half a second of CPU time and no
+secrets in its environment; a template that exceeds a limit only ends this process. The parent sends a message and waits
+for the answer before the next one. Messages are MessagePack after four bytes of length, on standard input and output.
 """
 
 import os
@@ -15,21 +15,21 @@ from typing import TypeVar
 import msgspec
 from jinja2 import TemplateError
 
+from pagewire.services.tokenizer.chat.chat_template import ChatTemplate, Conversation
 from pagewire.services.tokenizer.chat.environment import chat_environment
-from pagewire.services.tokenizer.chat.layout import Conversation, Layout
 from pagewire.shared.process import die_with
 
 CPU_SECONDS = 0.5
-"""Computing time of one conversation, and of the compilation of all templates."""
+"""CPU seconds for one conversation, and for the compilation of all templates."""
 MEMORY = 256 * 1024 * 1024
-"""Bytes of address space, of which the interpreter and Jinja take 30 MB."""
+"""Maximum address space in bytes; the interpreter and Jinja take 30 MB."""
 MAX_TEXT = 32 * 1024 * 1024
-"""Bytes of an answer; the ids of such a text fit into no message of the broker."""
+"""Maximum size of an answer in bytes; the ids of a longer text would not fit into a message of the broker."""
 TOO_MUCH_MEMORY = 70
-"""Exit code of a process whose template wanted more memory than there is."""
+"""Exit code if the template exceeded the memory limit."""
 
 MAX_REASON = 500
-"""Characters of a refusal."""
+"""Maximum characters of a refusal."""
 
 LENGTH_BYTES = 4
 T = TypeVar("T")
@@ -39,13 +39,13 @@ class Load(msgspec.Struct):
     """The first message: the templates to compile."""
 
     templates: dict[str, str]
-    """By name."""
+    """Sources by name."""
     special: dict[str, str]
-    """Special tokens by their names."""
+    """Special tokens by name."""
 
 
 class Job(msgspec.Struct):
-    """Every message after it: a conversation, and the template for it."""
+    """Every later message: a conversation, and the name of its template."""
 
     template: str
     conversation: Conversation
@@ -56,11 +56,11 @@ class Answer(msgspec.Struct):
 
     text: str = ""
     refusal: str = ""
-    """Why there is no text; empty: there is one."""
+    """Why there is no text; empty: `text` is valid."""
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """The bytes of a message."""
+    """Returns the encoded bytes of a message."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
@@ -68,22 +68,22 @@ def frame(message: msgspec.Struct) -> bytes:
 def main(parent: int) -> None:
     """Answers messages until standard input is closed."""
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     load = _receive(Load)
     if load is None:
         return
-    layouts: dict[str, Layout] = {}
+    compiled: dict[str, ChatTemplate] = {}
 
     def compile_all(load: Load) -> str:
         environment = chat_environment()
         for name, source in load.templates.items():
-            layouts[name] = Layout(environment, source, load.special)
+            compiled[name] = ChatTemplate(environment, source, load.special)
         return ""
 
     def render(job: Job) -> str:
-        return layouts[job.template].text(job.conversation)
+        return compiled[job.template].render(job.conversation)
 
     _answer(compile_all, load)
     while (job := _receive(Job)) is not None:
@@ -91,15 +91,15 @@ def main(parent: int) -> None:
 
 
 def _answer(work: Callable[[T], str], message: T) -> None:
-    """Sends the text that `work` makes of a message, or why there is none."""
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # at its end the kernel kills the process
+    """Sends the text that `work` returns for a message, or a refusal."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # when it expires, SIGPROF kills the process
     try:
         data = frame(Answer(work(message)))
         if len(data) > MAX_TEXT:
             raise TemplateError(f"the text has more than {MAX_TEXT} bytes")
     except MemoryError:
         os._exit(TOO_MUCH_MEMORY)
-    except Exception as error:  # noqa: BLE001  # templates raise whatever they like
+    except Exception as error:  # noqa: BLE001  # templates may raise any exception
         data = frame(Answer(refusal=_reason(error)))
     signal.setitimer(signal.ITIMER_PROF, 0)
     sys.stdout.buffer.write(data)
@@ -107,14 +107,14 @@ def _answer(work: Callable[[T], str], message: T) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What a client may know: the template's own words, or Jinja's."""
+    """Returns the reason for clients: the message of the template or of Jinja, and no internals."""
     if isinstance(error, TemplateError) and error.message:
         return error.message[:MAX_REASON].encode(errors="replace").decode()
     return "it is written for others"
 
 
 def _receive(kind: type[T]) -> T | None:
-    """The next message; None at the end."""
+    """Returns the next message, or None at the end of input."""
     length = int.from_bytes(sys.stdin.buffer.read(LENGTH_BYTES), "little")
     data = sys.stdin.buffer.read(length)
     return msgspec.msgpack.decode(data, type=kind) if data else None

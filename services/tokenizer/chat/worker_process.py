@@ -1,4 +1,4 @@
-"""The parent's side of a worker: starts it, asks it, ends it."""
+"""The parent's side of a worker process: starts it, exchanges messages, and kills it."""
 
 import asyncio
 import os
@@ -13,17 +13,17 @@ import msgspec
 from pagewire.services.tokenizer.chat.worker import LENGTH_BYTES, TOO_MUCH_MEMORY, Answer, frame
 
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
-"""All that a worker sees of the environment: the rest has passwords."""
+"""Environment variables that a worker gets: the others may contain passwords."""
 
 _COMMAND = (sys.executable, "-P", "-m", "pagewire.services.tokenizer.chat.worker")
 _answers = msgspec.msgpack.Decoder(Answer)
 
 
 class WorkerDied(Exception):
-    """A worker has ended instead of answering.
+    """A worker ended before it answered.
 
     Attributes:
-        by_limit: a template has wanted too much computing time or memory.
+        by_limit: whether a template exceeded the limit of CPU time or memory.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -35,7 +35,7 @@ class WorkerProcess:
     """A running worker.
 
     Attributes:
-        pid: its process.
+        pid: process id.
     """
 
     def __init__(self, process: Process, ended: "asyncio.Task[int]") -> None:
@@ -45,15 +45,15 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended, as far as is known."""
+        """Whether the process is not known to have ended."""
         return not self._ended.done()
 
     async def ask(self, message: msgspec.Struct, within: float) -> Answer:
-        """The answer to a message.
+        """Sends a message and returns the answer.
 
         Raises:
-            TimeoutError: there is none after `within` seconds: the worker is of no use any more.
-            WorkerDied
+            TimeoutError: there is no answer after `within` seconds; the worker cannot be used any more.
+            WorkerDied: the worker ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -69,10 +69,10 @@ class WorkerProcess:
 
 @asynccontextmanager
 async def worker_process(on_end: Callable[[], None]) -> AsyncIterator[WorkerProcess]:
-    """Starts a worker, which is killed when the block is left. `on_end` is called when it ends by itself.
+    """Starts a worker as a context manager, which kills it at the end. `on_end` is called when the worker ends.
 
     Raises:
-        OSError: the system starts no process.
+        OSError: the process cannot be started.
     """
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     process = await asyncio.create_subprocess_exec(
@@ -88,5 +88,5 @@ async def worker_process(on_end: Callable[[], None]) -> AsyncIterator[WorkerProc
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:
-            await asyncio.wait({ended})  # all the same: it takes no time, and nobody would look after it
+            await asyncio.wait({ended})  # a killed process ends at once, and must be reaped
             raise

@@ -195,7 +195,7 @@ def check_demo(*arguments: str) -> str:
 
 def test_the_demo_shows_a_question_its_answer_and_its_timings() -> None:
     asked = check_demo()
-    served, question = (DEFAULT.name, demo.QUESTION) if DEFAULT.is_here else (BUNDLED, demo.STORY)
+    served, question = (DEFAULT.name, demo.QUESTION) if DEFAULT.is_fetched else (BUNDLED, demo.STORY)
     assert asked == f"{served} is asked: {question}"
 
 

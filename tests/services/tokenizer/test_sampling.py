@@ -23,7 +23,7 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.sampling import COLDEST, Record, record, unpack_record
+from pagewire.shared.sampling import MIN_TEMPERATURE, Record, record, unpack_record
 
 VOCABULARY = 100
 BUILT = {
@@ -186,7 +186,7 @@ def test_each_parameter_is_in_its_column() -> None:
 
 
 def test_a_temperature_that_would_overflow_is_raised() -> None:
-    assert column("temperature", temperature=0.001) == COLDEST
+    assert column("temperature", temperature=0.001) == MIN_TEMPERATURE
     assert column("temperature", temperature=0.7) == 0.7
 
 
@@ -254,7 +254,7 @@ def test_what_passes_is_what_a_device_can_do(params: SamplingParams) -> None:
     seed = draw_seed(params, 0, b"")
     resolved = resolve(params, seed=seed, max_tokens=params.max_tokens or 40, eos=frozenset({3}), vocab_size=VOCABULARY)
     columns: Record = unpack_record(resolved.record)
-    assert columns["temperature"] == 0.0 or COLDEST <= columns["temperature"] <= 2.0
+    assert columns["temperature"] == 0.0 or MIN_TEMPERATURE <= columns["temperature"] <= 2.0
     assert 0 < columns["top_p"] <= 1
     assert 0 <= columns["top_k"] < VOCABULARY
     assert 0 <= columns["min_p"] <= 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.tokenizer.chat.layout import Conversation
+from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.validation import (
     HEADROOM,
     MAX_PROMPTS,

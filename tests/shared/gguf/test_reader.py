@@ -204,7 +204,7 @@ def miscounted(parts: list[Path]) -> Path:
     ("harm", "word"),
     [
         (drop, "there is no file"),
-        (swap, "is not the part that its name says"),
+        (swap, "is not the part that its name states"),
         (second, "not the first of its"),
         (renamed, "does not end in -00001-of-0000"),
         (escaping, "does not end in -00001-of-0000"),

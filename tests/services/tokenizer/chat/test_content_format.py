@@ -2,7 +2,7 @@ import pytest
 
 from pagewire.services.tokenizer.chat.content_format import ContentFormat, content_format
 from pagewire.services.tokenizer.chat.environment import chat_environment
-from tests.services.tokenizer.chat.test_layout import NAMES, TAKE_PARTS, source
+from tests.services.tokenizer.chat.test_chat_template import NAMES, TAKE_PARTS, source
 
 TEXT, PARTS, BOTH = ContentFormat(False, True), ContentFormat(True, False), ContentFormat(True, True)
 

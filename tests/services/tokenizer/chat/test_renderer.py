@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from pagewire.services.tokenizer.chat import renderer as renderer_module
-from pagewire.services.tokenizer.chat.layout import Conversation
+from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.services.tokenizer.chat.worker import MEMORY

@@ -7,9 +7,9 @@ import pytest
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
+from pagewire.services.tokenizer.chat.chat_template import END_MARK, ChatTemplate, Conversation
 from pagewire.services.tokenizer.chat.conversation import conversation_of
 from pagewire.services.tokenizer.chat.environment import chat_environment
-from pagewire.services.tokenizer.chat.layout import END_MARK, Conversation, Layout
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.chat.templates import DEFAULT, ChatTemplates
 from pagewire.shared.errors import InvalidRequest
@@ -89,7 +89,7 @@ def test_there_are_many_templates_and_conversations() -> None:
 
 
 def laid_out(template: str, *messages: dict[str, Any], **fields: Any) -> str:
-    return Layout(chat_environment(), template, SPECIAL).text(Conversation(list(messages), **fields))
+    return ChatTemplate(chat_environment(), template, SPECIAL).render(Conversation(list(messages), **fields))
 
 
 def test_a_template_that_only_iterates_over_content_is_given_a_text_as_a_part() -> None:

@@ -1,4 +1,4 @@
-"""Lays out a conversation with a chat template, as `transformers.apply_chat_template` does. Runs in the worker only."""
+"""Renders a conversation with a chat template, like `transformers.apply_chat_template`. Runs in the worker only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,36 +10,36 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pagewire.services.tokenizer.chat.content_format import content_format
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send the reasoning of an assistant; templates read the first two."""
+"""Fields in which clients send the reasoning of an assistant; templates read the first two."""
 END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE"
-"""Put behind the message that is to be continued, to find its end in the text. Like the mark of `transformers` it comes
-with a blank, which is missing in the text where the template strips messages."""
+"""Appended to the message to continue, to find its end in the rendered text. A space follows, as after the mark of
+`transformers`; it is missing in the text if the template strips messages."""
 
 Message = dict[str, Any]
 
 
 class Conversation(msgspec.Struct):
-    """What is laid out. Its messages are plain data, without fields that are None."""
+    """The input of a template. Messages are plain data, without fields that are None."""
 
     messages: list[Message]
     add_generation_prompt: bool = True
-    """Ends the text where the assistant begins to speak."""
+    """Whether the text ends with the beginning of an assistant message."""
     continue_final_message: bool = False
-    """Ends the text where the last message ends, so that the model goes on with it."""
+    """Whether the text ends at the end of the last message, so that the model continues this message."""
     variables: dict[str, Any] = {}
-    """More that the template may look at, such as `enable_thinking`."""
+    """Further variables of the template, such as `enable_thinking`."""
     tools: list[dict[str, Any]] | None = None
     """Functions that the model may call, as JSON schemas."""
 
 
-class Layout:
+class ChatTemplate:
     """One compiled template."""
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str, special: Mapping[str, str]) -> None:
-        """`special` has the special tokens by their names, such as `bos_token`.
+        """`special`: special tokens by name, such as `bos_token`.
 
         Raises:
-            TemplateError: the source is not a template.
+            TemplateError: the source is not a valid template.
         """
         self._template = environment.from_string(source)
         syntax = environment.parse(source)
@@ -48,12 +48,12 @@ class Layout:
         self._reads_content = "content" in source
         self._special = dict(special)
 
-    def text(self, conversation: Conversation) -> str:
-        """The text that the model continues, special tokens spelled out.
+    def render(self, conversation: Conversation) -> str:
+        """Returns the text for the model to continue, special tokens included.
 
         Raises:
-            TemplateError: the template refuses the conversation, or it cannot be continued.
-            Exception: whatever a template raises for messages that it was not written for.
+            TemplateError: the template rejects the conversation, or the final message cannot be continued.
+            Exception: any other error of a template that was not written for such messages.
         """
         messages = [self._prepared(message) for message in conversation.messages]
         final = _mark_end(messages[-1]) if conversation.continue_final_message else None
@@ -69,7 +69,7 @@ class Layout:
         return text if final is None else _up_to_mark(text, final)
 
     def _prepared(self, message: Message) -> Message:
-        """A message in the form that the template takes."""
+        """Returns a message in the form that the template expects."""
         message = dict(message)
         if message["role"] == "developer" and not self._knows_developer:
             message["role"] = "system"
@@ -87,19 +87,19 @@ class Layout:
 
 
 def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """A tool call whose arguments, JSON in a string as OpenAI has them, are the object that templates expect."""
+    """Returns a tool call with arguments as an object, which templates expect, instead of OpenAI's JSON string."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
         arguments = msgspec.json.decode(function["arguments"] or "{}")
     except msgspec.DecodeError:
-        return call  # what a model has written may be no JSON
+        return call  # a model may have written invalid JSON
     return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _mark_end(message: Message) -> str:
-    """Puts the mark behind the text of a message; returns that text."""
+    """Appends the mark to the text of a message; returns the text without the mark."""
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = f"{content}{END_MARK} "
@@ -115,9 +115,9 @@ def _mark_end(message: Message) -> str:
 
 
 def _up_to_mark(text: str, final: str) -> str:
-    """The text before the mark; where the template strips messages, without the blanks before it."""
+    """Returns the text before the mark, without trailing spaces if the template strips messages."""
     place = text.rfind(END_MARK)
     if place < 0 or final.strip() not in text:
         raise TemplateError("continue_final_message is set, but the template does not show the final message as it is")
-    kept = text[:place]
-    return kept if text.startswith(" ", place + len(END_MARK)) else kept.rstrip()
+    before = text[:place]
+    return before if text.startswith(" ", place + len(END_MARK)) else before.rstrip()
