@@ -11,11 +11,12 @@ import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared import subjects
-from pagewire.shared.bus import nats_store
+from pagewire.shared.bus import Headers, Message, nats_store
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.nats_store import DONE_STREAM, WORK_STREAM
-from pagewire.shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost
 from tests.support.broker import connect_service
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -79,6 +80,63 @@ class TestStreams:
             assert item.data == b"new"
             await bus.store.end_work(item.ack)
             assert await bus.store.get_done("r") is None
+            await bus.close()
+
+    async def test_streams_of_another_release_are_updated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with Broker(port=0) as broker:
+            with monkeypatch.context() as older:
+                older.setitem(nats_store._STREAMS[WORK_STREAM], "max_msgs", 2)
+                bus = await connect_service(broker)
+                await bus.store.put_work("m", b"kept")
+            await bus.store.prepare()
+            for _ in range(3):
+                await bus.store.put_work("m", b"x")
+            assert len(await bus.store.pull_work("m", 10, expires=5)) == 4
+            await bus.close()
+
+    async def test_an_item_whose_answer_is_lost_is_stored_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            request, sent = bus.request, []
+
+            async def lossy(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+                answer = await request(subject, data, timeout=timeout, headers=headers)
+                sent.append(subject)
+                if len(sent) < 3:
+                    raise ConnectionLost("the broker died")
+                return answer
+
+            monkeypatch.setattr(bus, "request", lossy)
+            await bus.store.put_work("m", b"x")
+            assert len(sent) == 3
+            monkeypatch.undo()
+            assert len(await bus.store.pull_work("m", 10, expires=5)) == 1
+            await bus.close()
+
+    async def test_an_item_survives_the_death_of_the_broker_before_its_answer(self, tmp_path: Path) -> None:
+        async with Broker(port=0, store=tmp_path) as broker:
+            bus = await connect_service(broker)
+            os.kill(broker.pid, signal.SIGSTOP)  # the item reaches the socket, and nobody reads it
+            putting = asyncio.create_task(bus.store.put_work("m", b"x"))
+            await until(lambda: not bus.backlog())
+            os.kill(broker.pid, signal.SIGKILL)
+            await broker.wait()
+            await until(lambda: not bus.connected)
+            assert not putting.done()
+            await broker.start()
+            await putting
+            assert [item.data for item in await bus.store.pull_work("m", 10, expires=5)] == [b"x"]
+            await bus.close()
+
+    async def test_without_a_connection_storing_fails_in_bounded_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(nats_store, "PUT_TIMEOUT", 0.1)
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            os.kill(broker.pid, signal.SIGKILL)
+            await until(lambda: not bus.connected)
+            for putting in (bus.store.put_work("m", b"x"), bus.store.put_done("r", b"x")):
+                with pytest.raises(ConnectionLost):
+                    await putting
             await bus.close()
 
     async def test_a_waiting_pull_ends_when_the_bus_closes(self) -> None:
