@@ -10,6 +10,7 @@ from enum import Enum
 import msgspec
 
 from pagewire.services.tokenizer.router import Router
+from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
 from pagewire.shared.errors import (
@@ -54,8 +55,9 @@ class Outcome(Enum):
 class Dispatcher:
     """Dispatches the requests for one model."""
 
-    def __init__(self, bus: Bus, peers: Peers, router: Router, model: str) -> None:
+    def __init__(self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, model: str) -> None:
         """`model` is the model's token in subjects."""
+        self._monitor = monitor
         self._bus = bus
         self._peers = peers
         self._router = router
@@ -102,6 +104,8 @@ class Dispatcher:
         return OpenState(_opened.decode(answer.data).state)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
+        if self._monitor.refusal:
+            return await self._abort(work.detokenizer, work.request_id, _refused(self._monitor.refusal))
         queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
         try:
             await self._bus.store.put_work(queue, encode(work), headers=headers)
@@ -109,8 +113,7 @@ class Dispatcher:
             too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
             return await self._abort(work.detokenizer, work.request_id, too_large)
         except StorageRefused as refusal:
-            full = Unavailable(f"the work queue takes nothing ({refusal.reason}): send it again later", RETRY_AFTER_MS)
-            return await self._abort(work.detokenizer, work.request_id, full)
+            return await self._abort(work.detokenizer, work.request_id, _refused(refusal.reason))
         except BusError:
             unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
             return await self._abort(work.detokenizer, work.request_id, unstored)
@@ -137,3 +140,7 @@ class Dispatcher:
         except TimeoutError:
             pass
         raise error from None
+
+
+def _refused(reason: str) -> Unavailable:
+    return Unavailable(f"the work queue takes nothing now ({reason}): send the request again later", RETRY_AFTER_MS)

@@ -17,6 +17,8 @@ API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
+CHECK = f"{subjects.WORK}.check"
+"""Subject that stores are checked with. No queue has this name, since the names of queues have three tokens."""
 WORK_LIMIT = 100_000
 """Items in all queues; beyond that storing fails, so that the disk does not fill up."""
 CONSUMER_INACTIVE_AFTER = 3600.0
@@ -42,6 +44,7 @@ _STREAMS: dict[str, dict[str, Any]] = {
         "retention": "workqueue",
         "discard": "new",
         "max_msgs": WORK_LIMIT,
+        "allow_rollup_hdrs": True,
         "duplicate_window": int(DUPLICATE_WINDOW * NANOSECONDS),
     },
     DONE_STREAM: {
@@ -128,6 +131,10 @@ class NatsStore:
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
         """See `Store`. The same message id in every attempt makes JetStream store the item once."""
         await self._put(f"{subjects.WORK}.{queue}", data, {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)})
+
+    async def check(self) -> None:
+        """See `Store`. Stores an item in a queue of its own, where it replaces the one before."""
+        await self._publish(CHECK, b"", {"Nats-Rollup": "sub"})
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """See `Store`. The request waits at the server; without a connection it is sent after the reconnection."""

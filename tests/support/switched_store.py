@@ -28,6 +28,10 @@ class SwitchedStore(MemoryStore):
         await self._write()
         await super().put_work(queue, data, headers=headers)
 
+    async def check(self) -> None:
+        """See `Store`."""
+        await self._write()
+
     async def put_done(self, request_id: str, data: bytes) -> None:
         """See `Store`."""
         await self._write()

@@ -3,6 +3,7 @@ import pytest
 from pagewire.services.tokenizer import dispatcher
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.router import Router
+from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -40,7 +41,8 @@ class Scene:
     def __init__(self, broker: MemoryBroker) -> None:
         self.bus = MemoryBus(broker)
         self.peers = Peers(self.bus)
-        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), "m")
+        self.monitor = StoreMonitor(self.bus.store, on_change=lambda: None)
+        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), self.monitor, "m")
         self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
 
     async def start(self, *detokenizers: FakeDetokenizer) -> None:
@@ -175,6 +177,17 @@ async def test_the_client_is_told_why_the_store_refuses(scene: Scene, monkeypatc
     (abort,) = scene.first.aborted
     assert "insufficient resources" in abort.message
     assert "pagewire.work" not in abort.message
+
+
+async def test_a_store_that_is_known_to_refuse_is_not_waited_for(scene: Scene) -> None:
+    await scene.start(scene.first)
+    scene.monitor.refusal = "no answer"
+    assert await scene.dispatch() is Outcome.ABORTED
+    (abort,) = scene.first.aborted
+    assert (abort.error, await scene.stored()) == ("unavailable", [])
+    assert "no answer" in abort.message
+    scene.first.state = OpenState.ATTACHED
+    assert await scene.dispatch() is Outcome.ATTACHED, "a known request needs no store"
 
 
 async def test_an_abort_is_repeated_until_it_arrives(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
