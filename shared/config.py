@@ -11,6 +11,8 @@ import msgspec
 from pagewire.shared.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
+MAX_STORE = 1 << 30
+"""Bytes of JetStream's storage, unless a setting says otherwise."""
 STEP_TOKENS = 512
 """Tokens per step, at first, without `max_num_batched_tokens`."""
 
@@ -73,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """URL of the NATS server; by default an embedded server is started."""
     nats_port: Port = 4222
     """Port of the embedded NATS server; any free port when it is taken or 0."""
+    nats_max_store: Annotated[int, msgspec.Meta(ge=16 << 20)] = MAX_STORE
+    """Bytes on the broker's disk for waiting requests and for the records of ended ones; by default 1 GiB."""
     nats_user: str = ""
     """NATS user of the services."""
     nats_password: str = ""

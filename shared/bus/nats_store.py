@@ -35,6 +35,10 @@ MESSAGE_ID = "Nats-Msg-Id"
 """Header by which JetStream recognises a message that is sent again."""
 NAME_IN_USE = 10058
 """Error code: there is a stream of that name with another configuration."""
+NOT_FOUND = 10059
+"""Error code: there is no stream of that name."""
+NO_ROOM = 10047
+"""Error code: the storage that streams reserve exceeds that of the server."""
 
 NANOSECONDS = 1_000_000_000
 
@@ -55,6 +59,12 @@ _STREAMS: dict[str, dict[str, Any]] = {
     },
     TERM_STREAM: {"subjects": [subjects.TERM], "max_msgs": 1},
 }
+
+_SHARES = {WORK_STREAM: 1 / 2, DONE_STREAM: 3 / 8, TERM_STREAM: 1 / 64}
+"""Share of the storage that each stream may take. The rest is JetStream's own, so that no stream hinders another.
+
+A full queue refuses work; the records of ended requests replace the oldest ones.
+"""
 
 
 class _Error(msgspec.Struct):
@@ -107,7 +117,9 @@ class Connection(Bus, Protocol):
 class NatsStore:
     """The `Store` of one connection. All connections with the rights of a service share the same data."""
 
-    def __init__(self, bus: Connection, requests: Requests) -> None:
+    def __init__(self, bus: Connection, requests: Requests, max_store: int) -> None:
+        """`max_store` is the number of bytes that all streams may take together."""
+        self._max_store = max_store
         self._bus = bus
         self._requests = requests
         self._consumers: set[str] = set()
@@ -121,12 +133,16 @@ class NatsStore:
             BusUnavailable, RequestTimeout, NotPermitted
         """
         for name, limits in _STREAMS.items():
-            config = {"name": name, "storage": "file", **limits}
+            max_bytes = int(self._max_store * _SHARES[name])
+            config = {"name": name, "storage": "file", "max_bytes": max_bytes, **limits}
             error = await self._call(f"STREAM.CREATE.{name}", config)
-            if error is not None and error.err_code == NAME_IN_USE:
-                error = await self._call(f"STREAM.UPDATE.{name}", config)
+            # The server looks for room before it looks whether the stream is there.
+            if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
+                refusal = await self._call(f"STREAM.UPDATE.{name}", config)
+                error = error if refusal is not None and refusal.err_code == NOT_FOUND else refusal
             if error is not None:
-                raise ConfigurationError(f"JetStream refuses the stream {name}: {error.description}")
+                hint = ": lower --nats-max-store" if error.err_code == NO_ROOM else ""
+                raise ConfigurationError(f"JetStream refuses the stream {name}: {error.description}{hint}")
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
         """See `Store`. The same message id in every attempt makes JetStream store the item once."""
