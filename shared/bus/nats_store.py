@@ -17,8 +17,12 @@ API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
-CHECK = f"{subjects.WORK}.check"
-"""Subject that stores are checked with. No queue has this name, since the names of queues have three tokens."""
+CHECK_WORK = f"{subjects.WORK}.check"
+"""Subject of a check. No queue has this name, since the names of queues have three tokens."""
+CHECK_DONE = f"{subjects.DONE}.$check"
+"""Subject of a check. No request has this id, since ids have no `$`."""
+CHECK_SIZE = 4096
+"""Bytes of a check: a block of most disks, so that it does not fit into the rest of the last one."""
 WORK_LIMIT = 100_000
 """Items in all queues; beyond that storing fails, so that the disk does not fill up."""
 CONSUMER_INACTIVE_AFTER = 3600.0
@@ -149,8 +153,9 @@ class NatsStore:
         await self._put(f"{subjects.WORK}.{queue}", data, {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)})
 
     async def check(self) -> None:
-        """See `Store`. Stores an item in a queue of its own, where it replaces the one before."""
-        await self._publish(CHECK, b"", {"Nats-Rollup": "sub"})
+        """See `Store`. Stores an item and a record that nobody reads and that replace those of the check before."""
+        await self._publish(CHECK_WORK, bytes(CHECK_SIZE), {"Nats-Rollup": "sub"})
+        await self._publish(CHECK_DONE, bytes(CHECK_SIZE))
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """See `Store`. The request waits at the server; without a connection it is sent after the reconnection."""

@@ -66,7 +66,7 @@ class Store(Protocol):
         """
 
     async def check(self) -> None:
-        """Returns if an item could be stored now; nobody gets an item from it. Raises what `put_work` raises."""
+        """Returns if items and records can be stored now. Raises what `put_work` raises."""
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """Returns up to `count` items, waiting up to `expires` seconds for the first; empty when none arrived."""

@@ -90,8 +90,9 @@ class TestStreams:
             bus = await connect_service(broker)
             for _ in range(3):
                 await bus.store.check()
-            reply = await bus.request(f"$JS.API.STREAM.INFO.{WORK_STREAM}", b"", timeout=30)
-            assert msgspec.json.decode(reply.data)["state"]["messages"] == 1
+            for name in (WORK_STREAM, DONE_STREAM):
+                reply = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=30)
+                assert msgspec.json.decode(reply.data)["state"]["messages"] == 1
             assert await bus.store.nonempty_queues("m") == []
             await bus.close()
 
