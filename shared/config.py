@@ -12,6 +12,8 @@ from pagewire.shared.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "PAGEWIRE_"
 DEFAULT_NATS_PORT = 4222
+MAX_STORE = 1 << 30
+"""Bytes of JetStream's storage, unless a setting says otherwise."""
 STEP_TOKENS = 512
 """Tokens per step, at first, without `max_num_batched_tokens`."""
 
@@ -74,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """URL of the NATS server; by default an embedded server is started."""
     nats_port: Port | None = None
     """Port of the embedded NATS server; by default 4222, or any free port if that is taken; 0: any free port."""
+    nats_max_store: Annotated[int, msgspec.Meta(ge=16 << 20)] = MAX_STORE
+    """Bytes on the broker's disk for waiting requests and for the records of ended ones; by default 1 GiB."""
     nats_user: str = ""
     """NATS user of the services."""
     nats_password: str = ""

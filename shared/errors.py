@@ -49,6 +49,18 @@ class ConnectionLost(BusUnavailable):
     """There is no connection, or it was lost before the reply: whether the request arrived is unknown."""
 
 
+class StorageRefused(BusUnavailable):
+    """The store takes nothing now: its disk or one of its limits is full, or the broker's JetStream is gone.
+
+    Attributes:
+        reason: what the broker says.
+    """
+
+    def __init__(self, subject: str, reason: str) -> None:
+        super().__init__(f"JetStream did not store {subject}: {reason}")
+        self.reason = reason
+
+
 class NotPermitted(BusError):
     """The broker forbids this user to publish or subscribe to a subject."""
 

@@ -133,6 +133,7 @@ async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bu
                 password=settings.nats_password,
                 inbox_prefix=prefix,
                 connect_timeout=1.0,
+                max_store=settings.nats_max_store,
             )
         except BusUnavailable as error:
             _log.warning("broker_unreachable", url=url, reason=str(error), retry_in=delay)

@@ -10,6 +10,7 @@ from pagewire.shared import flags
 from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
 from pagewire.shared.discovery import Stats, ask
+from pagewire.shared.messages.heartbeat import STORE_REFUSES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,8 @@ async def _status(settings: Settings, service: str | None) -> int:
         for name, count in wanted.items()
         if ready[f"pagewire-{name}"] < count
     ]
+    if any(stats.metadata.get(f"load.{STORE_REFUSES}") == "1" for stats in found):
+        print("the store takes no work: look at the disk and the limits of the NATS server")
     if missing:
         print(f"not ready: {', '.join(missing)}")
     return 1 if missing else 0

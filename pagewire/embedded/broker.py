@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import structlog
 
-from pagewire.shared.config import DEFAULT_NATS_PORT
+from pagewire.shared.config import DEFAULT_NATS_PORT, MAX_STORE
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.process import die_with, use_batch_scheduling
 
@@ -33,6 +33,8 @@ STOP_TIMEOUT = 5.0
 CORES_PER_THREAD = 4
 """Cores of the machine per Go thread of the server: most cores are left to the services. On two cores, a second thread
 would mostly wake the first."""
+ROOM = 4 << 20
+"""Bytes that must fit on the disk before a server whose disk was full is restarted."""
 SERVICE_USER = "service"
 CLIENT_USER = "client"
 
@@ -60,12 +62,20 @@ class Broker:
         user, password: the credentials of the services.
     """
 
-    def __init__(self, *, port: int | None = None, store: Path | None = None, api_key: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        store: Path | None = None,
+        api_key: str = "",
+        max_store: int = MAX_STORE,
+    ) -> None:
         """Does not start the server yet.
 
         Args:
             port: port to listen on; None: 4222, or a free port if that is in use; 0: a free port.
             store: folder of JetStream's data; by default a temporary folder that `stop` removes.
+            max_store: bytes of JetStream's data at most.
             api_key: password of the NATS user `client`; empty: every connection without credentials is that user.
         """
         self.port = DEFAULT_NATS_PORT if port is None else port
@@ -74,6 +84,8 @@ class Broker:
         self.password = secrets.token_urlsafe(24)
         self._store = store
         self._api_key = api_key
+        self._max_store = max_store
+        self._write_failed = asyncio.Event()
         self._folder: Path | None = None
         self._bound = False
         self._process: asyncio.subprocess.Process | None = None
@@ -121,6 +133,25 @@ class Broker:
         assert self._process is not None, "the broker was not started"
         return await self._process.wait()
 
+    async def wait_broken(self) -> None:
+        """Waits until JetStream cannot write to its disk. From then on it stores nothing until it is restarted."""
+        await self._write_failed.wait()
+
+    def has_room(self) -> bool:
+        """Returns whether the disk of the store takes a few megabytes. Blocks while it writes them."""
+        assert self._folder is not None, "the broker was not started"
+        try:
+            with tempfile.TemporaryFile(dir=self._store or self._folder) as file:
+                file.write(bytes(ROOM))
+                file.flush()
+        except OSError:
+            return False
+        return True
+
+    def terminate(self) -> None:
+        """Tells the server to end, as before a restart."""
+        self._signal(signal.SIGTERM)
+
     async def stop(self) -> None:
         """Ends the server and removes its temporary folder. May be called twice."""
         await self._end()
@@ -147,12 +178,12 @@ class Broker:
     async def _launch(self, port: int) -> None:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="pagewire-nats-"))
-        config = self._folder / "nats.conf"
-        _write_private(config, self._configuration(port, self._store or self._folder / "store"))
+        file = self._folder / "nats.conf"
+        _write_private(file, self._configuration(port, self._store or self._folder / "store"))
         self._process = await asyncio.create_subprocess_exec(
             find_server(),
             "--config",
-            config,
+            file,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             env=_environment(),
@@ -161,7 +192,8 @@ class Broker:
         )
         assert self._process.stderr is not None
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.create_task(_follow_log(self._process.stderr, ready))
+        self._write_failed.clear()
+        self._reading = asyncio.create_task(_follow_log(self._process.stderr, ready, self._write_failed))
         try:
             async with asyncio.timeout(START_TIMEOUT):
                 self.port = await ready
@@ -203,7 +235,7 @@ class Broker:
             "host": HOST,
             "port": port or -1,
             "server_name": "pagewire",
-            "jetstream": {"store_dir": str(store)},
+            "jetstream": {"store_dir": str(store), "max_file_store": self._max_store},
             "max_payload": MAX_PAYLOAD,
             "max_pending": MAX_PENDING,
             "ping_interval": "20s",
@@ -244,8 +276,11 @@ def _write_private(path: Path, configuration: dict[str, Any]) -> None:
         json.dump(configuration, file, ensure_ascii=False)
 
 
-async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int]) -> None:
-    """Logs the server's lines until it ends; sets `ready` to the port once the server is ready."""
+async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int], write_failed: asyncio.Event) -> None:
+    """Logs the server's lines until it ends.
+
+    Sets `ready` to the port once the server is ready, and `write_failed` when JetStream cannot write to its disk.
+    """
     port, last = 0, "it has printed nothing"
     async for raw in lines:
         line = raw.decode(errors="replace").rstrip()
@@ -253,6 +288,8 @@ async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int]) -
         level, text = (match["level"], match["text"]) if match else ("INF", line)
         severe = level in {"ERR", "FTL"}
         (log.warning if severe else log.debug)("nats_server", message=text)
+        if "critical write error" in text.lower():
+            write_failed.set()
         if listening := _LISTENING.search(text):
             port = int(listening[1])
         if text == "Server is ready" and not ready.done():

@@ -28,6 +28,8 @@ REPLICATED = ("executor", "scheduler")
 GATEWAY = "gateway"
 START_TIMEOUT = 300.0
 """Seconds until all services must be ready; loading a large model takes long."""
+ROOM_CHECK_INTERVAL = 0.5
+"""Seconds between two looks whether a full disk has room again."""
 BROKER_RETRY_DELAY = 0.2
 """Seconds between two attempts to restart the broker."""
 
@@ -67,7 +69,9 @@ class Stack:
         settings = await choose_model(self._settings)
         try:
             if not settings.nats_url:
-                self._broker = Broker(port=settings.nats_port, api_key=settings.api_key)
+                self._broker = Broker(
+                    port=settings.nats_port, api_key=settings.api_key, max_store=settings.nats_max_store
+                )
                 await self._broker.start()
                 settings = msgspec.structs.replace(
                     settings,
@@ -139,6 +143,7 @@ class Stack:
                 group.create_task(watchdog.run())
                 if self._broker is not None:
                     group.create_task(_keep_running(self._broker))
+                    group.create_task(_end_broken(self._broker))
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
@@ -227,3 +232,18 @@ async def _keep_running(broker: Broker) -> None:
         except BusUnavailable as error:
             _log.warning("broker_not_started", reason=str(error), retry_in=BROKER_RETRY_DELAY)
             await asyncio.sleep(BROKER_RETRY_DELAY)
+
+
+async def _end_broken(broker: Broker) -> None:
+    """Ends the broker when its disk was full and has room again. JetStream would store nothing without a restart."""
+    while True:
+        await broker.wait_broken()
+        _log.error("broker_disk_full")
+        while True:
+            await asyncio.sleep(ROOM_CHECK_INTERVAL)
+            if await asyncio.to_thread(broker.has_room):
+                break
+        _log.warning("broker_disk_has_room")
+        broker.terminate()
+        await broker.wait()
+        await asyncio.sleep(BROKER_RETRY_DELAY)  # the restart clears the failure

@@ -6,17 +6,16 @@ import structlog
 from opentelemetry.trace import format_trace_id
 
 from pagewire.services.detokenizer.frame_sender import FrameSender
+from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.stream import Stream, StreamState
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import BusError, MessageTooLarge, NoResponders
+from pagewire.shared.errors import BusError, NoResponders
 from pagewire.shared.messages import encode, pack
 from pagewire.shared.messages.abort import AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach
 
-STORE_RETRY_INTERVAL = 0.5
-"""Seconds between two attempts to store a record."""
 DELIVERY_TIMEOUT = 10.0
 """Seconds that slow subscribers delay the end of the work item. Their frames are sent after that too."""
 ABORT_TIMEOUT = 1.0
@@ -30,11 +29,15 @@ class Finalizer:
     """Stores a stream's record, sends its last frames, then ends its work item.
 
     In this order a crash at any point does no harm: another detokenizer finds either the work item, with or without the
-    record, or nothing left to do.
+    record, or nothing left to do. A store that is full or gone delays the last frame by at most
+    `record_writer.WRITE_TIMEOUT`: the ended stream is in memory then, and its record is written later.
     """
 
-    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup, registry: Registry, sender: FrameSender) -> None:
+    def __init__(
+        self, bus: Bus, tasks: asyncio.TaskGroup, registry: Registry, sender: FrameSender, records: RecordWriter
+    ) -> None:
         self._bus = bus
+        self._records = records
         self._tasks = tasks
         self._registry = registry
         self._sender = sender
@@ -50,9 +53,12 @@ class Finalizer:
         task.add_done_callback(self._running.discard)
 
     async def drain(self, timeout: float) -> None:
-        """Waits until the streams taken over so far are finalized, at most `timeout` seconds."""
+        """Waits until the streams taken over so far are finalized and recorded, at most `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
         if self._running:
             await asyncio.wait(self._running, timeout=timeout)
+        await self._records.drain(max(0.0, deadline - loop.time()))
 
     def end_work(self, ack: str) -> None:
         """Ends another work item of a request that has ended."""
@@ -63,7 +69,7 @@ class Finalizer:
         self._tasks.create_task(self._return_work(ack))
 
     async def _finalize(self, stream: Stream) -> None:
-        await self._store(stream)
+        await self._records.write(stream.request_id, encode(stream.record()))
         stream.state = StreamState.ENDED
         self._registry.move_to_ended(stream)
         _report(stream)
@@ -78,21 +84,6 @@ class Finalizer:
         # This follows the frames on the same connection, so the broker's answer confirms that it has the frames too.
         if stream.attachment is not None:
             await self._end_work(stream.attachment.ack)
-
-    async def _store(self, stream: Stream) -> None:
-        record = encode(stream.record())
-        while True:
-            try:
-                await self._bus.store.put_done(stream.request_id, record)
-            except MessageTooLarge as error:
-                _log.error("record_too_large", request_id=stream.request_id, reason=str(error))
-                return
-            except BusError as error:
-                retry_in = STORE_RETRY_INTERVAL
-                _log.warning("record_not_stored", request_id=stream.request_id, reason=str(error), retry_in=retry_in)
-                await asyncio.sleep(retry_in)
-            else:
-                return
 
     async def _end_work(self, ack: str) -> None:
         try:

@@ -106,10 +106,10 @@ class ServiceHandlers:
     async def _open(self, message: Message, request: OpenStream) -> None:
         try:
             state = await self._streams.open(request, self._vocabulary, message.headers)
-        except BusError as error:  # without an answer, the tokenizer tells its client to try again
+        except BusError as error:
             _log.warning("stream_not_opened", request_id=request.request_id, reason=str(error))
-        else:
-            self._answer(message, Opened(state))
+            state = OpenState.UNAVAILABLE
+        self._answer(message, Opened(state))
 
     def _on_attach(self, message: Message) -> None:
         attach = _attach.read(message)

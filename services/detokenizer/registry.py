@@ -5,15 +5,22 @@ from collections.abc import Iterable
 
 from pagewire.services.detokenizer.stream import Stream, StreamState, restore
 from pagewire.shared.bus import Store
+from pagewire.shared.bus.protocol import DONE_AGE
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.done import Done
 
 MAX_OPEN = 8192
 """Streams that may be open at once."""
-MAX_ENDED = 4096
-"""Ended streams that are kept in memory; their records remain."""
-KEEP_ENDED = 35.0
-"""Seconds for which an ended stream is kept in memory."""
+MAX_ENDED = 8192
+"""Ended streams that are kept in memory; the records of others remain in the store."""
+MAX_ENDED_BYTES = 64 << 20
+"""Estimated size of the ended streams that are kept in memory."""
+KEEP_ENDED = DONE_AGE
+"""Seconds for which an ended stream is kept in memory: as long as its record, which a full store may not have."""
+STREAM_BYTES = 2048
+"""Estimated size of a stream without tokens."""
+TOKEN_BYTES = 128
+"""Estimated size of a token and its text."""
 
 _done = Decoder(Done)
 
@@ -25,6 +32,7 @@ class Registry:
         self._store = store
         self._open: dict[str, Stream] = {}
         self._ended: dict[str, Stream] = {}
+        self._ended_bytes = 0
 
     @property
     def open(self) -> Iterable[Stream]:
@@ -73,11 +81,22 @@ class Registry:
         self._keep(stream)
 
     def _keep(self, stream: Stream) -> None:
-        if len(self._ended) >= MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
+        if stream.request_id in self._ended:
+            self._remove_ended(stream.request_id)
         self._ended[stream.request_id] = stream
+        self._ended_bytes += _size(stream)
+        while len(self._ended) > MAX_ENDED or (self._ended_bytes > MAX_ENDED_BYTES and len(self._ended) > 1):
+            self._remove_ended(next(iter(self._ended)))
         asyncio.get_running_loop().call_later(KEEP_ENDED, self._forget, stream)
 
     def _forget(self, stream: Stream) -> None:
         if self._ended.get(stream.request_id) is stream:
-            del self._ended[stream.request_id]
+            self._remove_ended(stream.request_id)
+
+    def _remove_ended(self, request_id: str) -> None:
+        self._ended_bytes -= _size(self._ended.pop(request_id))
+
+
+def _size(stream: Stream) -> int:
+    """Estimates the bytes that an ended stream takes."""
+    return STREAM_BYTES + TOKEN_BYTES * stream.tokens

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
 from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
 from pagewire.services.detokenizer.handlers import BoundedTaskGroup, ClientHandlers, ServiceHandlers
+from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.streams import Streams
@@ -40,7 +41,8 @@ class Detokenizer:
         self._registry = Registry(bus.store)
         self._sender = FrameSender(bus)
         self._monitor = DisconnectMonitor(bus)
-        self._finalizer = Finalizer(bus, self._tasks, self._registry, self._sender)
+        self._records = RecordWriter(bus, self._tasks)
+        self._finalizer = Finalizer(bus, self._tasks, self._registry, self._sender, self._records)
         notifier = AbortNotifier(bus, self._tasks)
         self._streams = Streams(
             context.instance, self._registry, self._sender, self._monitor, notifier, self._finalizer
@@ -57,6 +59,9 @@ class Detokenizer:
             "frames": self._sender.frames,
             "tokens": self._streams.tokens,
             "dropped_replies": self._replier.dropped,
+            "records_failed": self._records.failed,
+            "records_lost": self._records.lost,
+            "records_waiting": self._records.waiting,
         }
         return Heartbeat("detokenizer", self._context.instance, self._ready, term, 0, step, load, reads)
 

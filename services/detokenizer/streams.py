@@ -57,6 +57,8 @@ class Streams:
     async def open(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers) -> OpenState:
         """Opens a stream, or adds a subscriber to the stream of the same request id.
 
+        A request that ended with `Unavailable` starts again.
+
         Raises:
             BusError: it cannot be determined whether the id is new.
         """
@@ -64,7 +66,7 @@ class Streams:
             stream = self._registry.find(request.request_id)
         else:
             stream = await self._registry.recall(request.request_id)
-        if stream is not None:
+        if stream is not None and not _may_start_again(stream):
             return self._join(stream, request)
         if self._registry.full:
             return OpenState.FULL
@@ -243,6 +245,11 @@ class Streams:
         if stream.attachment is not None:
             self._sequences.unbind(stream, stream.attachment)
         self._finalizer.start(stream)
+
+
+def _may_start_again(stream: Stream) -> bool:
+    """Returns whether a stream ended because a service was missing: its client is told to send the request again."""
+    return stream.state is StreamState.ENDED and isinstance(stream.error, Unavailable)
 
 
 def _attached(stream: Stream, state: AttachState) -> Attached:

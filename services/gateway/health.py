@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from pagewire.shared.bus import Bus
+from pagewire.shared.messages.heartbeat import STORE_REFUSES
 from pagewire.shared.peers import Peers
 
 REQUIRED = ("tokenizer", "detokenizer", "scheduler")
@@ -31,6 +32,8 @@ class Health:
             alive = self._peers.alive(service)
             if not alive:
                 return f"no {service} is running"
+            if all(beat.load.get(STORE_REFUSES) for beat in alive):
+                return "the store takes no work: look at the disk and the limits of the NATS server"
             if not any(beat.ready for beat in alive):
                 return f"no {service} is ready"
         return ""

@@ -4,11 +4,13 @@ In this order the client always gets an answer: once the queue has acknowledged 
 the detokenizer that sends the frames is already there.
 """
 
+import asyncio
 from enum import Enum
 
 import msgspec
 
 from pagewire.services.tokenizer.router import Router
+from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
 from pagewire.shared.errors import (
@@ -19,6 +21,7 @@ from pagewire.shared.errors import (
     Overloaded,
     PayloadTooLarge,
     RequestError,
+    StorageRefused,
     Unavailable,
 )
 from pagewire.shared.messages import Decoder, encode
@@ -29,6 +32,10 @@ from pagewire.shared.placement import rank
 
 ANSWER_TIMEOUT = 2.0
 """Seconds that a detokenizer has to answer: the time after which a silent service counts as gone."""
+ABORT_TIMEOUT = 6.0
+"""Seconds in which a detokenizer must answer an abort, across reconnections."""
+ABORT_INTERVAL = 0.5
+"""Seconds between two attempts to abort."""
 RETRY_AFTER_MS = 1000
 
 _opened = Decoder(Opened)
@@ -48,8 +55,9 @@ class Outcome(Enum):
 class Dispatcher:
     """Dispatches the requests for one model."""
 
-    def __init__(self, bus: Bus, peers: Peers, router: Router, model: str) -> None:
+    def __init__(self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, model: str) -> None:
         """`model` is the model's token in subjects."""
+        self._monitor = monitor
         self._bus = bus
         self._peers = peers
         self._router = router
@@ -84,6 +92,8 @@ class Dispatcher:
                 case OpenState.FULL:
                     retry = self._router.retry_after_ms()
                     raise Overloaded("too many streams are open: send the request again later", retry)
+                case OpenState.UNAVAILABLE:
+                    raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
                 case OpenState.OPENED:
                     return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
@@ -94,23 +104,43 @@ class Dispatcher:
         return OpenState(_opened.decode(answer.data).state)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
+        if self._monitor.refusal:
+            return await self._abort(work.detokenizer, work.request_id, _refused(self._monitor.refusal))
         queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
         try:
             await self._bus.store.put_work(queue, encode(work), headers=headers)
         except MessageTooLarge:
             too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
             return await self._abort(work.detokenizer, work.request_id, too_large)
+        except StorageRefused as refusal:
+            return await self._abort(work.detokenizer, work.request_id, _refused(refusal.reason))
         except BusError:
             unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
             return await self._abort(work.detokenizer, work.request_id, unstored)
         return Outcome.STORED
 
     async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:
-        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer."""
+        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer.
+
+        The abort is repeated: without it, the client of a stream without work would wait until its deadline.
+        """
         subject = f"{subjects.DETOKENIZER}.{instance}.abort"
-        abort = AbortStream(request_id, error.kind, error.message)
+        abort = encode(AbortStream(request_id, error.kind, error.message))
         try:
-            await self._bus.request(subject, encode(abort), timeout=ANSWER_TIMEOUT)
-        except BusError:
-            raise error from None
-        return Outcome.ABORTED
+            async with asyncio.timeout(ABORT_TIMEOUT):
+                while True:
+                    try:
+                        await self._bus.request(subject, abort, timeout=ANSWER_TIMEOUT)
+                    except NoResponders:
+                        break
+                    except BusError:
+                        await asyncio.sleep(ABORT_INTERVAL)
+                    else:
+                        return Outcome.ABORTED
+        except TimeoutError:
+            pass
+        raise error from None
+
+
+def _refused(reason: str) -> Unavailable:
+    return Unavailable(f"the work queue takes nothing now ({reason}): send the request again later", RETRY_AFTER_MS)

@@ -12,6 +12,7 @@ from pagewire.services.tokenizer.input_processor import InputProcessor
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.router import Router
+from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, Subscription
 from pagewire.shared.client_requests import decode_request, encoding_of
@@ -35,6 +36,7 @@ class Handlers:
         context: Context,
         peers: Peers,
         router: Router,
+        monitor: StoreMonitor,
         model: Model,
         renderer: ChatRenderer,
         tasks: RequestTasks,
@@ -45,7 +47,7 @@ class Handlers:
         self._model = model
         self._tasks = tasks
         self._replier = Replier(bus)
-        dispatcher = Dispatcher(bus, peers, router, model.token)
+        dispatcher = Dispatcher(bus, peers, router, monitor, model.token)
         self._processor = InputProcessor(
             model, renderer, dispatcher, self._replier, bus.max_payload, context.settings.seed
         )

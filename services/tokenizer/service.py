@@ -9,8 +9,9 @@ from pagewire.services.tokenizer.handlers import Handlers
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.router import Router
+from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared.context import Context
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import STORE_REFUSES, Heartbeat
 from pagewire.shared.peers import Peers
 
 DRAIN_TIMEOUT = 5.0
@@ -25,15 +26,16 @@ class Tokenizer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._tasks = RequestTasks()
-        self._peers = Peers(context.bus, on_change=self._on_peer)
+        self._peers = Peers(context.bus, on_change=self._announce_change)
+        self._monitor = StoreMonitor(context.bus.store, on_change=self._announce_change)
         self._handlers: Handlers | None = None
         """Set while requests are taken."""
         self._announced = False
         """Whether the last heartbeat said that it is ready."""
 
     def heartbeat(self) -> Heartbeat:
-        """Returns the state; ready while the model is loaded and a detokenizer is ready to open streams."""
-        load: dict[str, float] = {"in_flight": len(self._tasks)}
+        """Returns the state; ready while a detokenizer is ready to open streams and the store takes work."""
+        load: dict[str, float] = {"in_flight": len(self._tasks), STORE_REFUSES: float(bool(self._monitor.refusal))}
         if self._handlers is not None:
             load |= self._handlers.load
         self._announced = self._ready()
@@ -51,7 +53,7 @@ class Tokenizer:
 
     async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
         router = Router(self._context.bus, model.token)
-        handlers = Handlers(self._context, self._peers, router, model, renderer, self._tasks)
+        handlers = Handlers(self._context, self._peers, router, self._monitor, model, renderer, self._tasks)
         await self._peers.listen("detokenizer")
         await router.listen()
         subscriptions = await handlers.subscribe()
@@ -59,7 +61,7 @@ class Tokenizer:
         self._context.announce()
         _log.info("serving", model=model.name, revision=model.revision, max_model_len=model.max_model_len)
         try:
-            await asyncio.get_running_loop().create_future()
+            await self._monitor.run()
         finally:
             self._handlers = None
             self._context.announce()
@@ -69,9 +71,10 @@ class Tokenizer:
             model.encoder.close()
 
     def _ready(self) -> bool:
-        return self._handlers is not None and any(beat.ready for beat in self._peers.alive("detokenizer"))
+        opens = any(beat.ready for beat in self._peers.alive("detokenizer"))
+        return self._handlers is not None and opens and not self._monitor.refusal
 
-    def _on_peer(self) -> None:
-        """Announces at once when a detokenizer that comes or goes changes whether this tokenizer is ready."""
+    def _announce_change(self) -> None:
+        """Announces at once when a detokenizer or the store has changed whether this tokenizer is ready."""
         if self._ready() != self._announced:
             self._context.announce()

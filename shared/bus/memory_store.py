@@ -70,6 +70,9 @@ class MemoryStore:
         self._entries[str(entry.sequence)] = entry
         self._queue(queue).add(entry)
 
+    async def check(self) -> None:
+        """See `Store`."""
+
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """See `Store`."""
         try:

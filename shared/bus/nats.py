@@ -14,6 +14,7 @@ from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, add
 from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.bus.protocol import Handler, Headers, Message
 from pagewire.shared.bus.requests import Requests
+from pagewire.shared.config import MAX_STORE
 from pagewire.shared.errors import (
     BusError,
     BusUnavailable,
@@ -42,8 +43,11 @@ async def connect(
     password: str = "",
     inbox_prefix: str = subjects.SERVICE_INBOX,
     connect_timeout: float = 5.0,
+    max_store: int = MAX_STORE,
 ) -> "NatsBus":
     """Connects to the server at `url`; with the inbox prefix of services it creates the streams of the store as well.
+
+    `max_store` is the number of bytes that the streams may take together.
 
     Raises:
         BusUnavailable: no server answered within `connect_timeout` seconds.
@@ -51,7 +55,7 @@ async def connect(
             JetStream.
     """
     address_of(url)
-    bus = NatsBus(inbox_prefix)
+    bus = NatsBus(inbox_prefix, max_store)
     try:
         await bus.open(url, name, user, password, connect_timeout)
         if inbox_prefix == subjects.SERVICE_INBOX:
@@ -77,11 +81,11 @@ class NatsSubscription:
 class NatsBus:
     """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it."""
 
-    def __init__(self, inbox_prefix: str) -> None:
+    def __init__(self, inbox_prefix: str, max_store: int) -> None:
         self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
-        self._store = NatsStore(self, self._requests)
+        self._store = NatsStore(self, self._requests, max_store)
         self._subscriptions: set[HandlerSubscription] = set()
         self._denied: set[str] = set()
         self._connected = asyncio.Event()

@@ -1,6 +1,7 @@
 """The store on JetStream: a work queue, records of ended requests, and a stream whose sequence numbers the terms."""
 
 import asyncio
+import secrets
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -10,18 +11,38 @@ from pagewire.shared import subjects
 from pagewire.shared.bus.framing import STATUS
 from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Headers, Item, Message
 from pagewire.shared.bus.requests import Exchange, Requests
-from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, NoResponders, RequestTimeout
+from pagewire.shared.errors import ConfigurationError, ConnectionLost, NoResponders, RequestTimeout, StorageRefused
 
 API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
+CHECK_WORK = f"{subjects.WORK}.check"
+"""Subject of a check. No queue has this name, since the names of queues have three tokens."""
+CHECK_DONE = f"{subjects.DONE}.$check"
+"""Subject of a check. No request has this id, since ids have no `$`."""
+CHECK_SIZE = 4096
+"""Bytes of a check: a block of most disks, so that it does not fit into the rest of the last one."""
 WORK_LIMIT = 100_000
 """Items in all queues; beyond that storing fails, so that the disk does not fill up."""
 CONSUMER_INACTIVE_AFTER = 3600.0
 """Seconds without a pull after which the server deletes the consumer of a queue. The queue's items stay."""
 TIMEOUT = 2.0
 """Seconds that JetStream has to answer a request."""
+PUT_TIMEOUT = 5.0
+"""Seconds within which a message is stored although the connection is lost, as when the broker restarts."""
+RECONNECT_INTERVAL = 0.05
+"""Seconds between two looks for a new connection."""
+DUPLICATE_WINDOW = 30.0
+"""Seconds for which JetStream drops a message that it has stored already: longer than anyone sends it again."""
+MESSAGE_ID = "Nats-Msg-Id"
+"""Header by which JetStream recognises a message that is sent again."""
+NAME_IN_USE = 10058
+"""Error code: there is a stream of that name with another configuration."""
+NOT_FOUND = 10059
+"""Error code: there is no stream of that name."""
+NO_ROOM = 10047
+"""Error code: the storage that streams reserve exceeds that of the server."""
 
 NANOSECONDS = 1_000_000_000
 
@@ -31,6 +52,8 @@ _STREAMS: dict[str, dict[str, Any]] = {
         "retention": "workqueue",
         "discard": "new",
         "max_msgs": WORK_LIMIT,
+        "allow_rollup_hdrs": True,
+        "duplicate_window": int(DUPLICATE_WINDOW * NANOSECONDS),
     },
     DONE_STREAM: {
         "subjects": [f"{subjects.DONE}.*"],
@@ -41,11 +64,18 @@ _STREAMS: dict[str, dict[str, Any]] = {
     TERM_STREAM: {"subjects": [subjects.TERM], "max_msgs": 1},
 }
 
+_SHARES = {WORK_STREAM: 1 / 2, DONE_STREAM: 3 / 8, TERM_STREAM: 1 / 64}
+"""Share of the storage that each stream may take. The rest is JetStream's own, so that no stream hinders another.
+
+A full queue refuses work; the records of ended requests replace the oldest ones.
+"""
+
 
 class _Error(msgspec.Struct):
     """Why JetStream refused a request."""
 
     description: str
+    err_code: int = 0
 
 
 class _Reply(msgspec.Struct):
@@ -91,24 +121,41 @@ class Connection(Bus, Protocol):
 class NatsStore:
     """The `Store` of one connection. All connections with the rights of a service share the same data."""
 
-    def __init__(self, bus: Connection, requests: Requests) -> None:
+    def __init__(self, bus: Connection, requests: Requests, max_store: int) -> None:
+        """`max_store` is the number of bytes that all streams may take together."""
+        self._max_store = max_store
         self._bus = bus
         self._requests = requests
         self._consumers: set[str] = set()
 
     async def prepare(self) -> None:
-        """Creates the streams; several services may do so at the same time.
+        """Creates the streams, or updates those of another release; several services may do so at the same time.
 
         Raises:
-            ConfigurationError: the server has no JetStream, or a stream of that name with another configuration.
+            ConfigurationError: the server has no JetStream or no room for the streams, or it has a stream of that name
+                that cannot be updated.
             BusUnavailable, RequestTimeout, NotPermitted
         """
-        for name, config in _STREAMS.items():
-            await self._create(f"STREAM.CREATE.{name}", {"name": name, "storage": "file", **config})
+        for name, limits in _STREAMS.items():
+            max_bytes = int(self._max_store * _SHARES[name])
+            config = {"name": name, "storage": "file", "max_bytes": max_bytes, **limits}
+            error = await self._call(f"STREAM.CREATE.{name}", config)
+            # The server looks for room before it looks whether the stream is there.
+            if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
+                refusal = await self._call(f"STREAM.UPDATE.{name}", config)
+                error = error if refusal is not None and refusal.err_code == NOT_FOUND else refusal
+            if error is not None:
+                hint = ": lower --nats-max-store" if error.err_code == NO_ROOM else ""
+                raise ConfigurationError(f"JetStream refuses the stream {name}: {error.description}{hint}")
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
-        """See `Store`."""
-        await self._publish(f"{subjects.WORK}.{queue}", data, headers)
+        """See `Store`. The same message id in every attempt makes JetStream store the item once."""
+        await self._put(f"{subjects.WORK}.{queue}", data, {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)})
+
+    async def check(self) -> None:
+        """See `Store`. Stores an item and a record that nobody reads and that replace those of the check before."""
+        await self._publish(CHECK_WORK, bytes(CHECK_SIZE), {"Nats-Rollup": "sub"})
+        await self._publish(CHECK_DONE, bytes(CHECK_SIZE))
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """See `Store`. The request waits at the server; without a connection it is sent after the reconnection."""
@@ -122,7 +169,7 @@ class NatsStore:
             return items
         except NoResponders:
             self._consumers.clear()
-            await self.prepare()
+            await self._restore(f"{subjects.WORK}.{queue}")
         except asyncio.CancelledError:
             for item in items:
                 await self.return_work(item.ack)
@@ -149,7 +196,7 @@ class NatsStore:
 
     async def put_done(self, request_id: str, data: bytes) -> None:
         """See `Store`."""
-        await self._publish(f"{subjects.DONE}.{request_id}", data)
+        await self._put(f"{subjects.DONE}.{request_id}", data)
 
     async def get_done(self, request_id: str) -> bytes | None:
         """See `Store`."""
@@ -197,25 +244,41 @@ class NatsStore:
             "max_deliver": -1,
             "inactive_threshold": int(CONSUMER_INACTIVE_AFTER * NANOSECONDS),
         }
-        await self._create(
+        error = await self._call(
             f"CONSUMER.CREATE.{WORK_STREAM}.{durable}.{subject}", {"stream_name": WORK_STREAM, "config": config}
         )
+        if error is not None:
+            raise StorageRefused(subject, error.description)
         self._consumers.add(queue)
 
-    async def _create(self, call: str, config: dict[str, Any]) -> None:
+    async def _call(self, call: str, config: dict[str, Any]) -> _Error | None:
+        """Returns why JetStream refuses a call of its API, None if it does not."""
         try:
             message = await self._bus.request(f"{API}.{call}", msgspec.json.encode(config), timeout=TIMEOUT)
         except NoResponders:
             raise ConfigurationError("the NATS server has no JetStream: start it with --jetstream") from None
-        error = _reply.decode(message.data).error
-        if error is not None:
-            raise ConfigurationError(f"JetStream refuses {call}: {error.description}")
+        return _reply.decode(message.data).error
+
+    async def _put(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
+        """Stores a message; sends it again if the connection was lost before the answer."""
+        try:
+            async with asyncio.timeout(PUT_TIMEOUT):
+                while True:
+                    await self._bus.wait_connected()
+                    try:
+                        await self._publish(subject, data, headers)
+                    except ConnectionLost:
+                        await asyncio.sleep(RECONNECT_INTERVAL)
+                    else:
+                        return
+        except TimeoutError:
+            raise ConnectionLost(f"there was no connection to store {subject} within {PUT_TIMEOUT:g} s") from None
 
     async def _publish(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
         message = await self._request(subject, data, headers)
         stored = _stored.decode(message.data)
         if stored.error is not None:
-            raise BusUnavailable(f"JetStream did not store {subject}: {stored.error.description}")
+            raise StorageRefused(subject, stored.error.description)
         return stored.seq
 
     async def _request(self, subject: str, data: bytes, headers: Headers | None = None) -> Message:
@@ -223,8 +286,15 @@ class NatsStore:
         try:
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
         except NoResponders:
-            await self.prepare()
+            await self._restore(subject)
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
+
+    async def _restore(self, subject: str) -> None:
+        """Creates the streams again; raises StorageRefused if that is impossible, which may be so for a while only."""
+        try:
+            await self.prepare()
+        except ConfigurationError as error:
+            raise StorageRefused(subject, str(error)) from None
 
 
 def _durable(queue: str) -> str:
@@ -236,4 +306,5 @@ def _item(message: Message) -> Item:
     """Builds an item. Its ack subject ends in deliveries, stream and consumer sequence, nanoseconds and pending."""
     fields = message.reply.split(".")
     deliveries, stored_at = (fields[4], fields[7]) if len(fields) == 9 else (fields[6], fields[9])
-    return Item(message.data, message.headers, message.reply, int(deliveries), int(stored_at) / NANOSECONDS)
+    headers = {name: value for name, value in message.headers.items() if name != MESSAGE_ID}
+    return Item(message.data, headers, message.reply, int(deliveries), int(stored_at) / NANOSECONDS)

@@ -58,11 +58,15 @@ class Store(Protocol):
     """
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
-        """Stores an item. After this returns, the item is delivered again and again until somebody ends it.
+        """Stores an item once. After this returns, the item is delivered again and again until somebody ends it.
 
         Raises:
-            MessageTooLarge, BusUnavailable, RequestTimeout
+            StorageRefused: the store has no room, or is gone.
+            MessageTooLarge, BusUnavailable, RequestTimeout: in bounded time; the item may have been stored.
         """
+
+    async def check(self) -> None:
+        """Returns if items and records can be stored now. Raises what `put_work` raises."""
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """Returns up to `count` items, waiting up to `expires` seconds for the first; empty when none arrived."""
@@ -80,7 +84,7 @@ class Store(Protocol):
         """Returns an item to its queue, which delivers it again at once to any reader."""
 
     async def put_done(self, request_id: str, data: bytes) -> None:
-        """Records how a request ended; the record is kept for `DONE_AGE` seconds."""
+        """Records how a request ended; the record is kept for `DONE_AGE` seconds. Raises what `put_work` raises."""
 
     async def get_done(self, request_id: str) -> bytes | None:
         """Returns the record of an ended request, None when there is none or it has expired."""

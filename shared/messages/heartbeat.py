@@ -4,6 +4,9 @@ import msgspec
 
 from pagewire.shared.messages.codec import Wire
 
+STORE_REFUSES = "store_refuses"
+"""Load of a tokenizer: 1 while the store takes no work."""
+
 
 class Heartbeat(Wire, frozen=True):
     """Sent twice a second and whenever `ready` changes."""

@@ -62,6 +62,8 @@ class OpenState(IntEnum):
     """A request with another body has the id: the tokenizer answers 409."""
     FULL = 3
     """There are too many streams: the tokenizer answers 429."""
+    UNAVAILABLE = 4
+    """The store does not say whether the request is known: the tokenizer answers 503."""
 
 
 class Opened(Wire, frozen=True):

@@ -9,6 +9,7 @@ from pagewire.embedded.broker import Broker
 from pagewire.shared import subjects
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
+from pagewire.shared.config import MAX_STORE
 
 
 @contextmanager
@@ -28,9 +29,9 @@ def running_broker(api_key: str = "") -> Iterator[Broker]:
         loop.close()
 
 
-async def connect_service(broker: Broker, name: str = "test") -> NatsBus:
+async def connect_service(broker: Broker, name: str = "test", max_store: int = MAX_STORE) -> NatsBus:
     """A connection with the rights of a service."""
-    return await nats.connect(broker.url, name=name, user=broker.user, password=broker.password)
+    return await nats.connect(broker.url, name=name, user=broker.user, password=broker.password, max_store=max_store)
 
 
 async def connect_client(broker: Broker, *, api_key: str = "") -> NatsBus:

@@ -307,6 +307,35 @@ asyncio.run(main())
         shutil.rmtree(folder)
 
 
+class TestFullDisk:
+    """JetStream that cannot write to its disk stores nothing until the server is restarted."""
+
+    FAILURE = (
+        b"[7] 2026/11/24 15:24:40.123456 [ERR] JetStream stream '$G > PAGEWIRE_WORK' critical write error: "
+        b"write /tmp/1.blk: no space left on device\n"
+    )
+
+    async def test_it_is_seen_in_the_log(self) -> None:
+        lines, ready, failed = asyncio.StreamReader(), asyncio.get_running_loop().create_future(), asyncio.Event()
+        reading = asyncio.create_task(broker_module._follow_log(lines, ready, failed))
+        lines.feed_data(b"[7] 2026/11/24 15:24:39.123456 [INF] Server is ready\n")
+        await ready
+        assert not failed.is_set()
+        lines.feed_data(self.FAILURE)
+        async with asyncio.timeout(5):
+            await failed.wait()
+        lines.feed_eof()
+        await reading
+
+    async def test_room_is_looked_for_on_the_disk_of_the_store(self, tmp_path: Path) -> None:
+        async with Broker(port=0, store=tmp_path) as broker:
+            assert broker.has_room()
+            assert os.listdir(tmp_path) == ["jetstream"]
+            os.rename(tmp_path, tmp_path.with_name("gone"))
+            assert not broker.has_room()
+            os.rename(tmp_path.with_name("gone"), tmp_path)
+
+
 class TestServer:
     def test_it_is_found_on_the_path_without_the_wheel(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         beside, elsewhere = tmp_path / "bin", tmp_path / "elsewhere"

@@ -1,5 +1,6 @@
 """The whole stack as users start it, with the bundled model: over HTTP, over NATS, from the terminal."""
 
+import asyncio
 import os
 import signal
 import time
@@ -15,11 +16,14 @@ import pytest
 
 from pagewire import LLM, Client, SamplingParams, errors
 from pagewire.commands import demo
+from pagewire.embedded import stack as stack_module
+from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import PIPELINE, Stack, check_replicas, program_names, replicas_of
 from pagewire.shared.config import Settings
 from pagewire.shared.named_models import BUNDLED, DEFAULT
 from tests.pagewire.embedded.test_supervisor import alive
 from tests.pagewire.serving import Served, run, serving
+from tests.support.broker import connect_service
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]
@@ -179,6 +183,24 @@ async def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> 
 
         await until(serves, timeout=30)
     await until(lambda: status_of(f"{stack.http}/health") == 200, timeout=30)
+
+
+async def test_a_broker_whose_disk_was_full_is_restarted_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_module, "ROOM_CHECK_INTERVAL", 0.01)
+    looks = iter([False, False, True])
+    async with Broker(port=0) as broker:
+        monkeypatch.setattr(broker, "has_room", lambda: next(looks))
+        bus, first = await connect_service(broker), broker.pid
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(run(broker)) for run in (stack_module._keep_running, stack_module._end_broken)]
+            broker._write_failed.set()
+            await until(lambda: broker.pid != first)
+            await bus.wait_connected()
+            await bus.store.put_work("m", b"x")
+            for task in running:
+                task.cancel()
+        assert next(looks, None) is None
+        await bus.close()
 
 
 def check_demo(*arguments: str) -> str:

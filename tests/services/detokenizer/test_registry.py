@@ -43,6 +43,19 @@ async def test_ended_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [number for number in range(5) if streams.find(f"r{number}")] == [2, 3, 4]
 
 
+async def test_the_size_of_ended_streams_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_ENDED_BYTES", 2 * registry.STREAM_BYTES + 600 * registry.TOKEN_BYTES)
+
+    streams = Registry(store())
+    for number, tokens in enumerate([500, 100, 10_000, 100, 100]):
+        stream = ended(f"r{number}")
+        stream.completions = [Completion([1] * tokens, ["a"] * tokens, "stop")]
+        streams.add(stream)
+        streams.move_to_ended(stream)
+        assert streams.find(f"r{number}"), "the newest is kept whatever its size"
+    assert [number for number in range(5) if streams.find(f"r{number}")] == [3, 4]
+
+
 @pytest.mark.parametrize("error", [None, DeadlineExceeded("too late")])
 async def test_a_record_restores_everything_that_a_client_may_ask_for(error: DeadlineExceeded | None) -> None:
     records = store()

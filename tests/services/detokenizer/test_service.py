@@ -8,12 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pagewire.shared.bus.memory import MemoryBroker
+from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.abort import AbortReason
+from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.client import Accepted, ErrorFrame, FinalChoice
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from tests.services.detokenizer.rig import END, PROMPT, Reader, ids, rig
+from tests.services.detokenizer.rig import END, HELLO, PROMPT, Reader, finish_hello, ids, rig
+from tests.support.switched_store import switched_broker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -256,7 +259,7 @@ async def test_the_work_of_a_scheduler_whose_process_has_ended_is_delivered_agai
 
 
 async def test_a_request_that_five_schedulers_in_a_row_have_died_of_ends_with_an_error(folder: Path) -> None:
-    """Race 16. A new token in between shows that it was chance."""
+    """A new token in between shows that it was chance."""
     async with rig(folder) as world:
         reader = await world.open()
         await world.attach(scheduler="s1")
@@ -270,3 +273,43 @@ async def test_a_request_that_five_schedulers_in_a_row_have_died_of_ends_with_an
         assert (await world.attach(scheduler="s10", term=10, generation=10)).state == 1
         error = await reader.error()
         assert (error.code, error.error) == (500, "internal")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_store_that_takes_nothing_delays_the_last_frame_by_a_second(folder: Path, silent: bool) -> None:
+    broker, store = switched_broker()
+    async with rig(folder, broker=broker) as world:
+        ack = await world.store_item()
+        reader = await world.open()
+        await world.attach(ack=ack)
+        store.refusal, store.silent = (None, True) if silent else (BusUnavailable("insufficient resources"), False)
+        world.generate(HELLO, Finish.LENGTH)
+        async with asyncio.timeout(1.5):
+            await reader.end()
+        await until(lambda: world.ended_items == [ack])
+        assert (world.load["records_failed"], world.load["records_waiting"]) == (1, 1)
+
+        again = await world.reader()
+        assert await world.open_for(again) == OpenState.ATTACHED
+        await again.end()
+        assert again.bodies[1:] == reader.bodies[1:]
+
+        redelivered = await world.attach(ack="$JS.ACK.memory.m.0.1", generation=2)
+        assert redelivered.state == AttachState.ENDED
+        await until(lambda: len(world.ended_items) == 2)
+
+        store.refusal, store.silent = None, False
+        await until(lambda: not world.load["records_waiting"])
+        assert await store.get_done("r1")
+
+
+async def test_a_request_that_no_service_could_take_may_be_sent_again(folder: Path) -> None:
+    """The error is retryable: the same request id starts a new stream."""
+    async with rig(folder) as world:
+        reader = await world.open()
+        await world.abort("r1", "unavailable", "the store is full")
+        assert (await reader.error()).code == 503
+        again = await world.open()
+        await finish_hello(world)
+        await again.end()
+        assert again.text()

@@ -125,7 +125,6 @@ def test_a_long_lease_is_renewed_at_half_and_not_at_every_step() -> None:
 
 
 def test_the_lease_waits_for_the_slowest_reader() -> None:
-    """Race 11."""
     engine = make_engine(window=8)
     engine.add([1], max_tokens=40)
     engine.policy.slowest_reader = 3 - MAX_READER_LAG
@@ -181,7 +180,6 @@ def test_the_oldest_is_never_preempted() -> None:
 
 
 def test_tokens_of_steps_before_a_preemption_are_kept_and_readmission_waits_for_the_answer() -> None:
-    """Race 13."""
     engine = make_engine(num_blocks=8, budget=32, window=4)
     engine.add([1] * 8, max_tokens=20)
     young = engine.add([2] * 8, max_tokens=20)
@@ -221,7 +219,6 @@ def test_blocks_of_a_live_sequence_come_back_only_with_the_plans_answer() -> Non
 
 
 def test_the_removal_of_the_last_slot_is_answered_by_an_empty_output() -> None:
-    """Race 12."""
     engine = make_engine()
     sequence = engine.add([1] * 3, max_tokens=50)
     engine.plan()
@@ -270,7 +267,7 @@ def test_a_prefix_that_was_evicted_is_kept_again_once_it_was_computed_again() ->
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_when_the_first_of_two_equal_prompts_is_aborted_the_second_takes_over(steps: int) -> None:
-    """Race 14: it reads only blocks that were confirmed."""
+    """It reads only blocks that were confirmed."""
     engine = make_engine(budget=4, block_size=2)
     prompt = list(range(19))
     first = engine.add(prompt)
@@ -297,7 +294,7 @@ def test_without_the_prefix_cache_nothing_is_shared() -> None:
 
 
 def test_long_prompts_are_spread_over_several_plans() -> None:
-    """Race 17: no plan grows beyond what a message may hold."""
+    """No plan grows beyond what a message may hold."""
     engine = make_engine(num_blocks=600, max_plan_bytes=1000, budget=1024)
     for i in range(8):
         engine.add([i] * 200, max_tokens=2)

@@ -265,7 +265,7 @@ async def test_tokens_that_the_detokenizer_knows_are_not_generated_again() -> No
 
 
 async def test_a_request_that_ended_at_the_detokenizer_is_not_run() -> None:
-    """Race 26: it was cancelled while it waited in the queue."""
+    """It was cancelled while it waited in the queue."""
     async with scene() as s:
         s.detokenizer.state = AttachState.ENDED
         await s.work("r", [5, 6])
@@ -289,7 +289,7 @@ async def test_aborting_a_sequence_frees_it_and_doing_so_again_is_harmless() -> 
 
 
 async def test_lost_plans_and_lost_steps_are_repaired() -> None:
-    """Race 2: no later message shows the gap, only heartbeats do."""
+    """No later message shows the gap, only heartbeats do."""
     async with scene() as s:
         await s.work("warm", [1], max_tokens=2)
         await s.until_idle()
@@ -381,7 +381,6 @@ async def test_of_those_in_flight_when_an_executor_dies_twice_the_one_that_it_di
 
 
 async def test_a_second_delivery_brings_the_newer_ack_and_no_second_admission() -> None:
-    """Race 5."""
     async with scene(ack_wait=0.1) as s:  # shorter than the renewal, so that it is delivered again
         s.executor.free_running = False
         await s.work("r", [5, 6], max_tokens=100)
@@ -412,7 +411,6 @@ async def test_a_request_sent_again_after_its_detokenizer_died_goes_on_at_the_ne
 
 
 async def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
-    """Race 6."""
     async with scene(ack_wait=0.05) as s:
         await s.bus.store.put_done("r", encode(Done("r", b"", (), 0, 0, "", "")))
         s.detokenizer.state = AttachState.UNKNOWN

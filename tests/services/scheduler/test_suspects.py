@@ -24,7 +24,7 @@ def test_those_of_a_failed_step_run_alone_one_by_one() -> None:
 
 
 def test_one_lost_executor_blames_nobody() -> None:
-    """Race 15: a crash hits a long batch twice by chance."""
+    """A crash hits a long batch twice by chance."""
     suspects = Suspects()
     assert suspects.executor_lost({"a": 5, "b": 7}) == ""
     assert suspects.on_trial == ""

@@ -111,9 +111,11 @@ class Setup:
 
 
 @asynccontextmanager
-async def serving(settings: Settings | None = None, *, max_payload: int = 1 << 20) -> AsyncIterator[Setup]:
+async def serving(
+    settings: Settings | None = None, *, max_payload: int = 1 << 20, broker: MemoryBroker | None = None
+) -> AsyncIterator[Setup]:
     """Runs the service until the block ends."""
-    broker = MemoryBroker(max_payload=max_payload)
+    broker = broker or MemoryBroker(max_payload=max_payload)
     announced: list[bool] = []
     ready = asyncio.Event()
 

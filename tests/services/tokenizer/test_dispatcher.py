@@ -3,18 +3,21 @@ import pytest
 from pagewire.services.tokenizer import dispatcher
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.router import Router
+from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
-from pagewire.shared.bus import Headers
+from pagewire.shared.bus import Headers, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import (
     BusError,
     BusUnavailable,
+    ConnectionLost,
     DuplicateRequest,
     MessageTooLarge,
     Overloaded,
     PayloadTooLarge,
     RequestError,
     RequestTimeout,
+    StorageRefused,
     Unavailable,
 )
 from pagewire.shared.messages import Decoder, pack
@@ -38,7 +41,8 @@ class Scene:
     def __init__(self, broker: MemoryBroker) -> None:
         self.bus = MemoryBus(broker)
         self.peers = Peers(self.bus)
-        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), "m")
+        self.monitor = StoreMonitor(self.bus.store, on_change=lambda: None)
+        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), self.monitor, "m")
         self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
 
     async def start(self, *detokenizers: FakeDetokenizer) -> None:
@@ -123,7 +127,10 @@ async def test_when_all_have_just_gone_the_client_is_told(scene: Scene) -> None:
     assert caught.value.retry_after_ms
 
 
-@pytest.mark.parametrize(("state", "error"), [(OpenState.CONFLICT, DuplicateRequest), (OpenState.FULL, Overloaded)])
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [(OpenState.CONFLICT, DuplicateRequest), (OpenState.FULL, Overloaded), (OpenState.UNAVAILABLE, Unavailable)],
+)
 async def test_a_refusal_stores_nothing(scene: Scene, state: OpenState, error: type[RequestError]) -> None:
     scene.first.state = state
     await scene.start(scene.first, scene.second)
@@ -145,6 +152,7 @@ async def test_a_request_that_runs_already_is_not_stored_again(scene: Scene) -> 
     ("failure", "kind"),
     [
         (BusUnavailable("closed"), "unavailable"),
+        (StorageRefused("pagewire.work.m", "insufficient storage resources available"), "unavailable"),
         (RequestTimeout("no acknowledgement"), "unavailable"),
         (MessageTooLarge(2, 1), "payload_too_large"),
     ],
@@ -162,10 +170,48 @@ async def test_work_that_is_not_stored_is_aborted(
     assert abort.message
 
 
+async def test_the_client_is_told_why_the_store_refuses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    await scene.start(scene.first)
+    refuse_work(scene, monkeypatch, StorageRefused("pagewire.work.m", "insufficient resources"))
+    await scene.dispatch()
+    (abort,) = scene.first.aborted
+    assert "insufficient resources" in abort.message
+    assert "pagewire.work" not in abort.message
+
+
+async def test_a_store_that_is_known_to_refuse_is_not_waited_for(scene: Scene) -> None:
+    await scene.start(scene.first)
+    scene.monitor.refusal = "no answer"
+    assert await scene.dispatch() is Outcome.ABORTED
+    (abort,) = scene.first.aborted
+    assert (abort.error, await scene.stored()) == ("unavailable", [])
+    assert "no answer" in abort.message
+    scene.first.state = OpenState.ATTACHED
+    assert await scene.dispatch() is Outcome.ATTACHED, "a known request needs no store"
+
+
+async def test_an_abort_is_repeated_until_it_arrives(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the broker dies between the opening of a stream and the storing of its work."""
+    monkeypatch.setattr(dispatcher, "ABORT_INTERVAL", 0.01)
+    await scene.start(scene.first)
+    refuse_work(scene, monkeypatch, ConnectionLost("no connection"))
+    request, lost = scene.bus.request, iter([True, True, False])
+
+    async def lossy(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        if subject.endswith(".abort") and next(lost):
+            raise ConnectionLost("no connection")
+        return await request(subject, data, timeout=timeout, headers=headers)
+
+    monkeypatch.setattr(scene.bus, "request", lossy)
+    assert await scene.dispatch() is Outcome.ABORTED
+    assert [abort.error for abort in scene.first.aborted] == ["unavailable"]
+
+
 async def test_if_nobody_answers_the_abort_the_client_is_told_here(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(dispatcher, "ABORT_TIMEOUT", 0.2)
 
     await scene.start(scene.first)
 
@@ -183,6 +229,7 @@ async def test_a_detokenizer_that_does_not_answer_is_told_to_give_up(
 ) -> None:
     """It may have opened the stream: after a second one elsewhere, the client would get every frame twice."""
     monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(dispatcher, "ABORT_TIMEOUT", 0.2)
 
     scene.first.answers_open = False
     await scene.start(scene.first, scene.second)
@@ -194,6 +241,7 @@ async def test_a_detokenizer_that_does_not_answer_is_told_to_give_up(
 
 async def test_a_frozen_detokenizer_ends_in_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(dispatcher, "ABORT_TIMEOUT", 0.2)
 
     scene.first.deaf = True
     await scene.start(scene.first)

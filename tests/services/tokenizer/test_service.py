@@ -14,7 +14,7 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import dispatcher, service
+from pagewire.services.tokenizer import dispatcher, service, store_monitor
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
 from pagewire.services.tokenizer.sampling import NOT_BUILT
 from pagewire.services.tokenizer.service import Tokenizer
@@ -23,9 +23,10 @@ from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context
-from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.messages import unpack
+from pagewire.shared.errors import ConfigurationError, StorageRefused
+from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelList, TokenizeReply
+from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.model_folder import BUNDLED
 from pagewire.shared.placement import rank
@@ -33,6 +34,8 @@ from pagewire.shared.sampling import unpack_record
 from pagewire.shared.tokenizer import load_tokenizer
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
+from tests.support.switched_store import switched_broker
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -515,3 +518,17 @@ async def collect(setup: Setup, body: object, count: int) -> list[Message]:
     await setup.client.flush()
     assert len(replies) <= count
     return replies
+
+
+async def test_a_store_that_refuses_is_told_in_the_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_monitor, "INTERVAL", 0.01)
+    broker, store = switched_broker()
+    async with serving(broker=broker) as setup:
+        await until(lambda: setup.tokenizer.heartbeat().ready)
+        store.refusal = StorageRefused("pagewire.work", "insufficient resources")
+        await until(lambda: setup.announced[-1:] == [False])
+        load = Decoder(Heartbeat).decode(encode(setup.tokenizer.heartbeat())).load
+        assert load["store_refuses"] == 1.0
+        store.refusal = None
+        await until(lambda: setup.announced[-1:] == [True])
+        assert setup.tokenizer.heartbeat().load["store_refuses"] == 0.0

@@ -11,11 +11,14 @@ import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared import subjects
-from pagewire.shared.bus import nats_store
+from pagewire.shared.bus import Headers, Message, nats_store
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.nats_store import DONE_STREAM, WORK_STREAM
-from pagewire.shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, StorageRefused
 from tests.support.broker import connect_service
+from tests.support.waiting import until
+
+MAX_STORE = 16 << 20
 
 pytestmark = pytest.mark.anyio
 
@@ -63,6 +66,57 @@ class TestStreams:
                 await bus.store.put_work("m", b"x")
             await bus.close()
 
+    async def test_a_full_store_refuses_work_until_there_is_room_and_records_replace_the_oldest(self) -> None:
+        async with Broker(port=0, max_store=MAX_STORE) as broker:
+            bus = await connect_service(broker, max_store=MAX_STORE)
+            await bus.store.check()
+            for _ in range(7):
+                await bus.store.put_work("m", bytes(1 << 20))
+            for _ in range(2):
+                with pytest.raises(StorageRefused, match="maximum bytes"):
+                    await bus.store.put_work("m", bytes(1 << 20))
+            for number in range(20):
+                await bus.store.put_done(f"r{number}", bytes(1 << 20))
+            assert (await bus.store.get_done("r0"), await bus.store.get_done("r19")) == (None, bytes(1 << 20))
+            await bus.store.next_term()
+
+            for item in await bus.store.pull_work("m", 20, expires=5):
+                await bus.store.end_work(item.ack)
+            await bus.store.put_work("m", bytes(1 << 20))
+            await bus.close()
+
+    async def test_a_check_leaves_nothing_that_grows_or_is_work(self) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            for _ in range(3):
+                await bus.store.check()
+            for name in (WORK_STREAM, DONE_STREAM):
+                reply = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=30)
+                assert msgspec.json.decode(reply.data)["state"]["messages"] == 1
+            assert await bus.store.nonempty_queues("m") == []
+            await bus.close()
+
+    async def test_a_server_without_room_for_the_streams_is_refused(self) -> None:
+        async with Broker(port=0, max_store=MAX_STORE) as broker:
+            with pytest.raises(ConfigurationError, match="--nats-max-store"):
+                await connect_service(broker, max_store=4 * MAX_STORE)
+
+    async def test_a_full_server_refuses_a_check(self) -> None:
+        """What other streams of the server take counts too."""
+        async with Broker(port=0, max_store=MAX_STORE) as broker:
+            bus = await connect_service(broker, max_store=MAX_STORE // 2)
+            other = {"name": "OTHER", "subjects": ["other"], "storage": "file"}
+            await bus.request("$JS.API.STREAM.CREATE.OTHER", msgspec.json.encode(other), timeout=30)
+            for _ in range(20):
+                await bus.request("other", bytes(1 << 20), timeout=30)
+            with pytest.raises(StorageRefused, match="insufficient resources"):
+                await bus.store.check()
+            with pytest.raises(StorageRefused, match="insufficient resources"):
+                await bus.store.put_done("r", b"x")
+            await bus.request("$JS.API.STREAM.DELETE.OTHER", b"", timeout=30)
+            await bus.store.check()
+            await bus.close()
+
     async def test_a_server_that_lost_its_disk_gets_new_ones(self, tmp_path: Path) -> None:
         async with Broker(port=0, store=tmp_path) as broker:
             bus = await connect_service(broker)
@@ -79,6 +133,63 @@ class TestStreams:
             assert item.data == b"new"
             await bus.store.end_work(item.ack)
             assert await bus.store.get_done("r") is None
+            await bus.close()
+
+    async def test_streams_of_another_release_are_updated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with Broker(port=0) as broker:
+            with monkeypatch.context() as older:
+                older.setitem(nats_store._STREAMS[WORK_STREAM], "max_msgs", 2)
+                bus = await connect_service(broker)
+                await bus.store.put_work("m", b"kept")
+            await bus.store.prepare()
+            for _ in range(3):
+                await bus.store.put_work("m", b"x")
+            assert len(await bus.store.pull_work("m", 10, expires=5)) == 4
+            await bus.close()
+
+    async def test_an_item_whose_answer_is_lost_is_stored_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            request, sent = bus.request, []
+
+            async def lossy(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+                answer = await request(subject, data, timeout=timeout, headers=headers)
+                sent.append(subject)
+                if len(sent) < 3:
+                    raise ConnectionLost("the broker died")
+                return answer
+
+            monkeypatch.setattr(bus, "request", lossy)
+            await bus.store.put_work("m", b"x")
+            assert len(sent) == 3
+            monkeypatch.undo()
+            assert len(await bus.store.pull_work("m", 10, expires=5)) == 1
+            await bus.close()
+
+    async def test_an_item_survives_the_death_of_the_broker_before_its_answer(self, tmp_path: Path) -> None:
+        async with Broker(port=0, store=tmp_path) as broker:
+            bus = await connect_service(broker)
+            os.kill(broker.pid, signal.SIGSTOP)  # the item reaches the socket, and nobody reads it
+            putting = asyncio.create_task(bus.store.put_work("m", b"x"))
+            await until(lambda: not bus.backlog())
+            os.kill(broker.pid, signal.SIGKILL)
+            await broker.wait()
+            await until(lambda: not bus.connected)
+            assert not putting.done()
+            await broker.start()
+            await putting
+            assert [item.data for item in await bus.store.pull_work("m", 10, expires=5)] == [b"x"]
+            await bus.close()
+
+    async def test_without_a_connection_storing_fails_in_bounded_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(nats_store, "PUT_TIMEOUT", 0.1)
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            os.kill(broker.pid, signal.SIGKILL)
+            await until(lambda: not bus.connected)
+            for putting in (bus.store.put_work("m", b"x"), bus.store.put_done("r", b"x")):
+                with pytest.raises(ConnectionLost):
+                    await putting
             await bus.close()
 
     async def test_a_waiting_pull_ends_when_the_bus_closes(self) -> None:
