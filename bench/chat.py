@@ -11,7 +11,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
@@ -91,16 +91,6 @@ def main(arguments: list[str]) -> int:
 
 def table(rounds: Sequence[Round]) -> list[str]:
     """Returns a line per number of clients, in Markdown, with the medians of its rounds."""
-    return markdown("clients | tokens/s | TTFT ms | TPOT ms", _rows(rounds))
-
-
-def comparison(servers: Mapping[str, Sequence[Round]]) -> list[str]:
-    """Returns the same with the name of the server in each line."""
-    rows = [f"{name} | {row}" for name, rounds in servers.items() for row in _rows(rounds)]
-    return markdown("server | clients | tokens/s | TTFT ms | TPOT ms", rows)
-
-
-def _rows(rounds: Sequence[Round]) -> list[str]:
     rows = []
     for clients in sorted({each.clients for each in rounds}):
         same = [each for each in rounds if each.clients == clients]
@@ -108,7 +98,7 @@ def _rows(rounds: Sequence[Round]) -> list[str]:
             statistics.median(getattr(each, name) for each in same) for name in ("rate", "ttft_ms", "tpot_ms")
         )
         rows.append(f"{clients} | {rate:.1f} | {ttft:.0f} | {tpot:.1f}")
-    return rows
+    return markdown("clients | tokens/s | TTFT ms | TPOT ms", rows)
 
 
 def read_questions() -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagewire.bench import ablation, busy, chat, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
+from pagewire.bench import ablation, busy, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
 from pagewire.bench._output import CHECKOUT, markdown
 from pagewire.bench._simulation.figures import mean
 from pagewire.shared.errors import ConfigurationError
@@ -104,15 +104,6 @@ def _vllm_zen4() -> list[str]:
     return [line for table in tables for line in (*table, "")][:-1]
 
 
-def _chat() -> list[str]:
-    """Returns the table of every server that `bench chat` has driven, one after the other."""
-    servers = {
-        "Pagewire": _read(chat.Round, "chat-pagewire.json"),
-        "llama.cpp": _read(chat.Round, "chat-llama-cpp.json"),
-    }
-    return chat.comparison(servers)
-
-
 def _figures() -> list[str]:
     """Returns the table of README.md: a line per claim."""
     nats, http = (
@@ -152,7 +143,6 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "vllm-zen4": _sourced("vllm-zen4.json", _vllm_zen4),
     "vllm-xeon": _sourced("vllm-xeon.json", lambda: vllm_cpu.comparison(_runs("vllm-xeon.json"), "output_throughput")),
     "pipeline": _sourced("pipeline*.json", lambda: pipeline.table(_full_pipeline())),
-    "chat": _sourced("chat-*.json", _chat),
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
     "busy": _sourced(
