@@ -97,15 +97,28 @@ def main(arguments: list[str]) -> int:
 
 def table(rounds: Sequence[Round]) -> list[str]:
     """Returns a line per number of clients and server, in Markdown, with the medians of its rounds."""
-    servers = list(dict.fromkeys(each.server for each in rounds))
     rows = []
-    for clients, server in product(sorted({each.clients for each in rounds}), servers):
-        same = [each for each in rounds if (each.clients, each.server) == (clients, server)]
-        rate, ttft, tpot = (
-            statistics.median(getattr(each, name) for each in same) for name in ("rate", "ttft_ms", "tpot_ms")
-        )
+    for clients, server in product(sorted({each.clients for each in rounds}), _servers(rounds)):
+        rate, ttft, tpot = (_median(rounds, server, clients, name) for name in ("rate", "ttft_ms", "tpot_ms"))
         rows.append(f"{server}, {clients} | {rate:.1f} | {ttft:.0f} | {tpot:.1f}")
     return markdown("server, clients | tokens/s | TTFT ms | TPOT ms", rows)
+
+
+def headline(rounds: Sequence[Round]) -> str:
+    """Returns the tokens per second of the first server, relative to the second's, by the number of clients."""
+    first, second = _servers(rounds)
+    return " / ".join(
+        f"{_median(rounds, first, clients, 'rate') / _median(rounds, second, clients, 'rate'):.1f}"
+        for clients in sorted({each.clients for each in rounds})
+    )
+
+
+def _servers(rounds: Sequence[Round]) -> list[str]:
+    return list(dict.fromkeys(each.server for each in rounds))
+
+
+def _median(rounds: Sequence[Round], server: str, clients: int, name: str) -> float:
+    return statistics.median(getattr(each, name) for each in rounds if (each.server, each.clients) == (server, clients))
 
 
 def read_questions() -> list[str]:
