@@ -33,6 +33,7 @@ class Registry:
         self._open: dict[str, Stream] = {}
         self._ended: dict[str, Stream] = {}
         self._ended_bytes = 0
+        self._dropped: dict[str, None] = {}
 
     @property
     def open(self) -> Iterable[Stream]:
@@ -72,7 +73,20 @@ class Registry:
 
     def add(self, stream: Stream) -> None:
         """Adds an open stream."""
+        self._dropped.pop(stream.request_id, None)
         self._open[stream.request_id] = stream
+
+    def drop(self, stream: Stream) -> None:
+        """Forgets an open stream, which another detokenizer has."""
+        if self._open.get(stream.request_id) is stream:
+            del self._open[stream.request_id]
+            self._dropped[stream.request_id] = None
+            if len(self._dropped) > MAX_OPEN:
+                del self._dropped[next(iter(self._dropped))]
+
+    def has_dropped(self, request_id: str) -> bool:
+        """Returns whether another detokenizer has a stream that was here."""
+        return request_id in self._dropped
 
     def move_to_ended(self, stream: Stream) -> None:
         """Keeps a stream that was open and has ended for `KEEP_ENDED` seconds."""

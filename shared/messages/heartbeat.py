@@ -27,3 +27,5 @@ class Heartbeat(Wire, frozen=True):
     """Gauges and counters by name, for `pagewire status` and the benchmarks."""
     reads: dict[int, int] = msgspec.field(default_factory=dict)
     """Detokenizer: last step read, by term; every executor has a term of its own."""
+    draining: bool = False
+    """The instance ends soon: it takes nothing new, and hands over what it has."""
