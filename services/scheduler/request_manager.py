@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
+from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.drain_rate import DrainRate
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
@@ -20,9 +21,9 @@ from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item
 from pagewire.shared.context import Context
-from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
-from pagewire.shared.messages import Decoder, encode
-from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.errors import BusError, Internal, InvalidRequest, NoResponders, RequestError, WireVersionError
+from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
@@ -34,6 +35,8 @@ RENEW_EVERY = 0.5
 """Seconds between renewals: a quarter of the queue's redelivery time."""
 ATTACH_TIMEOUT = 1.0
 """Seconds that a detokenizer has to answer. After that the item is delivered again."""
+LOOK_EVERY = 0.25
+"""Seconds between two looks whether detokenizers are gone, if no heartbeat says so before."""
 MAX_DELIVERIES = 5
 """Deliveries without a detokenizer after which a request is given up, because no service could report its result."""
 
@@ -57,10 +60,12 @@ class RequestManager:
         self._context = context
         self._bus = context.bus
         self._store = context.bus.store
+        self._detokenizers = Detokenizers(context.bus)
         self.consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
         self._on_change = on_change
         self._prefixes = RecentPrefixes(0)
         self._executor = ""
+        self._last_term = 0
         self._suspects = Suspects()
         self._trial_lengths: dict[int, int] = {}
         """Tokens that the sequences of the request on trial had at its beginning, by sequence."""
@@ -71,8 +76,10 @@ class RequestManager:
 
     async def run(self) -> None:
         """Pulls and renews until cancelled."""
+        await self._detokenizers.listen()
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
+            self._tasks.create_task(self._watch_detokenizers())
             await self.consumer.run()
 
     def start_term(self, policy: Policy, executor: str) -> None:
@@ -80,7 +87,7 @@ class RequestManager:
 
         If a request is on trial, only that one is.
         """
-        self.policy, self._executor = policy, executor
+        self.policy, self._executor, self._last_term = policy, executor, policy.term
         self._suspects.retain(self.requests)
         limits = policy.limits
         self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
@@ -122,17 +129,35 @@ class RequestManager:
         self._suspects.clear(name)
         return True
 
-    def on_finished(self, sequences: Iterable[int]) -> None:
-        """Forgets the requests whose last sequence has ended. The detokenizer ends their items."""
+    def on_finished(self, sequences: Iterable[int], *, unread: bool = False) -> None:
+        """Forgets the requests whose last sequence has ended. The detokenizer ends their items.
+
+        `unread` says that the detokenizer may not know of it: it can still need the tokens that are known here.
+        """
         for sequence in sequences:
             request = self.by_sequence.pop(sequence, None)
             if request is not None:
                 ended = request.sequences[sequence - request.sequences[0].id]
                 self._prefixes.add(ended.tokens, ended.cache_salt)
                 request.unfinished.discard(sequence)
-                if not request.unfinished and self.requests.pop(request.work.request_id, None) is not None:
+                if not request.unfinished:
                     self.drain_rate.add(1, time.monotonic())
+                    if unread and self.policy is not None:
+                        request.ended_at = self.policy.term, self.policy.step
+                    else:
+                        self._forget(request)
         self.consumer.notify()
+
+    def attach_again(self, sequences: Iterable[int]) -> int:
+        """Attaches requests again, whose detokenizer has missed tokens; returns how many of the sequences are known."""
+        wanted = set(sequences)
+        known = 0
+        for request in self.requests.values():
+            ours = wanted.intersection(sequence.id for sequence in request.sequences)
+            known += len(ours)
+            if ours and not request.attaching:
+                self._spawn(self._attach_running(request))
+        return known
 
     def on_beams_finished(self, groups: Iterable[BeamGroup]) -> None:
         """Sends the results of beam searches to the detokenizers."""
@@ -224,9 +249,40 @@ class RequestManager:
                 return
             await self._end(request.ack)
             request.work, request.stored_at = work, item.stored_at
+            request.detokenizer, request.must_open = work.detokenizer, False
         request.ack, request.generation = item.ack, item.deliveries
-        if request.sequences:
-            await self._send_attach(request, request.sequences[0].id)
+        if request.sequences and not request.attaching:
+            await self._attach_running(request)
+
+    async def _watch_detokenizers(self) -> None:
+        """Has the streams of detokenizers that are gone adopted, and forgets what their detokenizers have read."""
+        while True:
+            await self._detokenizers.wait(LOOK_EVERY)
+            for request in list(self.requests.values()):
+                if request.attaching or not request.sequences:
+                    continue
+                if request.work.opening and self._detokenizers.must_move(request.detokenizer):
+                    self._spawn(self._attach_running(request))
+                elif request.ended_at and self._detokenizers.has_read(request.detokenizer, *request.ended_at):
+                    self._forget(request)
+
+    async def _attach_running(self, request: Request) -> None:
+        """Tells the detokenizer again which sequences a request is, and all tokens that are known here."""
+        policy = self.policy
+        sequences = request.sequences
+        answer = await self._send_attach(request, sequences[0].id, running=True)
+        if answer is None or self.policy is not policy or request.sequences is not sequences:
+            return
+        over = [sequences[index].id for index in unpack(answer.ended)]
+        if answer.state != AttachState.OPEN:
+            over = list(request.unfinished)
+        for sequence in over:
+            if policy is not None:
+                policy.abort(sequence)
+        self.on_finished(over)
+        if answer.state != AttachState.OPEN:
+            self._forget(request)
+        self._on_change()
 
     async def _attach(self, request: Request) -> None:
         """Agrees with the detokenizer on the known tokens, then gives the unfinished sequences to the policy."""
@@ -276,7 +332,7 @@ class RequestManager:
     async def _send_result(self, request: Request, choices: list[int]) -> None:
         """Sends the result of a beam search. If no detokenizer takes it, the item is delivered and searched again."""
         policy = self.policy
-        answer = await self._send_attach(request, request.sequences[0].id)
+        answer = await self._send_attach(request, request.sequences[0].id, running=True)
         if self.policy is not policy or self.by_sequence.get(choices[0]) is not request:
             return  # the term ended meanwhile, or the request
         if answer is None or answer.state == AttachState.UNKNOWN:
@@ -304,7 +360,7 @@ class RequestManager:
     async def _refuse(self, request: Request, error: RequestError) -> None:
         """Ends a request that cannot run. If its detokenizer does not answer, the item is delivered again."""
         abort = AbortStream(request.work.request_id, error.kind, error.message)
-        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.abort"
+        subject = f"{subjects.DETOKENIZER}.{request.detokenizer}.abort"
         self._forget(request)
         try:
             await self._bus.request(subject, encode(abort), timeout=ATTACH_TIMEOUT)
@@ -313,11 +369,45 @@ class RequestManager:
         else:
             await self._end(request.ack)
 
-    async def _send_attach(self, request: Request, first_sequence: int) -> Attached | None:
-        """Tells the detokenizer the sequences of the request; returns its answer, or None when it cannot be reached."""
+    async def _send_attach(self, request: Request, first_sequence: int, *, running: bool = False) -> Attached | None:
+        """Tells the detokenizer the sequences of the request; returns its answer.
+
+        If the detokenizer is gone or drains, its successor adopts the stream; while there is none, this waits for one.
+        Returns None when the term has ended or the request is not held any more, or when its detokenizer cannot be
+        reached and its stream not be adopted.
+        """
+        policy = self.policy
+        request.attaching += 1
+        try:
+            while self.policy is policy and self.requests.get(request.work.request_id) is request:
+                instance = self._detokenizers.choose(request)
+                if not instance:
+                    await self._detokenizers.wait(LOOK_EVERY)
+                    continue
+                if instance != request.detokenizer:
+                    request.detokenizer, request.must_open = instance, True
+                    request.moves += 1
+                answer = await self._ask_attach(request, first_sequence, running=running)
+                if answer is None:
+                    if not request.work.opening:
+                        return None
+                    await self._detokenizers.wait(LOOK_EVERY)
+                elif answer.state == AttachState.UNKNOWN and request.work.opening and not request.must_open:
+                    request.must_open = True
+                    request.moves += 1
+                else:
+                    request.must_open = request.must_open and answer.state != AttachState.OPEN
+                    return answer
+            return None
+        finally:
+            request.attaching -= 1
+
+    async def _ask_attach(self, request: Request, first_sequence: int, *, running: bool) -> Attached | None:
+        """Sends one `Attach`; returns the answer, None if there is none."""
+        policy, opens = self.policy, request.must_open
         message = Attach(
             request_id=request.work.request_id,
-            term=self.policy.term if self.policy else 0,
+            term=policy.term if policy else self._last_term,
             generation=request.generation,
             scheduler=self._context.instance,
             executor=self._executor,
@@ -325,14 +415,22 @@ class RequestManager:
             first_sequence=first_sequence,
             tokens=request.generated(),
             finishes=bytes(sequence.finish for sequence in request.sequences),
+            step=policy.step if policy and running else NEW,
+            move=request.moves,
+            opening=request.work.opening if opens else b"",
         )
-        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.attach"
+        subject = f"{subjects.DETOKENIZER}.{request.detokenizer}.attach"
+        headers = {"traceparent": request.trace} if opens and request.trace else None
         try:
-            reply = await self._bus.request(subject, encode(message), timeout=ATTACH_TIMEOUT)
+            reply = await self._bus.request(subject, encode(message), timeout=ATTACH_TIMEOUT, headers=headers)
             return _attached.decode(reply.data)
+        except NoResponders as error:
+            self._detokenizers.note_absent(request.detokenizer)
+            reason = str(error)
         except (BusError, WireVersionError, msgspec.DecodeError) as error:
-            _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(error))
-            return None
+            reason = str(error)
+        _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=reason)
+        return None
 
     async def _is_done(self, request_id: str) -> bool:
         try:

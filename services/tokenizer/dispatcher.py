@@ -73,9 +73,10 @@ class Dispatcher:
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
         instances = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
+        encoded = encode(opening)
         for instance in rank(work.request_id, instances):
             try:
-                state = await self._open(instance, opening, headers)
+                state = await self._open(instance, encoded, headers)
             except NoResponders:
                 continue  # the detokenizer has just stopped, so that it has no stream of the client
             except MessageTooLarge as error:
@@ -95,12 +96,14 @@ class Dispatcher:
                 case OpenState.UNAVAILABLE:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
                 case OpenState.OPENED:
-                    return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
+                    return await self._store(
+                        msgspec.structs.replace(work, detokenizer=instance, opening=encoded), headers
+                    )
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
-    async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
+    async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
-        answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
+        answer = await self._bus.request(subject, opening, timeout=ANSWER_TIMEOUT, headers=headers)
         return OpenState(_opened.decode(answer.data).state)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:

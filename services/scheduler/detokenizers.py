@@ -1,0 +1,65 @@
+"""Which detokenizer has the stream of a request, and which one adopts it when that one is gone or drains."""
+
+import asyncio
+from contextlib import suppress
+
+from pagewire.services.scheduler.request import Request
+from pagewire.shared.bus import Bus
+from pagewire.shared.peers import Peers
+from pagewire.shared.placement import rank
+
+
+class Detokenizers:
+    """The detokenizers, by their heartbeats."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._changed = asyncio.Event()
+        self._peers = Peers(bus, on_change=self._changed.set)
+        self._absent: set[str] = set()
+        """Instances that were never heard, and of which the broker says that nobody is there."""
+
+    async def listen(self) -> None:
+        """Subscribes to heartbeats; those of this scheduler show that none are missed."""
+        await self._peers.listen("detokenizer")
+        await self._peers.listen("scheduler")
+
+    async def wait(self, timeout: float) -> None:
+        """Returns after the next heartbeat, or `timeout` seconds."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+
+    def choose(self, request: Request) -> str:
+        """Returns the detokenizer to attach a request to: the one that has its stream, or the one that adopts it.
+
+        Empty if the former is gone and none is ready.
+        """
+        owner = request.detokenizer
+        if not request.work.opening or not self.must_move(owner):
+            return owner
+        ranked = rank(request.work.request_id, self._ready())
+        return ranked[0] if ranked else ""
+
+    def must_move(self, owner: str) -> bool:
+        """Returns whether the streams of a detokenizer are to be adopted by others."""
+        beat = self._peers.find(owner)
+        if beat is not None:
+            return beat.draining and bool(self._ready())
+        return owner in self._absent or self._peers.gone(owner)
+
+    def note_absent(self, instance: str) -> None:
+        """Records the broker's word that an instance is not there.
+
+        One that was heard lately may only be reconnecting.
+        """
+        if self._peers.find(instance) is None:
+            self._absent.add(instance)
+
+    def has_read(self, instance: str, term: int, step: int) -> bool:
+        """Returns whether a detokenizer has read a step of a term, as far as that can be known."""
+        beat = self._peers.find(instance)
+        return beat is None or beat.reads.get(term, step) >= step
+
+    def _ready(self) -> list[str]:
+        return [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready and not beat.draining]
