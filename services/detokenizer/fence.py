@@ -3,7 +3,7 @@
 import time
 from typing import Any, cast
 
-from pagewire.shared.bus import Bus
+from pagewire.shared.bus import Bus, Handler, Message, Subscription
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.heartbeater import INTERVAL
 from pagewire.shared.peers import SILENCE
@@ -67,5 +67,16 @@ class _Fenced:
 
 
 def fenced(bus: Bus, fence: Fence) -> Bus:
-    """Returns a bus that sends over `bus`, and raises Frozen instead once the fence is closed; its store does too."""
-    return cast("Bus", _Fenced(bus, fence, store=_Fenced(bus.store, fence)))
+    """Returns `bus` behind a fence: once that is closed, no message is delivered, and whatever is sent raises Frozen.
+
+    That includes what its store sends.
+    """
+
+    async def subscribe(subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        def guarded(message: Message) -> None:
+            if not fence.closed:
+                handler(message)
+
+        return await bus.subscribe(subject, guarded, queue=queue)
+
+    return cast(Bus, _Fenced(bus, fence, subscribe=subscribe, store=_Fenced(bus.store, fence)))

@@ -6,7 +6,7 @@ import structlog
 from tokenizers import Tokenizer
 
 from pagewire.services.detokenizer.adopter import Adopter
-from pagewire.services.detokenizer.fence import RENEW_EVERY, Fence, fenced
+from pagewire.services.detokenizer.fence import RENEW_EVERY, Fence, Frozen, fenced
 from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
 from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
 from pagewire.services.detokenizer.handlers import BoundedTaskGroup, ClientHandlers, ServiceHandlers
@@ -28,8 +28,6 @@ KEEP_ALIVE_INTERVAL = 0.8
 """Seconds between two keep-alives to clients that wait for their first token: at least one a second is promised."""
 CLOSE_TIMEOUT = 5.0
 """Seconds in which streams that are over are ended before the service stops."""
-DRAIN_CHECK_INTERVAL = 0.02
-"""Seconds between two checks whether a draining service holds streams."""
 
 _log = structlog.get_logger()
 
@@ -83,11 +81,17 @@ class Detokenizer:
             Frozen: the process stood still for so long that others go on with its streams.
         """
         folder = model_folder.resolve(self._context.settings.model)
-        model = subjects.model_token(model_folder.served_name(self._context.settings))
         adoptions = await self._adopter.listen()  # early: silence counts from here on
         tokenizer = (await asyncio.to_thread(load_tokenizer, folder)).backend_tokenizer
-        vocabulary = Vocabulary(tokenizer)
         self._fence.restart()
+        try:
+            await self._serve(tokenizer, adoptions)
+        except* Frozen:
+            raise Frozen from None
+
+    async def _serve(self, tokenizer: Tokenizer, adoptions: list[Subscription]) -> None:
+        vocabulary = Vocabulary(tokenizer)
+        model = subjects.model_token(model_folder.served_name(self._context.settings))
         async with self._tasks:
             renewing = self._tasks.create_task(self._renew_fence())
             subscriptions = [*adoptions, *await self._subscribe(tokenizer, vocabulary, model)]
@@ -110,8 +114,7 @@ class Detokenizer:
         """Gives every stream to another detokenizer, and goes on until then; returns when this one holds none."""
         self._adopter.draining = True
         self._context.announce()
-        while len(self._registry):
-            await asyncio.sleep(DRAIN_CHECK_INTERVAL)
+        await self._registry.wait_empty()
         await self._finalizer.drain(CLOSE_TIMEOUT)
         await self._bus.flush()
 
