@@ -131,6 +131,8 @@ class Adopter:
                     stream = self._registry.find(work.request_id)
                     if stream is not None:
                         stream.stored = True
+                        if self._belongs_to_another(stream, work.detokenizer):
+                            self._streams.drop(stream)
                         continue
                     if work.detokenizer not in gone:
                         gone[work.detokenizer] = await self._is_gone(work.detokenizer)
@@ -138,16 +140,30 @@ class Adopter:
                         opening = _opening.try_decode(work.opening)
                         if opening is not None:
                             orphans.append(_Orphan(opening, item.headers))
+            for stream in unstored:
+                if not stream.stored and stream.attachment is None:
+                    await self._end_unstored(stream)
         except BusError as error:
             _log.warning("queues_not_read", reason=str(error), retry_in=LOOK_INTERVAL)
             return 0
-        for stream in unstored:
-            if not stream.stored and stream.attachment is None:
-                _log.error("request_never_stored", request_id=stream.request_id)
-                self._streams.abort(stream, Unavailable("the request was not queued: send it again"))
         if orphans:
             await self._adopt(orphans, vocabulary)
         return 0 if None in gone.values() else after
+
+    def _belongs_to_another(self, stream: Stream, owner: str) -> bool:
+        """Returns whether the tokenizer has opened the stream at a live detokenizer, since this one did not answer."""
+        if stream.adopted or stream.state is not StreamState.OPEN or stream.attachment is not None:
+            return False
+        beat = self._peers.find(owner)
+        return owner != self._instance and beat is not None and beat.ready
+
+    async def _end_unstored(self, stream: Stream) -> None:
+        """Ends a stream whose request is in no queue: the tokenizer died before it had stored the request."""
+        if await self._bus.store.get_done(stream.request_id) is not None:
+            self._streams.drop(stream)  # the request has run with another detokenizer
+            return
+        _log.error("request_never_stored", request_id=stream.request_id)
+        self._streams.abort(stream, Unavailable("the request was not queued: send it again"))
 
     async def _is_gone(self, instance: str) -> bool | None:
         """Returns whether a detokenizer is gone or gives its streams away; None if that is not known yet."""

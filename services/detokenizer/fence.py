@@ -79,4 +79,4 @@ def fenced(bus: Bus, fence: Fence) -> Bus:
 
         return await bus.subscribe(subject, guarded, queue=queue)
 
-    return cast(Bus, _Fenced(bus, fence, subscribe=subscribe, store=_Fenced(bus.store, fence)))
+    return cast("Bus", _Fenced(bus, fence, subscribe=subscribe, store=_Fenced(bus.store, fence)))

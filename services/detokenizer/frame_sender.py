@@ -98,6 +98,11 @@ class FrameSender:
         self._waiting: deque[Subscriber] = deque()
         self._retry: asyncio.TimerHandle | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Subscribers that have not been sent all that is due to them."""
+        return len(self._waiting)
+
     def enqueue(self, stream: Stream) -> None:
         """Queues the subscribers of a stream that has something new for them; `drain` sends it."""
         for subscriber in stream.subscribers:

@@ -17,7 +17,7 @@ from pagewire.services.detokenizer.streams import Streams
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Subscription
 from pagewire.shared.context import Context
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
@@ -61,6 +61,7 @@ class Detokenizer:
         load: dict[str, float] = {
             "streams": len(self._registry),
             "frames": self._sender.frames,
+            UNSENT: self._sender.waiting,
             "tokens": self._streams.tokens,
             "dropped_replies": self._replier.dropped,
             "records_failed": self._records.failed,

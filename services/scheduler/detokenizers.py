@@ -1,12 +1,17 @@
 """Which detokenizer has the stream of a request, and which one adopts it when that one is gone or drains."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 from pagewire.services.scheduler.request import Request
 from pagewire.shared.bus import Bus
+from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
 from pagewire.shared.peers import Peers
 from pagewire.shared.placement import rank
+
+MAX_BEATS = 256
+"""Instances whose last heartbeat is kept."""
 
 
 class Detokenizers:
@@ -15,6 +20,8 @@ class Detokenizers:
     def __init__(self, bus: Bus) -> None:
         self._changed = asyncio.Event()
         self._peers = Peers(bus, on_change=self._changed.set)
+        self._beats: dict[str, tuple[Heartbeat, float]] = {}
+        """The last heartbeat of each instance, and when it arrived."""
         self._absent: set[str] = set()
         """Instances that were never heard, and of which the broker says that nobody is there."""
 
@@ -60,6 +67,25 @@ class Detokenizers:
         """Returns whether a detokenizer has read a step of a term, as far as that can be known."""
         beat = self._peers.find(instance)
         return beat is None or beat.reads.get(term, step) >= step
+
+    def steps_sent(self, instance: str, term: int, since: float) -> int | None:
+        """Returns the last step of a term of which a detokenizer has sent all frames, None if that is not known.
+
+        Only a heartbeat that came after the monotonic time `since` counts. The broker passes on what a connection sends
+        in order: when the heartbeat arrived, the broker had the frames.
+        """
+        beat, arrived = self._beats.get(instance, (None, 0.0))
+        if beat is None or arrived < since or beat.load.get(UNSENT, 1):
+            return None
+        return beat.reads.get(term)
+
+    def note_beats(self) -> None:
+        """Remembers the last heartbeats beyond the end of their senders."""
+        now = time.monotonic()
+        for beat in self._peers.alive("detokenizer"):
+            self._beats[beat.instance] = beat, now - self._peers.last(beat.instance)[1]
+        while len(self._beats) > MAX_BEATS:
+            del self._beats[next(iter(self._beats))]
 
     def _ready(self) -> list[str]:
         return [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready and not beat.draining]

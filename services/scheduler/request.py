@@ -36,6 +36,10 @@ class Request:
     """Number of times that this scheduler has moved the stream to another detokenizer."""
     must_open: bool = False
     """The detokenizer may not have the stream: the next `Attach` brings its opening."""
+    attached_at: tuple[int, float] = (0, 0.0)
+    """When the detokenizer has last answered that it has the stream: term and monotonic time."""
+    sent: tuple[int, ...] = ()
+    """Tokens per choice that the client has certainly got from earlier detokenizers; empty: unknown."""
     attaching: int = 0
     """Exchanges with a detokenizer that are going on."""
     ended_at: tuple[int, int] | None = None

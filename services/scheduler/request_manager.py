@@ -22,7 +22,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Item
 from pagewire.shared.context import Context
 from pagewire.shared.errors import BusError, Internal, InvalidRequest, NoResponders, RequestError, WireVersionError
-from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
@@ -258,6 +258,7 @@ class RequestManager:
         """Has the streams of detokenizers that are gone adopted, and forgets what their detokenizers have read."""
         while True:
             await self._detokenizers.wait(LOOK_EVERY)
+            self._detokenizers.note_beats()
             for request in list(self.requests.values()):
                 if request.attaching or not request.sequences:
                     continue
@@ -385,6 +386,7 @@ class RequestManager:
                     await self._detokenizers.wait(LOOK_EVERY)
                     continue
                 if instance != request.detokenizer:
+                    request.sent = self._sent(request) or request.sent
                     request.detokenizer, request.must_open = instance, True
                     request.moves += 1
                 answer = await self._ask_attach(request, first_sequence, running=running)
@@ -396,11 +398,27 @@ class RequestManager:
                     request.must_open = True
                     request.moves += 1
                 else:
-                    request.must_open = request.must_open and answer.state != AttachState.OPEN
+                    if answer.state == AttachState.OPEN:
+                        request.must_open, request.attached_at = False, (self._last_term, time.monotonic())
                     return answer
             return None
         finally:
             request.attaching -= 1
+
+    def _sent(self, request: Request) -> tuple[int, ...]:
+        """Returns how many tokens per choice the detokenizer has certainly sent; empty if that is not known.
+
+        After the last step whose frames were sent, each step has brought one token per sequence at most.
+        """
+        policy = self.policy
+        term, since = request.attached_at
+        if policy is None or not request.sequences or term != policy.term:
+            return ()
+        step = self._detokenizers.steps_sent(request.detokenizer, term, since)
+        if step is None:
+            return ()
+        behind = max(0, policy.step - step)
+        return tuple(max(0, len(s.tokens) - s.num_prompt_tokens - behind) for s in request.sequences)
 
     async def _ask_attach(self, request: Request, first_sequence: int, *, running: bool) -> Attached | None:
         """Sends one `Attach`; returns the answer, None if there is none."""
@@ -418,6 +436,7 @@ class RequestManager:
             step=policy.step if policy and running else NEW,
             move=request.moves,
             opening=request.work.opening if opens else b"",
+            sent=pack(request.sent) if opens else b"",
         )
         subject = f"{subjects.DETOKENIZER}.{request.detokenizer}.attach"
         headers = {"traceparent": request.trace} if opens and request.trace else None

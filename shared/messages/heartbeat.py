@@ -6,6 +6,8 @@ from pagewire.shared.messages.codec import Wire
 
 STORE_REFUSES = "store_refuses"
 """Load of a tokenizer: 1 while the store takes no work."""
+UNSENT = "unsent"
+"""Load of a detokenizer: subscribers to which it has not sent all frames of the steps that it has read."""
 
 
 class Heartbeat(Wire, frozen=True):
