@@ -34,6 +34,8 @@ LOOK_FOR = 8.0
 request whose stream was open there."""
 UNSTORED_AFTER = 10.0
 """Seconds without an attachment after which a stream whose request is in no queue ends: longer than storing takes."""
+CHECK_INTERVAL = 2.0
+"""Seconds between two looks for such streams."""
 PING_TIMEOUT = 0.5
 """Seconds that an instance that was never heard has to answer."""
 ANNOUNCED = 500
@@ -94,7 +96,7 @@ class Adopter:
         """Looks after orphans until cancelled. `model` is the model's token in subjects."""
         view: object = None
         after = 0
-        look_until = next_look = 0.0
+        look_until = next_look = next_check = 0.0
         while True:
             alive, now = self._peers.alive("detokenizer"), time.monotonic()
             seen = {(beat.instance, beat.ready, beat.draining) for beat in alive}
@@ -103,8 +105,11 @@ class Adopter:
                     self.announce(stream for stream in self._registry.open if stream.adopted)
                 self._heard = {beat.instance for beat in alive}
                 view, after, look_until, next_look = seen, 0, now + LOOK_FOR, now
-            unstored = [stream for stream in self._registry.open if _may_be_unstored(stream, now)]
-            if self.ready and not self.draining and now >= next_look and (now < look_until or unstored):
+            unstored: list[Stream] = []
+            if now >= next_check:
+                next_check = now + CHECK_INTERVAL
+                unstored = [stream for stream in self._registry.open if _may_be_unstored(stream, now)]
+            if self.ready and not self.draining and (unstored or next_look <= now < look_until):
                 next_look = now + LOOK_INTERVAL
                 after = await self._look(model, after, vocabulary, unstored)
             self._changed.clear()

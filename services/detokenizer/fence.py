@@ -1,5 +1,6 @@
 """Keeps a detokenizer that was frozen from sending anything: others have taken its streams for those of a dead one."""
 
+import math
 import time
 from typing import Any, cast
 
@@ -27,12 +28,8 @@ class Fence:
     """Knows by the monotonic clock whether this process has ever stood still for `LIMIT` seconds."""
 
     def __init__(self) -> None:
-        self._renewed_at = time.monotonic()
-        self._closed = False
-
-    def restart(self) -> None:
-        """Begins to count: nobody knows of this process before it is ready."""
-        self._renewed_at = time.monotonic()
+        """It is open until `renew` is called for the first time: nobody knows of a process that is not ready."""
+        self._renewed_at = math.inf
         self._closed = False
 
     @property

@@ -229,6 +229,8 @@ class SequenceMap:
         sequences = self._terms.get(output.term)
         if sequences is None:
             return effects
+        if only is not None:
+            sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
         for sequence, start, count, token, finish in zip(
             memoryview(output.sequences).cast("I"),
             memoryview(output.starts).cast("I"),
@@ -241,8 +243,6 @@ class SequenceMap:
             if bound is None:
                 continue
             stream, choice = bound
-            if only is not None and stream is not only:
-                continue
             if token == NO_TOKEN:
                 stream.cached_tokens += choice.count_cached(start)
                 continue

@@ -259,10 +259,12 @@ class RequestManager:
         while True:
             await self._detokenizers.wait(LOOK_EVERY)
             self._detokenizers.note_beats()
+            owners = {request.detokenizer for request in self.requests.values()}
+            gone = {owner for owner in owners if self._detokenizers.must_move(owner)}
             for request in list(self.requests.values()):
                 if request.attaching or not request.sequences:
                     continue
-                if request.work.opening and self._detokenizers.must_move(request.detokenizer):
+                if request.detokenizer in gone and request.work.opening:
                     self._spawn(self._attach_running(request))
                 elif request.ended_at and self._detokenizers.has_read(request.detokenizer, *request.ended_at):
                     self._forget(request)
@@ -302,8 +304,8 @@ class RequestManager:
             return  # the term ended meanwhile, or the item was handed back
         if answer is None or answer.state != AttachState.OPEN:
             self._forget(request)
-            ended = answer is not None and answer.state == AttachState.ENDED
-            if not ended and request.generation >= MAX_DELIVERIES:
+            unheard = answer is None or answer.state == AttachState.UNKNOWN
+            if unheard and request.generation >= MAX_DELIVERIES:
                 _log.error("request_given_up", request_id=request.work.request_id, deliveries=request.generation)
                 await self._end(request.ack)
             self._on_change()
