@@ -9,6 +9,7 @@ from itertools import groupby
 import msgspec
 import structlog
 
+from pagewire.services.scheduler.attacher import ATTACH_TIMEOUT, LOOK_EVERY, Attacher
 from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
 from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.drain_rate import DrainRate
@@ -21,9 +22,9 @@ from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item
 from pagewire.shared.context import Context
-from pagewire.shared.errors import BusError, Internal, InvalidRequest, NoResponders, RequestError, WireVersionError
-from pagewire.shared.messages import Decoder, encode, pack, unpack
-from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
+from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
+from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
@@ -33,16 +34,11 @@ LOOKAHEAD = 8
 """Requests of each queue that may wait here, so that no slot waits for a queue and the policy can compare requests."""
 RENEW_EVERY = 0.5
 """Seconds between renewals: a quarter of the queue's redelivery time."""
-ATTACH_TIMEOUT = 1.0
-"""Seconds that a detokenizer has to answer. After that the item is delivered again."""
-LOOK_EVERY = 0.25
-"""Seconds between two looks whether detokenizers are gone, if no heartbeat says so before."""
 MAX_DELIVERIES = 5
 """Deliveries without a detokenizer after which a request is given up, because no service could report its result."""
 
 _log = structlog.get_logger()
 _work = Decoder(WorkItem)
-_attached = Decoder(Attached)
 
 
 class RequestManager:
@@ -61,11 +57,10 @@ class RequestManager:
         self._bus = context.bus
         self._store = context.bus.store
         self._detokenizers = Detokenizers(context.bus)
+        self._attacher = Attacher(context, self._detokenizers)
         self.consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
         self._on_change = on_change
         self._prefixes = RecentPrefixes(0)
-        self._executor = ""
-        self._last_term = 0
         self._suspects = Suspects()
         self._trial_lengths: dict[int, int] = {}
         """Tokens that the sequences of the request on trial had at its beginning, by sequence."""
@@ -87,7 +82,8 @@ class RequestManager:
 
         If a request is on trial, only that one is.
         """
-        self.policy, self._executor, self._last_term = policy, executor, policy.term
+        self.policy = policy
+        self._attacher.start_term(policy, executor)
         self._suspects.retain(self.requests)
         limits = policy.limits
         self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
@@ -98,6 +94,7 @@ class RequestManager:
     def end_term(self) -> None:
         """Ends the term. Nothing is pulled until the next term begins."""
         self.policy = None
+        self._attacher.end_term()
         self._trial_lengths = {}
 
     def on_failed_step(self, sequences: Iterable[int]) -> None:
@@ -373,85 +370,13 @@ class RequestManager:
             await self._end(request.ack)
 
     async def _send_attach(self, request: Request, first_sequence: int, *, running: bool = False) -> Attached | None:
-        """Tells the detokenizer the sequences of the request; returns its answer.
-
-        If the detokenizer is gone or drains, its successor adopts the stream; while there is none, this waits for one.
-        Returns None when the term has ended or the request is not held any more, or when its detokenizer cannot be
-        reached and its stream not be adopted.
-        """
-        policy = self.policy
-        request.attaching += 1
-        try:
-            while self.policy is policy and self.requests.get(request.work.request_id) is request:
-                instance = self._detokenizers.choose(request)
-                if not instance:
-                    await self._detokenizers.wait(LOOK_EVERY)
-                    continue
-                if instance != request.detokenizer:
-                    request.sent = self._sent(request) or request.sent
-                    request.detokenizer, request.must_open = instance, True
-                    request.moves += 1
-                answer = await self._ask_attach(request, first_sequence, running=running)
-                if answer is None:
-                    if not request.work.opening:
-                        return None
-                    await self._detokenizers.wait(LOOK_EVERY)
-                elif answer.state == AttachState.UNKNOWN and request.work.opening and not request.must_open:
-                    request.must_open = True
-                    request.moves += 1
-                else:
-                    if answer.state == AttachState.OPEN:
-                        request.must_open, request.attached_at = False, (self._last_term, time.monotonic())
-                    return answer
-            return None
-        finally:
-            request.attaching -= 1
-
-    def _sent(self, request: Request) -> tuple[int, ...]:
-        """Returns how many tokens per choice the detokenizer has certainly sent; empty if that is not known.
-
-        After the last step whose frames were sent, each step has brought one token per sequence at most.
-        """
-        policy = self.policy
-        term, since = request.attached_at
-        if policy is None or not request.sequences or term != policy.term:
-            return ()
-        step = self._detokenizers.steps_sent(request.detokenizer, term, since)
-        if step is None:
-            return ()
-        behind = max(0, policy.step - step)
-        return tuple(max(0, len(s.tokens) - s.num_prompt_tokens - behind) for s in request.sequences)
-
-    async def _ask_attach(self, request: Request, first_sequence: int, *, running: bool) -> Attached | None:
-        """Sends one `Attach`; returns the answer, None if there is none."""
-        policy, opens = self.policy, request.must_open
-        message = Attach(
-            request_id=request.work.request_id,
-            term=policy.term if policy else self._last_term,
-            generation=request.generation,
-            scheduler=self._context.instance,
-            executor=self._executor,
-            ack=request.ack,
-            first_sequence=first_sequence,
-            tokens=request.generated(),
-            finishes=bytes(sequence.finish for sequence in request.sequences),
-            step=policy.step if policy and running else NEW,
-            move=request.moves,
-            opening=request.work.opening if opens else b"",
-            sent=pack(request.sent) if opens else b"",
+        """See `Attacher.attach`."""
+        return await self._attacher.attach(
+            request,
+            first_sequence,
+            lambda: self.requests.get(request.work.request_id) is request,
+            running=running,
         )
-        subject = f"{subjects.DETOKENIZER}.{request.detokenizer}.attach"
-        headers = {"traceparent": request.trace} if opens and request.trace else None
-        try:
-            reply = await self._bus.request(subject, encode(message), timeout=ATTACH_TIMEOUT, headers=headers)
-            return _attached.decode(reply.data)
-        except NoResponders as error:
-            self._detokenizers.note_absent(request.detokenizer)
-            reason = str(error)
-        except (BusError, WireVersionError, msgspec.DecodeError) as error:
-            reason = str(error)
-        _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=reason)
-        return None
 
     async def _is_done(self, request_id: str) -> bool:
         try:

@@ -267,7 +267,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """A running detokenizer of the model in `folder`, for at most 20 s. `wrap` may put something around its bus.
 
-    Several of one broker hear each other's heartbeats; the scheduler and the executor of paper are those of the first.
+    Several of one broker get each other's heartbeats; the scheduler and the executor of paper are those of the first.
     """
     broker = broker or MemoryBroker()
     bus = MemoryBus(broker)

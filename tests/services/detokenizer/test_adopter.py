@@ -88,7 +88,8 @@ class TestRunningRequests:
     async def test_steps_from_before_this_one_started_are_asked_for_once(self, folder: Path) -> None:
         async with rig(folder) as world:
             for position in range(4):
-                world.step((100, position, HELLO[position], 0), (200, position, HELLO[position], 0), lost=True)
+                token = HELLO[position]
+                world.step((100, position, token, Finish.NONE), (200, position, token, Finish.NONE), lost=True)
             world.step((100, 4, HELLO[4], Finish.NONE), (200, 4, HELLO[4], Finish.NONE))
             await until(lambda: world.service.heartbeat().reads == {1: 4})
             readers = [await world.reader() for _ in range(2)]
