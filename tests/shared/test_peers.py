@@ -78,11 +78,11 @@ class TestGone:
     async def test_one_that_is_silent_while_others_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bus = MemoryBus(MemoryBroker())
         found = Peers(bus)
+        loop = asyncio.get_running_loop()
+        listened_since = loop.time()
         await found.listen()
         monkeypatch.setattr(peers, "SILENCE", 0.2)
         assert not found.gone("never-heard"), "it may not have had the time"
-        loop = asyncio.get_running_loop()
-        listened_since = loop.time()
         while not found.gone("never-heard"):
             beat(bus, "detokenizer", "other")
             await bus.flush()
