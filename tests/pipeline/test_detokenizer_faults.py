@@ -155,11 +155,11 @@ async def check(found: World, count: int, faults: tuple[str, ...]) -> None:
         answers, readers, at = await found.run(count, fault)
         assert [reader.problems for reader in readers if reader.problems] == [], fault
         assert answers == wanted, fault
-        pauses = [pause for reader in readers if (pause := reader.pause(at))]
-        moved = sum(reader.accepted > 1 for reader in readers)
+        adopted = [reader for reader in readers if reader.accepted > 1]
+        pauses = [pause for reader in adopted if (pause := reader.pause(at))] or [0.0]
         repeated = sum(reader.repeated for reader in readers)
         print(
-            f"{fault}: {moved} of {count} streams moved, {repeated} deltas came again,"
+            f"{fault}: {len(adopted)} of {count} streams were adopted, {repeated} deltas came again,"
             f" pause {statistics.median(pauses):.2f} s at the median, {max(pauses):.2f} s at most"
         )
         await found.ready()
