@@ -122,7 +122,8 @@ class Adopter:
     async def _look(self, model: str, after: int, vocabulary: Vocabulary, unstored: list[Stream]) -> int:
         """Looks through the items behind number `after`; returns the number of the last one.
 
-        Returns 0 if it is not known of one of them whether its detokenizer is gone.
+        Returns 0, to begin anew, if it is not known of one of them whether its detokenizer is gone, or if the stream of
+        one could not be opened.
         """
         orphans: list[_Orphan] = []
         gone: dict[str, bool | None] = {}
@@ -151,9 +152,8 @@ class Adopter:
         except BusError as error:
             _log.warning("queues_not_read", reason=str(error), retry_in=LOOK_INTERVAL)
             return 0
-        if orphans:
-            await self._adopt(orphans, vocabulary)
-        return 0 if None in gone.values() else after
+        opened = not orphans or await self._adopt(orphans, vocabulary)
+        return after if opened and None not in gone.values() else 0
 
     def _belongs_to_another(self, stream: Stream, owner: str) -> bool:
         """Returns whether the tokenizer has opened the stream at a live detokenizer, since this one did not answer."""
@@ -191,23 +191,32 @@ class Adopter:
         ready = {beat.instance for beat in self._peers.alive("detokenizer") if beat.ready}
         return rank(request_id, ready | {self._instance})[0] == self._instance
 
-    async def _adopt(self, orphans: list[_Orphan], vocabulary: Vocabulary) -> None:
-        """Opens the streams of orphans, except for those that another detokenizer has after all."""
+    async def _adopt(self, orphans: list[_Orphan], vocabulary: Vocabulary) -> bool:
+        """Opens the streams of orphans, except for those that another detokenizer has after all.
+
+        Returns whether all of these are open.
+        """
         self._claimed = {orphan.opening.request_id: orphan for orphan in orphans}
         self._publish(dict.fromkeys(self._claimed, (0, 0, 0)))
         await asyncio.sleep(OBJECTION_TIME)
         claimed, self._claimed = list(self._claimed.values()), {}
+        opened = True
         for start in range(0, len(claimed), RECALLS):
-            opened = [self._open(orphan, vocabulary) for orphan in claimed[start : start + RECALLS]]
-            await asyncio.gather(*opened)
+            some = [self._open(orphan, vocabulary) for orphan in claimed[start : start + RECALLS]]
+            opened &= all(await asyncio.gather(*some))
+        return opened
 
-    async def _open(self, orphan: _Orphan, vocabulary: Vocabulary) -> None:
-        if self._registry.full or self._registry.find(orphan.opening.request_id) is not None:
-            return  # its scheduler opens it later, or has done so
+    async def _open(self, orphan: _Orphan, vocabulary: Vocabulary) -> bool:
+        if self._registry.find(orphan.opening.request_id) is not None:
+            return True  # its scheduler has attached it meanwhile
+        if self._registry.full:
+            return False
         try:
             await self._streams.adopt(orphan.opening, vocabulary, orphan.headers)
-        except BusError as error:  # its scheduler opens it later
+        except BusError as error:
             _log.warning("stream_not_adopted", request_id=orphan.opening.request_id, reason=str(error))
+            return False
+        return True
 
     def _publish(self, attached_by: dict[str, tuple[int, int, int]]) -> None:
         names = list(attached_by)

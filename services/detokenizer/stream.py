@@ -32,7 +32,8 @@ class StreamState(Enum):
         open ─────▶ OPEN ── finish, cancel, abort ──▶ FINALIZING ── record stored ──▶ ENDED ◀── restore
 
     `finish`: every completion has ended. `cancel`: a client asked for it, or the last client has disconnected; the
-    completions end where they are. `abort`: the request ends with an error, such as its deadline.
+    completions end where they are. `abort`: the request ends with an error, such as its deadline. A stream that another
+    detokenizer goes on with is dropped: it stays OPEN, and nobody has it here any more.
     """
 
     OPEN = auto()
