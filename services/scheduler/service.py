@@ -20,7 +20,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.context import Context
 from pagewire.shared.errors import BusUnavailable, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
-from pagewire.shared.messages.abort import AbortedSequences, AbortSequences
+from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claimed, Plan
 from pagewire.shared.messages.step import StepOutput
@@ -140,7 +140,7 @@ class Scheduler:
         policy.on_step(output)
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
-            self._manager.on_finished(sequence for sequence, finish in rows if finish)
+            self._manager.on_finished((sequence for sequence, finish in rows if finish), unread=True)
         self._send_plans()
 
     def _fail_step(self, output: StepOutput) -> None:
@@ -160,7 +160,9 @@ class Scheduler:
         policy = self._manager.policy
         sequences = unpack(request.sequences)
         aborted = 0
-        if policy is not None and request.term == policy.term:
+        if policy is not None and request.term == policy.term and request.reason == AbortReason.LOST_TOKENS:
+            aborted = self._manager.attach_again(sequences)
+        elif policy is not None and request.term == policy.term:
             aborted = sum([policy.abort(sequence) for sequence in sequences])
             self._manager.on_finished(sequences)
         if message.reply:

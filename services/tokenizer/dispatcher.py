@@ -5,6 +5,8 @@ the detokenizer that sends the frames is already there.
 """
 
 import asyncio
+import time
+from collections.abc import Set
 from enum import Enum
 
 import msgspec
@@ -37,6 +39,10 @@ ABORT_TIMEOUT = 6.0
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
 RETRY_AFTER_MS = 1000
+SUCCESSOR_TIMEOUT = 8.0
+"""Seconds that a request waits for a detokenizer: one that restarts is ready after 2, on a busy machine later."""
+CHECK_INTERVAL = 0.05
+"""Seconds between two looks for one."""
 
 _opened = Decoder(Opened)
 
@@ -72,18 +78,23 @@ class Dispatcher:
             PayloadTooLarge: a message does not fit.
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
-        instances = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
-        for instance in rank(work.request_id, instances):
+        encoded = encode(opening)
+        gone: set[str] = set()
+        while instance := await self._choose(work.request_id, gone):
             try:
-                state = await self._open(instance, opening, headers)
+                state = await self._open(instance, encoded, headers)
             except NoResponders:
-                continue  # the detokenizer has just stopped, so that it has no stream of the client
+                gone.add(instance)  # it has just stopped, so that it has no stream of the client
+                continue
             except MessageTooLarge as error:
                 raise PayloadTooLarge("stop strings and prompts do not fit into a message: send less") from error
             except BusError:
                 # The detokenizer may have opened the stream all the same: if it is alive, it tells the client.
                 lost = Unavailable("the detokenizer does not answer: send the request again", RETRY_AFTER_MS)
-                return await self._abort(instance, work.request_id, lost)
+                if self._peers.gone(instance) or not await self._try_abort(instance, work.request_id, lost):
+                    gone.add(instance)  # it sends nothing any more: another one can open the stream
+                    continue
+                return Outcome.ABORTED
             match state:
                 case OpenState.ATTACHED:
                     return Outcome.ATTACHED
@@ -95,12 +106,25 @@ class Dispatcher:
                 case OpenState.UNAVAILABLE:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
                 case OpenState.OPENED:
-                    return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
+                    return await self._store(
+                        msgspec.structs.replace(work, detokenizer=instance, opening=encoded), headers
+                    )
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
-    async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
+    async def _choose(self, request_id: str, gone: Set[str]) -> str:
+        """Returns the ready detokenizer that ranks first and is not `gone`; empty if none comes in time."""
+        give_up_at = time.monotonic() + SUCCESSOR_TIMEOUT
+        while True:
+            ready = {beat.instance for beat in self._peers.alive("detokenizer") if beat.ready}
+            if ranked := rank(request_id, ready - gone):
+                return ranked[0]
+            if time.monotonic() >= give_up_at:
+                return ""
+            await asyncio.sleep(CHECK_INTERVAL)
+
+    async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
-        answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
+        answer = await self._bus.request(subject, opening, timeout=ANSWER_TIMEOUT, headers=headers)
         return OpenState(_opened.decode(answer.data).state)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
@@ -120,7 +144,13 @@ class Dispatcher:
         return Outcome.STORED
 
     async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:
-        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer.
+        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer."""
+        if await self._try_abort(instance, request_id, error):
+            return Outcome.ABORTED
+        raise error from None
+
+    async def _try_abort(self, instance: str, request_id: str, error: RequestError) -> bool:
+        """Has the detokenizer end the stream with `error`; returns whether it has answered.
 
         The abort is repeated: without it, the client of a stream without work would wait until its deadline.
         """
@@ -132,14 +162,13 @@ class Dispatcher:
                     try:
                         await self._bus.request(subject, abort, timeout=ANSWER_TIMEOUT)
                     except NoResponders:
-                        break
+                        return False
                     except BusError:
                         await asyncio.sleep(ABORT_INTERVAL)
                     else:
-                        return Outcome.ABORTED
+                        return True
         except TimeoutError:
-            pass
-        raise error from None
+            return False
 
 
 def _refused(reason: str) -> Unavailable:

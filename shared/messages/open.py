@@ -49,6 +49,8 @@ class OpenStream(Wire, frozen=True):
     """The request is sent for the first time with a random id: no record of it can exist."""
     batch_inbox: str = ""
     """Inbox for deltas of several streams in one message; empty: none."""
+    deadline: float = 0.0
+    """Unix time in seconds at which the request expires, for a detokenizer that opens the stream later; 0: unknown."""
 
 
 class OpenState(IntEnum):

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from pagewire.services.tokenizer import dispatcher
@@ -26,6 +28,7 @@ from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.peers import Peers
 from pagewire.shared.placement import rank
 from tests.services.tokenizer.harness import FakeDetokenizer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +99,8 @@ async def test_the_stream_is_open_before_the_work_is_stored(scene: Scene, monkey
     assert opened_before == [1]
 
 
-async def test_without_a_detokenizer_nothing_is_stored(scene: Scene) -> None:
+async def test_without_a_detokenizer_nothing_is_stored(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     await scene.start()
     with pytest.raises(Unavailable):
         await scene.dispatch()
@@ -119,7 +123,8 @@ async def test_the_next_best_takes_over_from_one_that_has_just_gone(scene: Scene
     assert work.detokenizer == scene.second.instance
 
 
-async def test_when_all_have_just_gone_the_client_is_told(scene: Scene) -> None:
+async def test_when_all_have_just_gone_the_client_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     await scene.start(scene.first)
     await scene.first.bus.close()
     with pytest.raises(Unavailable) as caught:
@@ -239,7 +244,38 @@ async def test_a_detokenizer_that_does_not_answer_is_told_to_give_up(
     assert await scene.stored() == []
 
 
+async def test_a_request_waits_for_a_detokenizer_that_restarts(scene: Scene) -> None:
+    await scene.start()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await scene.bus.flush()
+    assert not dispatching.done()
+    await scene.first.start()
+    assert await dispatching is Outcome.STORED
+
+
+async def test_the_successor_of_one_that_dies_before_it_answers_opens_the_stream(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+    scene.first.answers_open = False
+    await scene.start(scene.first, scene.second)
+    dispatching = asyncio.create_task(scene.dispatch())
+    await until(lambda: scene.first.opened)
+    scene.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{scene.first.instance}", b"")
+    assert await dispatching is Outcome.STORED
+    (work,) = await scene.stored()
+    assert work.detokenizer == scene.second.instance
+
+
+async def test_the_work_carries_what_opens_the_stream_elsewhere(scene: Scene) -> None:
+    await scene.start(scene.first)
+    await scene.dispatch()
+    (work,) = await scene.stored()
+    assert Decoder(OpenStream).decode(work.opening) == OPENING
+
+
 async def test_a_frozen_detokenizer_ends_in_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
     monkeypatch.setattr(dispatcher, "ABORT_TIMEOUT", 0.2)
 

@@ -311,7 +311,8 @@ async def test_the_detokenizers_refusals_reach_the_client(state: OpenState, code
         assert (frame.retry_after_ms is not None) == (code == 429)
 
 
-async def test_without_a_detokenizer_the_service_is_unavailable() -> None:
+async def test_without_a_detokenizer_the_service_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewire.services.tokenizer.dispatcher.SUCCESSOR_TIMEOUT", 0.1)
     async with serving() as setup:
         setup.detokenizer.beat(ready=False)
         frame = await setup.refused({"prompt": "x"})
