@@ -10,8 +10,14 @@ PARENT = "PAGEWIRE_PARENT"
 """Environment variable with the process id of the supervisor that started this process."""
 INSTANCE = "PAGEWIRE_INSTANCE"
 """Environment variable with the instance id that the supervisor gave to this process."""
+LISTENER = "PAGEWIRE_LISTENER"
+"""Environment variable with the file descriptor of the listening socket that the supervisor gave to a gateway."""
 REFUSAL = "PAGEWIRE_REFUSAL"
 """Environment variable with the file descriptor to which this process writes why it refuses its settings."""
+END_NOW = signal.SIGUSR1
+"""Signal by which a supervisor ends a service without a drain."""
+STOP = signal.SIGUSR2
+"""Signal by which a supervisor drains a service that it will not start again."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -17,6 +17,7 @@ from pagewire.shared.bus import Subscription
 from pagewire.shared.context import Context
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
 from pagewire.shared.replies import Replier
 from pagewire.shared.tokenizer import load_tokenizer
 from pagewire.shared.vocabulary import Vocabulary
@@ -64,6 +65,10 @@ class Detokenizer:
             "records_waiting": self._records.waiting,
         }
         return Heartbeat("detokenizer", self._context.instance, self._ready, term, 0, step, load, reads)
+
+    async def drain(self) -> None:
+        """Opens no more streams, and waits until those that are open have ended."""
+        await poll(lambda: not len(self._registry))
 
     async def run(self) -> None:
         """Serves until cancelled; then open streams end with an error.

@@ -25,6 +25,7 @@ from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
 
 T = TypeVar("T", Claim, Plan, Replay)
 
@@ -45,7 +46,7 @@ class Executor:
         self._context = context
         self._bus = context.bus
         self._steps_subject = f"{subjects.STEPS}.{context.instance}"
-        self._peers = Peers(context.bus, on_ended=self._on_scheduler_ended)
+        self._peers = Peers(context.bus, self._on_heartbeat, self._on_scheduler_ended)
         self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
         self._inbox = PlanInbox()
         self._replay_buffer = ReplayBuffer()
@@ -53,6 +54,9 @@ class Executor:
         self._spans = Spans()
         self._steps: StepLoop | None = None
         self._ready = False
+        self._draining = False
+        self._announced_free = False
+        """Whether the last heartbeat said that the executor is free."""
         self._last_step = -1
 
     def heartbeat(self) -> Heartbeat:
@@ -60,7 +64,8 @@ class Executor:
         steps = self._steps
         load: dict[str, float] = {}
         if steps is not None:
-            load = {"free": float(self._owner.free), **asdict(steps.counters)}
+            self._announced_free = self._free
+            load = {"free": float(self._announced_free), **asdict(steps.counters)}
         return Heartbeat(
             service="executor",
             instance=self._context.instance,
@@ -70,6 +75,11 @@ class Executor:
             step=self._last_step,
             load=load,
         )
+
+    async def drain(self) -> None:
+        """Waits until the scheduler has left the executor, which it does when a heartbeat says that this one drains."""
+        self._draining = True
+        await poll(lambda: not self._ready or self._owner.released)
 
     async def run(self) -> None:
         """Opens the device and serves until cancelled.
@@ -110,7 +120,7 @@ class Executor:
         if claim is None or not message.reply:
             return
         assert self._steps is not None
-        accepted = not self._steps.broken and self._owner.decide(claim)
+        accepted = not self._draining and not self._steps.broken and self._owner.decide(claim)
         if accepted and self._inbox.term != claim.term:
             self._inbox.begin(claim.term)
             self._ready, self._last_step = True, -1
@@ -133,6 +143,16 @@ class Executor:
         if plan is not None and plan.term == self._owner.term:
             self._owner.renew()
             self._inbox.put(plan)
+
+    @property
+    def _free(self) -> bool:
+        return self._owner.free and not self._draining
+
+    def _on_heartbeat(self) -> None:
+        """Announces at once when a scheduler has given the executor up."""
+        self._owner.observe()
+        if self._steps is not None and self._free and not self._announced_free:
+            self._context.announce()
 
     def _on_scheduler_ended(self, scheduler: str) -> None:
         if self._owner.forget(scheduler):

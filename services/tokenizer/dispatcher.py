@@ -5,6 +5,7 @@ the detokenizer that sends the frames is already there.
 """
 
 import asyncio
+import time
 from enum import Enum
 
 import msgspec
@@ -15,6 +16,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
 from pagewire.shared.errors import (
     BusError,
+    ConnectionLost,
     DuplicateRequest,
     MessageTooLarge,
     NoResponders,
@@ -24,6 +26,7 @@ from pagewire.shared.errors import (
     StorageRefused,
     Unavailable,
 )
+from pagewire.shared.heartbeater import INTERVAL
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
 from pagewire.shared.messages.work import WorkItem
@@ -37,6 +40,14 @@ ABORT_TIMEOUT = 6.0
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
 RETRY_AFTER_MS = 1000
+OPEN_TIMEOUT = 5.0
+"""Seconds in which a stream is opened although the connection is lost, as when the broker restarts."""
+RECONNECT_INTERVAL = 0.05
+"""Seconds between two looks for a new connection, or for a detokenizer."""
+FIRST_HEARTBEATS = 2 * INTERVAL
+"""Seconds after which a tokenizer knows every detokenizer."""
+SUCCESSOR_TIMEOUT = 8.0
+"""Seconds that requests wait for a detokenizer while the only ones drain."""
 
 _opened = Decoder(Opened)
 
@@ -53,10 +64,16 @@ class Outcome(Enum):
 
 
 class Dispatcher:
-    """Dispatches the requests for one model."""
+    """Dispatches the requests for one model.
+
+    Attributes:
+        stopping: whether the server takes no new requests. A client may still send one again that has been accepted.
+    """
 
     def __init__(self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, model: str) -> None:
         """`model` is the model's token in subjects."""
+        self.stopping = False
+        self._created_at = time.monotonic()
         self._monitor = monitor
         self._bus = bus
         self._peers = peers
@@ -72,8 +89,9 @@ class Dispatcher:
             PayloadTooLarge: a message does not fit.
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
-        instances = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
-        for instance in rank(work.request_id, instances):
+        if self.stopping:
+            opening = msgspec.structs.replace(opening, joins=True)
+        for instance in rank(work.request_id, await self._ready_detokenizers()):
             try:
                 state = await self._open(instance, opening, headers)
             except NoResponders:
@@ -94,14 +112,39 @@ class Dispatcher:
                     raise Overloaded("too many streams are open: send the request again later", retry)
                 case OpenState.UNAVAILABLE:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
+                case OpenState.ABSENT:
+                    continue
                 case OpenState.OPENED:
                     return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
+        if self.stopping:
+            raise Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
+    async def _ready_detokenizers(self) -> list[str]:
+        """Returns the ready instances. Waits for one while this tokenizer is new, or while the only ones drain."""
+        known_at = self._created_at + FIRST_HEARTBEATS
+        give_up_at = time.monotonic() + SUCCESSOR_TIMEOUT
+        while True:
+            alive, now = self._peers.alive("detokenizer"), time.monotonic()
+            ready = [beat.instance for beat in alive if beat.ready]
+            waits_until = give_up_at if any(beat.draining for beat in alive) else known_at
+            if ready or now >= waits_until:
+                return ready
+            await asyncio.sleep(RECONNECT_INTERVAL)
+
     async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
+        """Opens the stream. If the connection is lost before the answer, asks again: opening twice does no harm."""
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
-        answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
-        return OpenState(_opened.decode(answer.data).state)
+        give_up_at = time.monotonic() + OPEN_TIMEOUT
+        while True:
+            try:
+                answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
+            except ConnectionLost:
+                if time.monotonic() >= give_up_at:
+                    raise
+                await asyncio.sleep(RECONNECT_INTERVAL)
+            else:
+                return OpenState(_opened.decode(answer.data).state)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
         if self._monitor.refusal:

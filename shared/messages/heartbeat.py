@@ -27,3 +27,5 @@ class Heartbeat(Wire, frozen=True):
     """Gauges and counters by name, for `pagewire status` and the benchmarks."""
     reads: dict[int, int] = msgspec.field(default_factory=dict)
     """Detokenizer: last step read, by term; every executor has a term of its own."""
+    draining: bool = False
+    """Whether the instance is about to end: it hands over or finishes what it has. It is not ready then."""

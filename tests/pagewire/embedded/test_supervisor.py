@@ -97,9 +97,9 @@ async def test_a_command_that_does_not_exist_is_named() -> None:
         await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], QUICK).run()
 
 
-@pytest.mark.parametrize("body", ["time.sleep(60)", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
+@pytest.mark.parametrize("body", ["time.sleep(60)", "signal.signal(signal.SIGUSR1, signal.SIG_IGN); time.sleep(60)"])
 async def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
-    """One that ignores SIGTERM is killed after the deadline."""
+    """One that ignores the signal is killed after the deadline."""
     programs = [program(tmp_path, body, name) for name in ("one", "two")]
     supervisor = asyncio.create_task(Supervisor(programs, QUICK).run())
     await until(lambda: len(pids(tmp_path)) >= 2)
@@ -123,7 +123,7 @@ async def test_kill_starts_a_program_again(tmp_path: Path) -> None:
 async def test_the_end_of_a_program_is_reported_before_its_restart(tmp_path: Path) -> None:
     ended: list[tuple[str, int]] = []
 
-    def on_ended(name: str) -> None:
+    def on_ended(name: str, instance: str) -> None:
         ended.append((name, len(pids(tmp_path))))
 
     supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], QUICK, on_ended)

@@ -9,12 +9,12 @@ import openai
 import pytest
 
 from pagewire.client.sync import LoopThread
-from pagewire.services.gateway import server
 from pagewire.services.gateway.service import Gateway
 from pagewire.shared import heartbeater, subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.listener import listen
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
@@ -99,7 +99,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
-            server.listen("127.0.0.1", port)
+            listen("127.0.0.1", port)
 
 
 def test_it_listens_no_more_once_it_has_ended() -> None:
