@@ -222,8 +222,7 @@ class Stack:
         environment = partial(self._environment, name)
         if service == GATEWAY and self._listener is not None:
             return Program(name, _command(service), environment, descriptors=(self._listener.fileno(),))
-        overlaps = service != "executor" or self._settings.device.startswith("sim:")
-        return Program(name, _command(service), environment, overlaps=overlaps)
+        return Program(name, _command(service), environment)
 
     def _announce_end(self, program: str, instance: str) -> None:
         """Tells the services at once that a process has ended. Otherwise they notice by its silence."""

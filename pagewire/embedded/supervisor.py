@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process import END_NOW, INSTANCE, PARENT, REFUSAL, STOP
+from pagewire.shared.process import END_NOW, INSTANCE, PARENT, PREDECESSOR, REFUSAL, STOP
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
@@ -31,8 +31,6 @@ class Program:
     """Returns the complete environment for the next start, with the instance id."""
     descriptors: tuple[int, ...] = ()
     """File descriptors that the process inherits."""
-    overlaps: bool = True
-    """Whether a successor may start while the process drains; False if there is no room for two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,13 @@ class _Run:
 
     Attributes:
         instance: its instance id.
+        predecessor: the process that drains meanwhile, if there is one.
         process: None before it has started.
         draining: set when the process is about to end: its end is no failure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, predecessor: asyncio.subprocess.Process | None) -> None:
+        self.predecessor = predecessor
         self.instance = ""
         self.process: asyncio.subprocess.Process | None = None
         self.draining = asyncio.Event()
@@ -128,20 +128,22 @@ class Supervisor:
 
     async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0
+        draining: asyncio.subprocess.Process | None = None
         loop = asyncio.get_running_loop()
         while program.name not in self._stopped:
             started = loop.time()
-            run = self._latest[program.name] = _Run()
+            run = self._latest[program.name] = _Run(draining)
             running = group.create_task(self._run_once(program, run))
-            if program.overlaps and await self._drains(run, running):
+            if await self._drains(run, running):
+                draining = run.process
                 _log.info("process_replaced", process=program.name, instance=run.instance)
                 group.create_task(self._end_drained(run, running))
                 continue
             code, reason = await running
             if code == CONFIGURATION_REFUSED:
                 raise ConfigurationError(reason or f"{program.name} cannot run with these settings: see the log")
-            if run.draining.is_set() or program.name in self._stopped:
-                continue
+            if program.name in self._stopped:
+                return
             delay = self._policy.next_delay(delay, loop.time() - started)
             _log.warning("process_ended", process=program.name, code=code, restart_in=delay)
             await asyncio.sleep(delay)
@@ -178,6 +180,8 @@ class Supervisor:
 
     async def _run_process(self, program: Program, run: _Run, refusal: int) -> int:
         environment = {**program.environment(), PARENT: str(os.getpid()), REFUSAL: str(refusal)}
+        if run.predecessor is not None and run.predecessor.returncode is None:
+            environment[PREDECESSOR] = str(run.predecessor.pid)
         run.instance = self.instances[program.name] = environment.get(INSTANCE, "")
         try:
             # In its own session, so that Ctrl-C reaches only the supervisor, which then ends the programs. Standard

@@ -62,7 +62,7 @@ class ExecutorClient:
 
     Attributes:
         subscribed: set once no step can be missed.
-        draining: set once the executor says that it is about to end.
+        leaving: set once the executor says that it is about to end, and that the scheduler shall leave it.
         lost: set once the term has ended, or the executor cannot be reached or obeys another scheduler.
         failed: whether the executor is lost, and what it ran may be the cause.
     """
@@ -71,7 +71,7 @@ class ExecutorClient:
         self.name = name
         self.term = term
         self.failed = False
-        self.draining = asyncio.Event()
+        self.leaving = asyncio.Event()
         self.lost = asyncio.Event()
         self.subscribed = asyncio.Event()
         self._bus = bus
@@ -106,9 +106,9 @@ class ExecutorClient:
         self._bus.publish(f"{subjects.PLAN}.{self.name}", data, reply=self._inbox)
 
     def mark_lost(self, reason: str, *, failed: bool = False) -> None:
-        """Gives the executor up; `failed` says that what it ran may be the cause, unless the executor drains."""
+        """Gives the executor up; `failed` says that what it ran may be the cause, unless the executor was leaving."""
         if not self.lost.is_set():
-            self.failed = failed and not self.draining.is_set()
+            self.failed = failed and not self.leaving.is_set()
             _log.warning("executor_lost", executor=self.name, term=self.term, reason=reason)
         self.end_term()
 
@@ -172,8 +172,8 @@ class ExecutorClient:
         beat = _heartbeat.decode(message.data)
         self._last_seen = time.monotonic()
         self._heartbeat = beat
-        if beat.draining:
-            self.draining.set()
+        if beat.load.get("leaving"):
+            self.leaving.set()
         if beat.term > self.term:
             self.mark_lost(f"it obeys term {beat.term}")
         elif beat.term == self.term:

@@ -162,7 +162,7 @@ class Scheduler:
 
     async def _leave(self, executor: ExecutorClient) -> None:
         """Leaves an executor that is about to end: at once if another one is free, else when nothing runs any more."""
-        await executor.draining.wait()
+        await executor.leaving.wait()
         policy = self._manager.policy
         _log.info("executor_drains", executor=executor.name)
         self._manager.stop_admission()
