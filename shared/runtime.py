@@ -17,7 +17,7 @@ from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
 from pagewire.shared.context import Context, Drain, Service
 from pagewire.shared.discovery import Responder
-from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout
+from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
 from pagewire.shared.heartbeater import Heartbeater
 from pagewire.shared.process import (
     END_NOW,
@@ -210,7 +210,7 @@ async def _connect_unless(draining: asyncio.Event, name: str, settings: Settings
 
 
 async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
-    """Connects to the broker. Retries without end, because services and broker may start in any order."""
+    """Connects to the broker. Retries without end: services and broker, with its JetStream, may start in any order."""
     url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
     # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
     prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
@@ -227,7 +227,8 @@ async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bu
                 max_store=settings.nats_max_store,
             )
         except (BusUnavailable, RequestTimeout) as error:
-            _log.warning("broker_unreachable", url=url, reason=str(error), retry_in=delay)
+            event = "store_unavailable" if isinstance(error, StorageRefused) else "broker_unreachable"
+            _log.warning(event, url=url, reason=str(error), retry_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 2.0)
         else:

@@ -18,6 +18,7 @@ from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import config, discovery, subjects
 from pagewire.shared.bus import Bus, nats
+from pagewire.shared.bus.nats_store import NO_JETSTREAM
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
 from pagewire.shared.listener import listen
@@ -105,6 +106,7 @@ class Stack:
                 password=settings.nats_password,
                 inbox_prefix="_INBOX",
             )
+            await _require_jetstream(self._bus)
             if GATEWAY in self._programs:
                 self._listener = listen(settings.host, settings.port)
             policy = RestartPolicy(drain=settings.drain_timeout + END_TIMEOUT)
@@ -288,6 +290,16 @@ def _refuse_unsupported(settings: Settings) -> None:
         raise ConfigurationError(
             f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
         )
+
+
+async def _require_jetstream(bus: Bus) -> None:
+    """Raises ConfigurationError if the broker has no JetStream. Services would wait for it."""
+    try:
+        await bus.request("$JS.API.INFO", b"", timeout=STATS_TIMEOUT)
+    except NoResponders:
+        raise ConfigurationError(NO_JETSTREAM) from None
+    except BusError as error:
+        _log.warning("jetstream_unknown", reason=str(error))
 
 
 async def _keep_running(broker: Broker) -> None:

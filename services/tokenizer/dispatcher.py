@@ -6,6 +6,7 @@ the detokenizer that sends the frames is already there.
 
 import asyncio
 import time
+from collections.abc import MutableSet, Set
 from enum import Enum
 
 import msgspec
@@ -44,8 +45,8 @@ OPEN_TIMEOUT = 5.0
 """Seconds in which a stream is opened although the connection is lost, as when the broker restarts."""
 RECONNECT_INTERVAL = 0.05
 """Seconds between two looks for a new connection, or for a detokenizer."""
-FIRST_HEARTBEATS = 2 * INTERVAL
-"""Seconds after which a tokenizer knows every detokenizer."""
+HEARTBEAT_TIMEOUT = 2 * INTERVAL
+"""Seconds in which every live detokenizer sends a heartbeat."""
 SUCCESSOR_TIMEOUT = 8.0
 """Seconds that requests wait for a detokenizer while the only ones drain."""
 
@@ -73,7 +74,6 @@ class Dispatcher:
     def __init__(self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, model: str) -> None:
         """`model` is the model's token in subjects."""
         self.stopping = False
-        self._created_at = time.monotonic()
         self._monitor = monitor
         self._bus = bus
         self._peers = peers
@@ -91,11 +91,16 @@ class Dispatcher:
         """
         if self.stopping:
             opening = msgspec.structs.replace(opening, joins=True)
-        for instance in rank(work.request_id, await self._ready_detokenizers()):
+        encoded = encode(opening)
+        began = time.monotonic()
+        absent: set[str] = set()
+        missing: set[str] = set()
+        while instance := await self._choose(work.request_id, absent, missing, began):
             try:
-                state = await self._open(instance, opening, headers)
+                state = await self._open(instance, encoded, headers)
             except NoResponders:
-                continue  # the detokenizer has just stopped, so that it has no stream of the client
+                missing.add(instance)  # it has no stream of the client
+                continue
             except MessageTooLarge as error:
                 raise PayloadTooLarge("stop strings and prompts do not fit into a message: send less") from error
             except BusError:
@@ -113,34 +118,45 @@ class Dispatcher:
                 case OpenState.UNAVAILABLE:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
                 case OpenState.ABSENT:
-                    continue
+                    absent.add(instance)
                 case OpenState.OPENED:
                     return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
         if self.stopping:
             raise Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
-    async def _ready_detokenizers(self) -> list[str]:
-        """Returns the ready instances. Waits for one while this tokenizer is new, or while the only ones drain."""
-        known_at = self._created_at + FIRST_HEARTBEATS
-        give_up_at = time.monotonic() + SUCCESSOR_TIMEOUT
+    async def _choose(self, request_id: str, absent: Set[str], missing: MutableSet[str], began: float) -> str:
+        """Returns the ready detokenizer that ranks first and has not said that it does not know the request.
+
+        Those that are `missing` on the bus come last: after a restart of the broker they may not have subscribed again
+        yet. Waits if there is none: this tokenizer may be new, or the only detokenizer may drain and have a successor
+        soon. Returns an empty text if none has come some time after `began`.
+        """
         while True:
-            alive, now = self._peers.alive("detokenizer"), time.monotonic()
-            ready = [beat.instance for beat in alive if beat.ready]
-            waits_until = give_up_at if any(beat.draining for beat in alive) else known_at
-            if ready or now >= waits_until:
-                return ready
+            alive = self._peers.alive("detokenizer")
+            ready = {beat.instance for beat in alive if beat.ready} - absent
+            if ranked := rank(request_id, ready - missing):
+                return ranked[0]
+            draining = any(beat.draining for beat in alive)
+            timeout = OPEN_TIMEOUT if ready else SUCCESSOR_TIMEOUT if draining else HEARTBEAT_TIMEOUT
+            if absent or time.monotonic() - began >= timeout:
+                return ""
+            missing.clear()
             await asyncio.sleep(RECONNECT_INTERVAL)
 
-    async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
-        """Opens the stream. If the connection is lost before the answer, asks again: opening twice does no harm."""
+    async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
+        """Opens the stream. If the connection is lost, the detokenizer may have it: it is asked until it is gone.
+
+        Asking twice does no harm. After a restart of the broker, it may not have subscribed again yet.
+        """
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
-        give_up_at = time.monotonic() + OPEN_TIMEOUT
+        lost, give_up_at = False, time.monotonic() + OPEN_TIMEOUT
         while True:
             try:
-                answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
-            except ConnectionLost:
-                if time.monotonic() >= give_up_at:
+                answer = await self._bus.request(subject, opening, timeout=ANSWER_TIMEOUT, headers=headers)
+            except (ConnectionLost, NoResponders) as error:
+                lost |= isinstance(error, ConnectionLost)
+                if not lost or self._peers.gone(instance) or time.monotonic() >= give_up_at:
                     raise
                 await asyncio.sleep(RECONNECT_INTERVAL)
             else:
@@ -174,9 +190,9 @@ class Dispatcher:
                 while True:
                     try:
                         await self._bus.request(subject, abort, timeout=ANSWER_TIMEOUT)
-                    except NoResponders:
-                        break
-                    except BusError:
+                    except BusError as failure:
+                        if isinstance(failure, NoResponders) and self._peers.gone(instance):
+                            break
                         await asyncio.sleep(ABORT_INTERVAL)
                     else:
                         return Outcome.ABORTED

