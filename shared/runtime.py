@@ -79,8 +79,8 @@ class Shutdown:
         """Handles the signals of this process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(STOP, self._on_stop)
+            loop.add_signal_handler(number, self.signal)
+        loop.add_signal_handler(STOP, self.stop)
         loop.add_signal_handler(END_NOW, self.closing.set)
 
     def follows(self) -> Drain:
@@ -94,10 +94,12 @@ class Shutdown:
         self.drained = True
         self.closing.set()
 
-    def _on_signal(self) -> None:
+    def signal(self) -> None:
+        """Handles SIGTERM or SIGINT."""
         (self.closing if self.draining.is_set() else self.draining).set()
 
-    def _on_stop(self) -> None:
+    def stop(self) -> None:
+        """Handles `STOP`."""
         self._stopping = True
         self.draining.set()
 
