@@ -22,7 +22,7 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
 from pagewire.shared.process import END_NOW, INSTANCE, PARENT, STOP
 from pagewire.shared.runtime import Shutdown, run_service
-from tests.support.broker import connect_service, running_broker
+from tests.support.broker import connect_service, plain_server, running_broker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -200,6 +200,22 @@ def test_without_a_broker_it_tries_again_and_says_so() -> None:
         first = json.loads(process.stderr.readline())
         assert first["event"] == "broker_unreachable"
         assert "127.0.0.1:1" in first["reason"]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_it_waits_for_a_jetstream_that_is_missing() -> None:
+    """It may be back later, as when the disk has room again."""
+    with (
+        plain_server(["--addr", "127.0.0.1", "--port", "-1"], {}) as url,
+        service(None, PAGEWIRE_NATS_URL=url) as process,
+    ):
+        assert process.stderr is not None
+        first = json.loads(process.stderr.readline())
+        assert (first["event"], first["level"]) == ("store_unavailable", "warning")
+        assert "--jetstream" in first["reason"]
+        assert json.loads(process.stderr.readline())["event"] == "store_unavailable"
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 0

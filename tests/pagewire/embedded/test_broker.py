@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message, nats
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NotPermitted
-from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, running_broker
+from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, plain_server, running_broker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -45,18 +44,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-@contextmanager
-def plain_server(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """A `nats-server` started by hand; gives its URL."""
-    with subprocess.Popen([find_server(), *arguments], env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            ports = (re.search(r"Listening for client connections on .*:(\d+)$", line) for line in process.stderr)
-            yield f"nats://127.0.0.1:{next(port for port in ports if port)[1]}"
-        finally:
-            process.terminate()
 
 
 class TestClientRole:
