@@ -72,6 +72,8 @@ class Streams:
             stream = await self._registry.recall(request.request_id)
         if stream is not None and not may_start_again(stream):
             return self._join(stream, request)
+        if request.joins:
+            return OpenState.ABSENT
         if self._registry.full:
             return OpenState.FULL
         self._subscribe(self._add_stream(request, vocabulary, headers, request.timeout_ms / 1000), request)

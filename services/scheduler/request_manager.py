@@ -29,6 +29,7 @@ from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
 
 LOOKAHEAD = 8
 """Requests of each queue that may wait here, so that no slot waits for a queue and the policy can compare requests."""
@@ -169,6 +170,30 @@ class RequestManager:
             return None
         return CachedPrefixes(self._context.instance, self.policy.limits.max_running, self._prefixes.packed())
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is no request, and none arrives."""
+        return not self.requests and not self._num_tasks
+
+    def stop_admission(self) -> None:
+        """Pulls nothing more and gives no more slots in this term."""
+        if self.policy is not None:
+            self.policy.admits = False
+
+    async def stop_pulling(self) -> None:
+        """Pulls nothing more, for good; returns when the requests that have arrived are attached."""
+        await self.consumer.stop()
+        await poll(lambda: not self._num_tasks)
+
+    async def return_waiting(self) -> None:
+        """Returns the items of the requests that have had no slot yet to their queues, for another scheduler."""
+        for request in [request for request in self.requests.values() if request.queued]:
+            for sequence in list(request.unfinished):
+                if self.policy is not None:
+                    self.policy.abort(sequence)
+            self._forget(request)
+            await self._return(request.ack)
+
     async def hand_back(self) -> None:
         """Returns every item to its queue, for another scheduler."""
         held = list(self.requests.values())
@@ -190,14 +215,15 @@ class RequestManager:
 
     def _capacity(self, queue: str) -> int:
         """Returns how many items of a queue may come: as many as are sure to run, and a few to choose from."""
-        if self.policy is None or self._suspects.on_trial:
+        if self.policy is None or not self.policy.admits or self._suspects.on_trial:
             return 0
         free = max(0, self.policy.limits.max_running - self.policy.num_unfinished)
         waiting = sum(r.queued and r.queue == queue and bool(r.unfinished) for r in self.requests.values())
         return min(LOOKAHEAD, free + LOOKAHEAD - waiting - self._num_tasks)
 
     def _on_item(self, queue: str, item: Item) -> None:
-        self._spawn(self._accept(queue, item) if self.policy is not None else self._return(item.ack))
+        takes = self.policy is not None and self.policy.admits
+        self._spawn(self._accept(queue, item) if takes else self._return(item.ack))
 
     async def _renew(self) -> None:
         """Keeps the items of all requests from being delivered again."""

@@ -49,6 +49,9 @@ NAME_IN_USE = 10058
 """Error code: there is a stream of that name with another configuration."""
 NOT_FOUND = 10059
 """Error code: there is no stream of that name."""
+UNAVAILABLE = 503
+"""Code of an error that may pass by itself."""
+NO_JETSTREAM = "the NATS server has no JetStream: start it with --jetstream"
 NO_ROOM = 10047
 """Error code: the storage that streams reserve exceeds that of the server."""
 
@@ -84,6 +87,8 @@ class _Error(msgspec.Struct):
     """Why JetStream refused a request."""
 
     description: str
+    code: int = 0
+    """As in HTTP: 503 says that JetStream is there, but not available now."""
     err_code: int = 0
 
 
@@ -141,8 +146,9 @@ class NatsStore:
         """Creates the streams, or updates those of another release; several services may do so at the same time.
 
         Raises:
-            ConfigurationError: the server has no JetStream or no room for the streams, or it has a stream of that name
-                that cannot be updated.
+            ConfigurationError: the server has no room for the streams, or it has a stream of that name that cannot be
+                updated.
+            StorageRefused: JetStream is missing or not available now.
             BusUnavailable, RequestTimeout, NotPermitted
         """
         for name, limits in _STREAMS.items():
@@ -153,6 +159,8 @@ class NatsStore:
             if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
                 refusal = await self._call(f"STREAM.UPDATE.{name}", config)
                 error = error if refusal is not None and refusal.err_code == NOT_FOUND else refusal
+            if error is not None and error.code == UNAVAILABLE:
+                raise StorageRefused(name, error.description)
             if error is not None:
                 hint = ": lower --nats-max-store" if error.err_code == NO_ROOM else ""
                 raise ConfigurationError(f"JetStream refuses the stream {name}: {error.description}{hint}")
@@ -280,7 +288,7 @@ class NatsStore:
         try:
             message = await self._bus.request(f"{API}.{call}", msgspec.json.encode(config), timeout=TIMEOUT)
         except NoResponders:
-            raise ConfigurationError("the NATS server has no JetStream: start it with --jetstream") from None
+            raise StorageRefused(call, NO_JETSTREAM) from None
         return _reply.decode(message.data).error
 
     async def _put(self, subject: str, data: bytes, headers: Headers | None = None) -> None:

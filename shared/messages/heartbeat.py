@@ -30,4 +30,4 @@ class Heartbeat(Wire, frozen=True):
     reads: dict[int, int] = msgspec.field(default_factory=dict)
     """Detokenizer: last step read, by term; every executor has a term of its own."""
     draining: bool = False
-    """The instance ends soon: it takes nothing new, and hands over what it has."""
+    """Whether the instance is about to end: it hands over or finishes what it has. It is not ready then."""

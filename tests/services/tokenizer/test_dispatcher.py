@@ -15,6 +15,7 @@ from pagewire.shared.errors import (
     ConnectionLost,
     DuplicateRequest,
     MessageTooLarge,
+    NoResponders,
     Overloaded,
     PayloadTooLarge,
     RequestError,
@@ -42,6 +43,7 @@ class Scene:
     """Detokenizers a and b of one broker, and the dispatcher under test."""
 
     def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
         self.bus = MemoryBus(broker)
         self.peers = Peers(self.bus)
         self.monitor = StoreMonitor(self.bus.store, on_change=lambda: None)
@@ -283,6 +285,70 @@ async def test_a_frozen_detokenizer_ends_in_an_error(scene: Scene, monkeypatch: 
     await scene.start(scene.first)
     with pytest.raises(Unavailable):
         await scene.dispatch()
+    assert await scene.stored() == []
+
+
+async def test_a_stream_that_may_be_open_is_kept_through_a_restart_of_the_broker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The detokenizer has opened it, the answer is lost, and the detokenizer subscribes later than this tokenizer."""
+    await scene.start(scene.first, scene.second)
+    request, failures = (
+        scene.bus.request,
+        iter([ConnectionLost("lost"), NoResponders("nobody"), NoResponders("nobody")]),
+    )
+
+    async def lossy(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        failure = next(failures, None)
+        if isinstance(failure, NoResponders):
+            raise failure
+        answer = await request(subject, data, timeout=timeout, headers=headers)
+        if failure is not None:
+            raise failure
+        return answer
+
+    monkeypatch.setattr(scene.bus, "request", lossy)
+    assert await scene.dispatch() is Outcome.STORED
+    assert (len(scene.first.opened), scene.second.opened) == (2, [])
+    (work,) = await scene.stored()
+    assert work.detokenizer == scene.first.instance
+
+
+async def test_one_that_has_not_subscribed_again_yet_is_not_gone(scene: Scene) -> None:
+    await scene.start(scene.first)
+    await scene.first.bus.close()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await asyncio.sleep(0)
+    again = FakeDetokenizer(MemoryBus(scene.broker), scene.first.instance)
+    await again.start()
+    assert await dispatching is Outcome.STORED
+    assert len(again.opened) == 1
+
+
+async def test_requests_wait_for_the_successor_of_a_detokenizer_that_drains(scene: Scene) -> None:
+    await scene.start(scene.first)
+    scene.first.beat(ready=False, draining=True)
+    await scene.bus.flush()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await scene.bus.flush()
+    assert not dispatching.done()
+    await scene.second.start()
+    assert await dispatching is Outcome.STORED
+    assert (scene.first.opened, len(scene.second.opened)) == ([], 1)
+
+
+@pytest.mark.parametrize("state", [OpenState.ABSENT, OpenState.ATTACHED])
+async def test_a_server_that_stops_takes_only_what_it_has_accepted(scene: Scene, state: OpenState) -> None:
+    await scene.start(scene.first, scene.second)
+    scene.first.state, scene.second.state = OpenState.ABSENT, state
+    scene.dispatcher.stopping = True
+    if state is OpenState.ATTACHED:
+        assert await scene.dispatch() is Outcome.ATTACHED
+    else:
+        with pytest.raises(Unavailable, match="stopping") as caught:
+            await scene.dispatch()
+        assert caught.value.retry_after_ms
+    assert [opening.joins for opening in scene.first.opened + scene.second.opened] == [True, True]
     assert await scene.stored() == []
 
 
