@@ -68,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Seed of random weights, and of requests without a seed unless 0."""
     api_key: str = ""
     """Key that clients must send; by default none is needed."""
+    api_key_file: str = ""
+    """File with one tenant per line, `name:key`, read again when it changes; by default there are no tenants."""
     lease_window: Positive = 8
     """Steps that the executor may run before the scheduler knows their results."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
