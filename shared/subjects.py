@@ -99,6 +99,11 @@ def client_inbox(tenant: str) -> str:
     return f"{TENANT_INBOX}.{tenant}" if tenant else CLIENT_INBOX
 
 
+def gateway_inbox(tenant: str) -> str:
+    """Returns the prefix of the inboxes in which the gateway acts for a tenant, or for other clients."""
+    return f"{client_inbox(tenant)}.gateway"
+
+
 def service_inbox(service: str) -> str:
     """Returns the prefix of the inboxes of a service."""
     return f"{SERVICE_INBOX}.{service}"

@@ -30,8 +30,16 @@ def running_broker(api_key: str = "") -> Iterator[Broker]:
 
 
 async def connect_service(broker: Broker, name: str = "test", max_store: int = MAX_STORE) -> NatsBus:
-    """A connection with the rights of a service."""
-    return await nats.connect(broker.url, name=name, user=broker.user, password=broker.password, max_store=max_store)
+    """A connection with all rights, which has created the streams."""
+    return await nats.connect(
+        broker.url,
+        name=name,
+        user=broker.user,
+        password=broker.password,
+        inbox_prefix=SERVICE_INBOX,
+        max_store=max_store,
+        create_streams=True,
+    )
 
 
 async def connect_client(broker: Broker, *, api_key: str = "") -> NatsBus:

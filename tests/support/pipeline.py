@@ -13,11 +13,14 @@ from pagewire.services.scheduler.service import Scheduler
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
+from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
+from pagewire.shared.permissions import ROLES
 from pagewire.shared.runtime import run_service
+from tests.support.broker import connect_service
 
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "tokenizer": Tokenizer,
@@ -36,7 +39,7 @@ class Pipeline:
 
     client: AsyncClient
     bus: Bus
-    """With the permissions of a service."""
+    """With all rights."""
     url: str
     peers: Peers
 
@@ -74,16 +77,21 @@ class Pipeline:
 async def running(settings: Settings) -> AsyncIterator[Pipeline]:
     """Starts a broker and the four services, and ends them."""
     async with Broker(port=0) as broker:
-        buses = []
+        buses: list[NatsBus] = []
 
-        async def connect(name: str, prefix: str = subjects.SERVICE_INBOX) -> Bus:
+        async def connect(name: str) -> Bus:
             bus = await nats.connect(
-                broker.url, name=name, user=broker.user, password=broker.password, inbox_prefix=prefix
+                broker.url,
+                name=name,
+                user=name,
+                password=broker.passwords[name],
+                inbox_prefix=subjects.service_inbox(name),
+                create_streams=ROLES[name].stores,
             )
             buses.append(bus)
             return bus
 
-        observer = await connect("observer")
+        observer = await connect_service(broker)
         peers = Peers(observer)
         await peers.listen()
         tasks = [
@@ -104,5 +112,6 @@ async def running(settings: Settings) -> AsyncIterator[Pipeline]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for bus in buses:
+            for bus in (*buses, observer):
                 await bus.close()
+            assert not any(bus.denials for bus in buses), "a service needs a right that it does not have"
