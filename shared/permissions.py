@@ -13,6 +13,8 @@ CLIENT = "client"
 """The user of clients that are no tenants."""
 OPERATOR = "operator"
 """The user of whoever operates the broker, with all rights."""
+STORING = frozenset({"tokenizer", "scheduler", "detokenizer"})
+"""The services that use the store, each of which may create its streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,6 @@ class Permissions:
     subscribe: tuple[str, ...]
     answers: bool = False
     """Whether the user may also publish one answer to each message that it receives, to the reply subject, at once."""
-    stores: bool = False
-    """Whether the user may create the streams."""
 
 
 def of_tenant(name: str) -> Permissions:
@@ -42,6 +42,8 @@ _REQUESTS = (
     f"{subjects.RESUME}.>",
 )
 """What clients ask."""
+_VERBS = ("PING", "INFO", "STATS")
+"""What discovery asks. They are listed, because nats-server takes `$SRV.>` for a part of `$SRV.*`."""
 _CLIENTS = (f"{subjects.CLIENT_INBOX}.>", f"{subjects.TENANT_INBOX}.>")
 """The inboxes of all clients."""
 _STREAMS = tuple(
@@ -62,9 +64,7 @@ def _everyone(*requests: str) -> tuple[str, ...]:
     return tuple(pattern for request in requests for pattern in subjects.for_everyone(request))
 
 
-def _service(
-    name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...], answers: bool = False, stores: bool = False
-) -> Permissions:
+def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...], answers: bool = False) -> Permissions:
     """Returns the rights of a service with those that all have: heartbeats, discovery, and inboxes of its own."""
     return Permissions(
         publish=(
@@ -73,18 +73,15 @@ def _service(
             _inbox(name),
             _inbox("supervisor"),
             *publish,
-            *(_STREAMS if stores else ()),
+            *(_STREAMS if name in STORING else ()),
         ),
         subscribe=(
             f"{subjects.HEARTBEAT}.*.*",
-            "$SRV.*",
-            f"$SRV.*.pagewire-{name}",
-            f"$SRV.*.pagewire-{name}.*",
+            *(f"$SRV.{verb}{suffix}" for verb in _VERBS for suffix in ("", f".pagewire-{name}", f".pagewire-{name}.*")),
             _inbox(name),
             *subscribe,
         ),
         answers=answers,
-        stores=stores,
     )
 
 
@@ -102,7 +99,6 @@ ROLES: dict[str, Permissions] = {
             *_everyone(f"{subjects.GENERATE}.*", f"{subjects.TOKENIZE}.*", subjects.MODELS),
             f"{subjects.PREFIXES}.*.*",
         ),
-        stores=True,
     ),
     "scheduler": _service(
         "scheduler",
@@ -123,7 +119,6 @@ ROLES: dict[str, Permissions] = {
         ),
         subscribe=(f"{subjects.ABORT}.*.*", f"{subjects.STEPS}.*"),
         answers=True,
-        stores=True,
     ),
     "executor": _service(
         "executor",
@@ -148,7 +143,6 @@ ROLES: dict[str, Permissions] = {
             f"{subjects.DETOKENIZER}.*.*",
             f"{subjects.STEPS}.*",
         ),
-        stores=True,
     ),
     "gateway": _service(
         "gateway",

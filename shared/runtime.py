@@ -19,7 +19,7 @@ from pagewire.shared.context import Context, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.heartbeater import Heartbeater
-from pagewire.shared.permissions import ROLES
+from pagewire.shared.permissions import STORING
 from pagewire.shared.process import INSTANCE, die_with_parent, refuse_settings, use_batch_scheduling
 
 CLOSE_WITHIN = 8.0
@@ -141,7 +141,7 @@ async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bu
                 inbox_prefix=inboxes_of(name),
                 connect_timeout=1.0,
                 max_store=settings.nats_max_store,
-                create_streams=ROLES[name].stores,
+                create_streams=name in STORING,
                 tls=tls,
             )
         except BusUnavailable as error:

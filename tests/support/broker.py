@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared import subjects
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.config import MAX_STORE
 
 
 @contextmanager
-def running_broker(api_key: str = "") -> Iterator[Broker]:
+def running_broker(api_key: str = "", api_keys: ApiKeys | None = None) -> Iterator[Broker]:
     """A server on a free port, stopped and cleaned up at the end. On one loop, use `Broker` itself instead."""
-    broker = Broker(port=0, api_key=api_key)
+    broker = Broker(port=0, api_key=api_key, api_keys=api_keys)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="broker")
     thread.start()

@@ -18,7 +18,7 @@ from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
-from pagewire.shared.permissions import ROLES
+from pagewire.shared.permissions import STORING
 from pagewire.shared.runtime import run_service
 from tests.support.broker import connect_service
 
@@ -86,7 +86,7 @@ async def running(settings: Settings) -> AsyncIterator[Pipeline]:
                 user=name,
                 password=broker.passwords[name],
                 inbox_prefix=subjects.service_inbox(name),
-                create_streams=ROLES[name].stores,
+                create_streams=name in STORING,
             )
             buses.append(bus)
             return bus
