@@ -12,6 +12,7 @@ from pagewire.services.executor.service import Executor
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.config import Settings
@@ -28,6 +29,8 @@ SERVICES: dict[str, Callable[[Context], Service]] = {
     "executor": Executor,
     "detokenizer": Detokenizer,
 }
+
+CLIENT_KEY = "client-key"
 
 HELD = ("requests", "running", "waiting", "blocks_held")
 """What a scheduler reports of itself that is zero when it is idle."""
@@ -74,9 +77,10 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Pipeline]:
-    """Starts a broker and the four services, and ends them."""
-    async with Broker(port=0) as broker:
+async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncIterator[Pipeline]:
+    """Starts a broker and the four services, and ends them. With tenants, the client is the one with `CLIENT_KEY`."""
+    api_key = CLIENT_KEY if api_keys is not None else ""
+    async with Broker(port=0, api_key=api_key, api_keys=api_keys) as broker:
         buses: list[NatsBus] = []
 
         async def connect(name: str) -> Bus:
@@ -99,7 +103,7 @@ async def running(settings: Settings) -> AsyncIterator[Pipeline]:
             for name, cls in SERVICES.items()
         ]
         try:
-            async with AsyncClient(broker.url) as client:
+            async with AsyncClient(broker.url, api_key=api_key) as client:
                 pipeline = Pipeline(client, observer, broker.url, peers)
                 ready = asyncio.create_task(pipeline.until_ready())
                 await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
