@@ -19,6 +19,8 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError
 
 PING_INTERVAL = 1.0
 """Seconds between two pings; three pings without an answer end the connection to a frozen server."""
+CLOSE_GRACE = 0.2
+"""Seconds that an aborted connection has to close."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
 
@@ -95,6 +97,9 @@ class NatsClient(Client):  # type: ignore[misc]
             raise BusUnavailable(f"no NATS server answers at {address}: {self._last_error}") from None
         except (ssl.SSLError, TlsRefused) as error:
             raise ConfigurationError(f"no TLS with the NATS server at {address}: {error}") from None
+        except OSError as error:
+            wanted = ": it wants a certificate that it trusts" if self._server_info.get("tls_verify") else ""
+            raise BusUnavailable(f"the NATS server at {address} has ended the connection{wanted}: {error}") from None
         except errors.Error as error:
             if "authorization" in str(error).lower():
                 raise ConfigurationError(f"the NATS server at {address} refuses these credentials") from None
@@ -145,14 +150,18 @@ class NatsClient(Client):  # type: ignore[misc]
             self._transport._io_writer.transport.abort()
 
     async def close_within(self, timeout: float) -> None:
-        """Closes the client; aborts the connection if the server has not read the rest after `timeout` seconds."""
+        """Closes the client; aborts the connection if the server has not read the rest after `timeout` seconds.
+
+        After a TLS handshake that has failed, nats-py waits without end for the connection to be closed.
+        """
         if not self.is_connected:
             self._pending.clear()  # uvloop refuses to write to a closed socket
             self._pending_data_size = 0
         abort = asyncio.get_running_loop().call_later(timeout, self.abort)
         try:
-            with suppress(OSError):
-                await self.close()
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(timeout + CLOSE_GRACE):
+                    await self.close()
         finally:
             abort.cancel()
 
