@@ -19,7 +19,13 @@ from pagewire.shared.context import Context, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.heartbeater import Heartbeater
-from pagewire.shared.process import INSTANCE, die_with_parent, refuse_settings, use_batch_scheduling
+from pagewire.shared.process import (
+    INSTANCE,
+    die_with_parent,
+    refuse_settings,
+    return_freed_memory,
+    use_batch_scheduling,
+)
 
 CLOSE_WITHIN = 8.0
 """Seconds that a service has to finish its work after SIGINT or SIGTERM."""
@@ -37,6 +43,8 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
     """
     die_with_parent()
     use_batch_scheduling()
+    if name != "executor":
+        return_freed_memory()
     parser = argparse.ArgumentParser(prog=f"python -m pagewire.services.{name}")
     flags.add_settings(parser)
     try:

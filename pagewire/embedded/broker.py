@@ -24,7 +24,7 @@ from pagewire.shared.process import die_with, use_batch_scheduling
 HOST = "127.0.0.1"
 MAX_PAYLOAD = 8 << 20
 """Maximum size in bytes of a message's headers and payload together."""
-MAX_PENDING = 64 << 20
+MAX_PENDING = 256 << 20
 """Bytes that the server buffers for a slow connection before it closes the connection."""
 START_TIMEOUT = 10.0
 """Seconds until the server must be ready; usually it is within a tenth of a second."""
