@@ -73,7 +73,8 @@ class Round:
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench chat", description=__doc__)
-    parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8080")
+    parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8080 or https://models.example")
+    parser.add_argument("--api-key", default="", help="key that the server at --url wants")
     parser.add_argument("--model", default=DEFAULT.name, help="model of the stack, or its name at --url")
     parser.add_argument("--dtype", default="auto", help="of the stack's weights")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
@@ -106,7 +107,7 @@ def read_questions() -> list[str]:
     return [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()]
 
 
-async def drive(url: str, model: str, questions: Sequence[str], clients: int, limit: int) -> Round:
+async def drive(url: str, model: str, questions: Sequence[str], clients: int, limit: int, api_key: str = "") -> Round:
     """Returns the figures of `clients` that ask all questions, each one after the other.
 
     Raises:
@@ -117,7 +118,7 @@ async def drive(url: str, model: str, questions: Sequence[str], clients: int, li
 
     async def talk() -> None:
         for question in waiting:
-            answers.append(await ask(url, model, question, limit))  # noqa: PERF401 - the questions are shared
+            answers.append(await ask(url, model, question, limit, api_key))  # noqa: PERF401 - the questions are shared
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
@@ -134,7 +135,7 @@ async def drive(url: str, model: str, questions: Sequence[str], clients: int, li
     )
 
 
-async def ask(url: str, model: str, question: str, limit: int) -> Answer:
+async def ask(url: str, model: str, question: str, limit: int, api_key: str = "") -> Answer:
     """Returns how one question was answered. Tokens are those that the server counts in its usage.
 
     Raises:
@@ -152,7 +153,10 @@ async def ask(url: str, model: str, question: str, limit: int) -> Answer:
     arrivals: list[float] = []
     tokens = 0
     try:
-        async with asyncio.timeout(ANSWER_WITHIN), aclosing(post(f"{url}/v1/chat/completions", body)) as events:
+        async with (
+            asyncio.timeout(ANSWER_WITHIN),
+            aclosing(post(f"{url}/v1/chat/completions", body, api_key)) as events,
+        ):
             async for event in events:
                 if any(choice["delta"].get("content") for choice in event.get("choices", ())):
                     arrivals.append(time.perf_counter() - began)
@@ -168,9 +172,10 @@ async def _measure(given: argparse.Namespace) -> list[Round]:
     questions = cycle(read_questions())
     try:
         async with _server(given) as url:
-            await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, limit=16)
+            key = given.api_key
+            await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, 16, key)
             return [
-                await drive(url, given.model, _some(questions, clients, given.requests), clients, given.max_tokens)
+                await drive(url, given.model, _some(questions, clients, given.requests), clients, given.max_tokens, key)
                 for _ in range(given.rounds)
                 for clients in given.clients
             ]
