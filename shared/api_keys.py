@@ -13,10 +13,9 @@ from typing import NoReturn
 import structlog
 
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES
 
-RESERVED = frozenset(
-    {"client", "service", "tokenizer", "scheduler", "executor", "detokenizer", "gateway", "supervisor", "monitor"}
-)
+RESERVED = frozenset({CLIENT, OPERATOR, *ROLES})
 """NATS users that are no tenants."""
 MIN_KEY = 16
 """Characters that a key must have: shorter ones can be guessed."""

@@ -12,13 +12,14 @@ from typing import NoReturn
 import structlog
 import uvloop
 
-from pagewire.shared import flags, logs, subjects, telemetry
+from pagewire.shared import credentials, flags, logs, subjects, telemetry
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.heartbeater import Heartbeater
+from pagewire.shared.permissions import STORING
 from pagewire.shared.process import (
     INSTANCE,
     die_with_parent,
@@ -126,22 +127,30 @@ async def run_service(
         await asyncio.wait({serving, heartbeats})
 
 
+def inboxes_of(name: str) -> str:
+    """Returns the prefix of a service's inboxes."""
+    # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
+    return subjects.gateway_inbox("") if name == "gateway" else subjects.service_inbox(name)
+
+
 async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
     """Connects to the broker. Retries without end, because services and broker may start in any order."""
     url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
-    # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
-    prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
+    user, password = credentials.of_service(settings, name)
+    tls = credentials.tls(settings)
     delay = 0.1
     while True:
         try:
             bus = await nats.connect(
                 url,
                 name=f"{name}/{instance}",
-                user=settings.nats_user,
-                password=settings.nats_password,
-                inbox_prefix=prefix,
+                user=user,
+                password=password,
+                inbox_prefix=inboxes_of(name),
                 connect_timeout=1.0,
                 max_store=settings.nats_max_store,
+                create_streams=name in STORING,
+                tls=tls,
             )
         except BusUnavailable as error:
             _log.warning("broker_unreachable", url=url, reason=str(error), retry_in=delay)

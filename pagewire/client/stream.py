@@ -95,7 +95,7 @@ class Stream:
         self._deltas = DeltaQueue()
         self._waiter: asyncio.Future[None] | None = None
         self._subject = self._resume = ""
-        self._cancel = f"{subjects.CANCEL}.{self.request_id}"
+        self._cancel = directory.subject(f"{subjects.CANCEL}.{self.request_id}")
         self._body = b""
         self._accepted = self._ended = self._resend = False
         self._result: Result | None = None
@@ -140,7 +140,7 @@ class Stream:
 
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
         self.model = await self._directory.resolve(self.model)
-        self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
+        self._subject = self._directory.subject(f"{subjects.GENERATE}.{subjects.model_token(self.model)}")
         self._body = encode_request(self._sent, frames.ENCODER)
         with (
             self._bus.inbox(self._on_message) as self._inbox,

@@ -15,7 +15,8 @@ from pagewire.embedded.broker import Broker
 from pagewire.embedded.model_choice import choose_model
 from pagewire.embedded.supervisor import Program, Supervisor
 from pagewire.embedded.watchdog import Watchdog
-from pagewire.shared import config, subjects
+from pagewire.shared import config, credentials, subjects
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, Unavailable
@@ -26,6 +27,7 @@ PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 REPLICATED = ("executor", "scheduler")
 """The services with one process per replica."""
 GATEWAY = "gateway"
+SUPERVISOR = "supervisor"
 START_TIMEOUT = 300.0
 """Seconds until all services must be ready; loading a large model takes long."""
 ROOM_CHECK_INTERVAL = 0.5
@@ -59,6 +61,7 @@ class Stack:
             name: service for service in services for name in program_names(service, replicas_of(service, settings))
         }
         self._broker: Broker | None = None
+        self._api_keys: ApiKeys | None = None
         self._bus: Bus | None = None
         self._watchdog: Watchdog | None = None
         self._running: asyncio.Task[None] | None = None
@@ -69,23 +72,24 @@ class Stack:
         settings = await choose_model(self._settings)
         try:
             if not settings.nats_url:
+                self._api_keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
                 self._broker = Broker(
-                    port=settings.nats_port, api_key=settings.api_key, max_store=settings.nats_max_store
+                    port=settings.nats_port,
+                    api_key=settings.api_key,
+                    api_keys=self._api_keys,
+                    max_store=settings.nats_max_store,
                 )
                 await self._broker.start()
-                settings = msgspec.structs.replace(
-                    settings,
-                    nats_url=self._broker.url,
-                    nats_user=self._broker.user,
-                    nats_password=self._broker.password,
-                )
+                settings = msgspec.structs.replace(settings, nats_url=self._broker.url)
             self._settings = settings
+            user, password = self._credentials(SUPERVISOR)
             self._bus = await nats.connect(
                 settings.nats_url,
-                name="supervisor",
-                user=settings.nats_user,
-                password=settings.nats_password,
-                inbox_prefix="_INBOX",
+                name=SUPERVISOR,
+                user=user,
+                password=password,
+                inbox_prefix=subjects.service_inbox(SUPERVISOR),
+                tls=credentials.tls(settings),
             )
             programs = [
                 Program(name, _command(service), partial(self._environment, name))
@@ -145,6 +149,8 @@ class Stack:
                 if self._broker is not None:
                     group.create_task(_keep_running(self._broker))
                     group.create_task(_end_broken(self._broker))
+                    if self._api_keys is not None:
+                        group.create_task(self._api_keys.watch(self._broker.reload))
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
@@ -169,10 +175,18 @@ class Stack:
     def _environment(self, program: str) -> dict[str, str]:
         """Returns the environment for a program's next start, with a new instance id and exactly these settings."""
         self._instances[program] = instance = subjects.new_instance()
+        user, password = self._credentials(self._programs[program])
+        settings = msgspec.structs.replace(self._settings, nats_user=user, nats_password=password, nats_secrets="")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if self._programs[program] == "executor" and self._settings.device == "cuda":
             inherited |= _own_gpu(program, inherited)
-        return {**inherited, **config.to_environment(self._settings), INSTANCE: instance}
+        return {**inherited, **config.to_environment(settings), INSTANCE: instance}
+
+    def _credentials(self, service: str) -> tuple[str, str]:
+        """Returns the NATS user and the password of a service, or of the supervisor."""
+        if self._broker is not None:
+            return service, self._broker.passwords[service]
+        return credentials.of_service(self._settings, service)
 
 
 def replicas_of(service: str, settings: Settings) -> int:
@@ -217,6 +231,11 @@ def _own_gpu(program: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_unsupported(settings: Settings) -> None:
+    if not settings.nats_url:
+        for name in ("nats_secrets", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"):
+            if getattr(settings, name):
+                flag = name.replace("_", "-")
+                raise ConfigurationError(f"--{flag} is for a broker of your own: give --nats-url too, or leave it out")
     if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
         raise ConfigurationError(
             f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"

@@ -71,7 +71,8 @@ class Endpoint:
         self.running += 1
         try:
             call = self._api.read(await read_body(scope, receive, self._body_limit))
-            stream = self._client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
+            client = await self._client.for_tenant(scope.get("tenant", ""))
+            stream = client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
             async with while_connected(receive):
                 if call.streamed:
                     await self._send_events(stream, call, send)

@@ -39,6 +39,8 @@ from pagewire.shared.replies import Replier
 
 PROMPT_TAIL = 16
 """Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
+SECRET_BYTES = 16
+"""Random bytes at the end of the subjects that cancel and resume a stream."""
 
 _log = structlog.get_logger()
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -59,6 +61,10 @@ class Caller:
     """Whether the id was drawn for this very message."""
     batch_inbox: str
     """The inbox where the client's connection takes deltas of several streams; empty: there is none."""
+    tenant: str = ""
+    """Empty for a client that is no tenant."""
+    secret: bytes = b""
+    """Random bytes that only this client learns."""
 
 
 class InputProcessor:
@@ -125,13 +131,16 @@ class InputProcessor:
         )
         left = _seconds_left(expires)
         batch_inbox = message.headers.get(BATCH_INBOX, "")
+        tenant = subjects.tenant_of(message.subject)
         caller = Caller(
             request_id,
             message.reply,
             encoding,
             deadline=time.time() + left,
             fresh=not request.request_id or FRESH in message.headers,
-            batch_inbox=batch_inbox if subjects.is_client_inbox(batch_inbox) else "",
+            batch_inbox=batch_inbox if subjects.owner_of(batch_inbox) == tenant else "",
+            tenant=tenant,
+            secret=secrets.token_bytes(SECRET_BYTES),
         )
         headers: dict[str, str] = {}
         telemetry.inject(headers, span)
@@ -172,7 +181,7 @@ def open_stream(
     """Returns the message to the detokenizer."""
     params = request.sampling
     return OpenStream(
-        request_id=caller.request_id,
+        request_id=subjects.owned(caller.tenant, caller.request_id),
         digest=digest,
         reply=caller.reply,
         encoding=caller.encoding,
@@ -188,6 +197,7 @@ def open_stream(
         timeout_ms=timeout_ms,
         fresh=caller.fresh,
         batch_inbox=caller.batch_inbox,
+        secret=caller.secret,
     )
 
 
@@ -196,15 +206,15 @@ def work_item(
 ) -> WorkItem:
     """Returns the message to the scheduler. The dispatcher fills in the detokenizer that has opened the stream."""
     return WorkItem(
-        request_id=caller.request_id,
+        request_id=subjects.owned(caller.tenant, caller.request_id),
         detokenizer="",
         prompts=tuple(map(pack, prompts)),
         n=request.sampling.n,
         sampling=resolved,
         priority=request.priority,
         deadline=caller.deadline,
-        user=request.user,
-        cache_salt=request.cache_salt,
+        user=subjects.owned(caller.tenant, request.user),
+        cache_salt=subjects.owned(caller.tenant, request.cache_salt),
     )
 
 

@@ -18,7 +18,7 @@ class OpenStream(Wire, frozen=True):
     """Opens the client's stream. From here on the detokenizer sends all frames to the client."""
 
     request_id: str
-    """Id chosen by the client, or a random one."""
+    """Id chosen by the client, or a random one; `subjects.owned` by the client's tenant, as in all other messages."""
     digest: bytes
     """Fingerprint of the request's body: the same id with a different body is refused."""
     reply: str
@@ -49,6 +49,8 @@ class OpenStream(Wire, frozen=True):
     """The request is sent for the first time with a random id: no record of it can exist."""
     batch_inbox: str = ""
     """Inbox for deltas of several streams in one message; empty: none."""
+    secret: bytes = b""
+    """Ends the subjects that cancel and resume the stream: 128 random bits, which only those know who may read it."""
 
 
 class OpenState(IntEnum):
