@@ -132,7 +132,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
             values.update(tomllib.loads(config.read_text()))
         except OSError as error:
             raise ConfigurationError(f"cannot read the configuration {config}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigurationError(f"{config} is not TOML: {error}") from error
     values.update({name: environ[variable(name)] for name in FIELDS if variable(name) in environ})
     values.update(flags)
