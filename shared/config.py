@@ -104,6 +104,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Folder that spans are written to; by default none are written."""
     prefix_cache: bool = True
     """Share the KV blocks of equal prefixes."""
+    ssl_certfile: str = ""
+    """File with the HTTP server's certificate and its chain, in PEM; by default HTTP is not encrypted."""
+    ssl_keyfile: str = ""
+    """File with the certificate's private key, without a passphrase; by default the certificate's file has it too."""
+    ssl_ca_certs: str = ""
+    """File with the authorities whose certificates HTTP clients must have; by default they need none."""
+    max_connections: Positive = 8192
+    """HTTP connections that may be open at once; beyond them idle ones are closed, then requests refused with 503."""
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
@@ -126,7 +134,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
             values.update(tomllib.loads(config.read_text()))
         except OSError as error:
             raise ConfigurationError(f"cannot read the configuration {config}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigurationError(f"{config} is not TOML: {error}") from error
     values.update({name: environ[variable(name)] for name in FIELDS if variable(name) in environ})
     values.update(flags)

@@ -155,7 +155,7 @@ ROLES: dict[str, Permissions] = {
         answers=True,
     ),
     "supervisor": Permissions(
-        publish=(f"{subjects.HEARTBEAT}.*.*", "$SRV.PING.>", "$SRV.STATS.>"),
+        publish=(f"{subjects.HEARTBEAT}.*.*", "$SRV.PING.>", "$SRV.STATS.>", f"{API}.INFO"),
         subscribe=(f"{subjects.HEARTBEAT}.*.*", _inbox("supervisor")),
     ),
 }

@@ -27,6 +27,7 @@ from pagewire.shared.process import (
     STOP,
     die_with_parent,
     refuse_settings,
+    return_freed_memory,
     use_batch_scheduling,
 )
 
@@ -46,6 +47,8 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
     """
     die_with_parent()
     use_batch_scheduling()
+    if name != "executor":
+        return_freed_memory()
     parser = argparse.ArgumentParser(prog=f"python -m pagewire.services.{name}")
     flags.add_settings(parser)
     try:

@@ -10,7 +10,7 @@ from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES, Permissions
 
 MAX_PAYLOAD = 8 << 20
 """Maximum size in bytes of a message's headers and payload together."""
-MAX_PENDING = 64 << 20
+MAX_PENDING = 256 << 20
 """Bytes that the server buffers for a slow connection before it closes the connection."""
 PING_INTERVAL = "20s"
 ANSWER_WITHIN = "5s"

@@ -148,7 +148,8 @@ class Stack:
                 self._running.result()
             raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
         load = waiting.result().get(GATEWAY, {})
-        http = f"http://{self._settings.host}:{int(load['port'])}" if load else ""
+        scheme = "https" if self._settings.ssl_certfile else "http"
+        http = f"{scheme}://{self._settings.host}:{int(load['port'])}" if load else ""
         return Address(self._settings.nats_url, http)
 
     async def wait(self) -> None:

@@ -22,6 +22,8 @@ from pagewire.services.tokenizer.validation import (
     TextPrompts,
     TokenPrompts,
     check_ids,
+    check_lengths,
+    check_texts,
     tokens_to_generate,
     validate,
 )
@@ -82,7 +84,9 @@ class InputProcessor:
         self._renderer = renderer
         self._dispatcher = dispatcher
         self._replier = replier
-        self._limits = Limits(model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens)
+        self._limits = Limits(
+            model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens, model.longest_token
+        )
         self._seed = seed
 
     async def process(self, message: Message, arrived: float) -> None:
@@ -113,9 +117,10 @@ class InputProcessor:
                 ids = await self._tokenize(prompt)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
-        check_ids(ids, self._model.vocab_size)
         lengths = list(map(len, ids))
         _note(span, prompt_tokens=sum(lengths))
+        check_lengths(lengths, self._limits)  # before anything looks at each id
+        check_ids(ids, self._model.vocab_size)
         digest = digest_of(request)
         resolved = sampling.resolve(
             request.sampling,
@@ -148,9 +153,11 @@ class InputProcessor:
     async def _tokenize(self, prompt: TextPrompts | TokenPrompts | ChatPrompt) -> Sequence[Sequence[int]]:
         match prompt:
             case TextPrompts(texts):
+                check_texts(texts, self._limits)
                 return await self._model.encoder.encode(texts)
             case ChatPrompt(conversation):
                 text = await self._renderer.render(conversation)
+                check_texts([text], self._limits)
                 return await self._model.encoder.encode([text], special=False)
             case TokenPrompts(prompts):
                 return prompts

@@ -277,7 +277,7 @@ class TestServer:
     async def test_a_server_without_jetstream_may_get_it_later(self, tmp_path: Path) -> None:
         server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
         with server as url, pytest.raises(BusUnavailable, match="--jetstream"):
-            await nats.connect(url, name="service")
+            await nats.connect(url, name="service", create_streams=True)
 
     async def test_a_stack_refuses_a_server_without_jetstream_at_once(self, tmp_path: Path) -> None:
         server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})

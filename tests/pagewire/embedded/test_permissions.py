@@ -180,7 +180,7 @@ TABLE = {
         "gateway", OF_ANYONE, {"_INBOX.gateway.x.1", "_TENANT.alice.gateway.x.1", "_TENANT.bob.gateway.x.1"}
     ),
     "supervisor": Row(
-        {*HEARTBEATS, *(subject for subject in DISCOVERY if subject.count(".") > 1)},
+        {*HEARTBEATS, "$JS.API.INFO", *(subject for subject in DISCOVERY if subject.count(".") > 1)},
         {*HEARTBEATS, "_SVC.supervisor.x.1"},
     ),
 }
