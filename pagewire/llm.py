@@ -5,6 +5,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import msgspec
+
 from pagewire.client.async_client import AsyncClient, Messages
 from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import PIPELINE, Stack
@@ -33,7 +35,8 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         flags = {name.replace("_", "-"): value for name, value in settings.items()}
-        self._settings = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+        chosen = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+        self._settings = msgspec.structs.replace(chosen, max_queue_wait=None)  # offline, every request waits
         self._thread = LoopThread()
         self._stack = Stack(self._settings, PIPELINE)
         self._finalizer = weakref.finalize(self, _end, self._thread, self._stack)
@@ -100,8 +103,11 @@ class LLM:
         return self._thread.run(self._generate(list(zip(requests, each, strict=True))))
 
     async def _generate(self, work: Sequence[tuple[dict[str, Any], SamplingParams | None]]) -> list[Result]:
-        """Keeps twice as many requests in flight as there are slots, so that a free slot finds the next one waiting."""
-        room = asyncio.Semaphore(2 * self._settings.max_num_seqs)
+        """Keeps twice as many requests in flight as there are slots, so that a free slot finds the next one waiting.
+
+        A request for which the services have no room, because there are so many slots, is sent again later.
+        """
+        room = asyncio.Semaphore(2 * self._settings.max_num_seqs * self._settings.data_parallel_size)
         async with AsyncClient(self._address.nats, api_key=self._settings.api_key) as client:
 
             async def one(request: dict[str, Any], sampling: SamplingParams | None) -> Result:

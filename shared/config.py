@@ -19,6 +19,8 @@ STEP_TOKENS = 512
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Duration = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$")]
+"""A number with its unit: 500ms, 10s, 2m, 1h."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="kebab"):
@@ -90,9 +92,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Folder that spans are written to; by default none are written."""
     prefix_cache: bool = True
     """Share the KV blocks of equal prefixes."""
+    max_queue_wait: Duration | None = None
+    """Longest wait in the queue, such as 10s, 500ms or 2m: a request that would wait longer is refused with 429; by
+    default the queue is bounded only by the number and bytes of its requests, and by their own deadlines."""
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
+
+
+def seconds(duration: str) -> float:
+    """Returns the seconds of a `Duration`."""
+    number = duration.rstrip("hms")
+    return float(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[duration.removeprefix(number)]
 
 
 def variable(name: str) -> str:

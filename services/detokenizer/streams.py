@@ -68,6 +68,8 @@ class Streams:
             stream = await self._registry.recall(request.request_id)
         if stream is not None and not _may_start_again(stream):
             return self._join(stream, request)
+        if not request.admitted:
+            return OpenState.NOT_ADMITTED
         if self._registry.full:
             return OpenState.FULL
         stream = Stream(

@@ -82,9 +82,9 @@ class WorkConsumer:
         """Returns queues that hold work for replicas which are silent or cannot run anything."""
         ready = {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}
         try:
-            nonempty = await self.store.nonempty_queues(self.model)
+            lengths = await self.store.queue_lengths(self.model)
         except BusError as error:
             _log.warning("queues_unknown", reason=str(error))
             return self._wanted - self._own
         targets = ready | {self.instance, subjects.ANY}
-        return {queue for queue in nonempty if queue.rpartition(".")[2] not in targets}
+        return {queue for queue in lengths.items if queue.rpartition(".")[2] not in targets}

@@ -9,6 +9,7 @@ from enum import Enum
 
 import msgspec
 
+from pagewire.services.tokenizer.admission import Admission
 from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
@@ -55,23 +56,32 @@ class Outcome(Enum):
 class Dispatcher:
     """Dispatches the requests for one model."""
 
-    def __init__(self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, model: str) -> None:
+    def __init__(
+        self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, admission: Admission, model: str
+    ) -> None:
         """`model` is the model's token in subjects."""
         self._monitor = monitor
         self._bus = bus
         self._peers = peers
         self._router = router
+        self._admission = admission
         self._model = model
 
-    async def dispatch(self, opening: OpenStream, work: WorkItem, headers: Headers) -> Outcome:
+    async def dispatch(
+        self, opening: OpenStream, work: WorkItem, headers: Headers, refusal: Overloaded | None = None
+    ) -> Outcome:
         """Opens the stream at the detokenizer that ranks first for the request id, then stores the work.
+
+        With `refusal`, only the stream of a known request is attached to; for a new one, `refusal` is raised.
 
         Raises:
             DuplicateRequest: the request id is taken by another body.
-            Overloaded: the detokenizer has too many streams.
+            Overloaded: the request is not admitted, or the detokenizer has too many streams.
             PayloadTooLarge: a message does not fit.
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
+        if refusal is not None:
+            opening = msgspec.structs.replace(opening, admitted=False)
         instances = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
         for instance in rank(work.request_id, instances):
             try:
@@ -90,10 +100,12 @@ class Dispatcher:
                 case OpenState.CONFLICT:
                     raise DuplicateRequest(f"request_id {work.request_id} is taken by another request: choose another")
                 case OpenState.FULL:
-                    retry = self._router.retry_after_ms()
+                    retry = self._admission.retry_after_ms(work.priority)
                     raise Overloaded("too many streams are open: send the request again later", retry)
                 case OpenState.UNAVAILABLE:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
+                case OpenState.NOT_ADMITTED if refusal is not None:
+                    raise refusal
                 case OpenState.OPENED:
                     return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
@@ -108,7 +120,7 @@ class Dispatcher:
             return await self._abort(work.detokenizer, work.request_id, _refused(self._monitor.refusal))
         queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
         try:
-            await self._bus.store.put_work(queue, encode(work), headers=headers)
+            number = await self._bus.store.put_work(queue, encode(work), headers=headers)
         except MessageTooLarge:
             too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
             return await self._abort(work.detokenizer, work.request_id, too_large)
@@ -117,6 +129,7 @@ class Dispatcher:
         except BusError:
             unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
             return await self._abort(work.detokenizer, work.request_id, unstored)
+        self._admission.on_stored(work.priority, number)
         return Outcome.STORED
 
     async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:

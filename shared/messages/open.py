@@ -49,6 +49,8 @@ class OpenStream(Wire, frozen=True):
     """The request is sent for the first time with a random id: no record of it can exist."""
     batch_inbox: str = ""
     """Inbox for deltas of several streams in one message; empty: none."""
+    admitted: bool = True
+    """False: the queue is too long for a new request; only the stream of a known one may be attached to."""
 
 
 class OpenState(IntEnum):
@@ -64,6 +66,8 @@ class OpenState(IntEnum):
     """There are too many streams: the tokenizer answers 429."""
     UNAVAILABLE = 4
     """The store does not say whether the request is known: the tokenizer answers 503."""
+    NOT_ADMITTED = 5
+    """The request is new and was not admitted: the tokenizer answers 429."""
 
 
 class Opened(Wire, frozen=True):
