@@ -62,24 +62,23 @@ class BacklogReporter:
 
     def _describe(self, lengths: QueueLengths | None) -> Backlog:
         manager, policy, meter = self._manager, self._manager.policy, self._manager.meter
-        running = [request for request in manager.requests.values() if not request.queued]
         started = [0] * len(subjects.CLASSES)
-        for request in running:
-            started[subjects.class_of(request.work.priority)] += 1
+        for request in manager.requests.values():
+            started[subjects.class_of(request.work.priority)] += not request.queued
         stored = [0] * len(subjects.CLASSES)
         for queue, items in lengths.items.items() if lengths is not None else ():
             name = queue.split(".")[1]
             if name in subjects.CLASSES:
                 stored[subjects.CLASSES.index(name)] += items
-        each = sum(request.num_choices for request in running) / len(running) if running else 1.0
         return Backlog(
             scheduler=self._instance,
             started=tuple(started),
             starts=meter.starts(time.monotonic()),
             rate=meter.rate() if policy is not None else 0.0,
-            free=meter.free(policy) / each if policy is not None else 0.0,
+            free=meter.free(policy) if policy is not None else 0.0,
             stored=tuple(stored) if lengths is not None else (),
             last=lengths.last if lengths is not None else 0,
+            delay=meter.delay(),
         )
 
     def _on_backlog(self, message: Message) -> None:

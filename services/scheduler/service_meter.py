@@ -22,6 +22,8 @@ class ServiceMeter:
         """Tokens of the requests that have ended."""
         self._mean = 0.0
         """Tokens that a running request had generated at the last sample, on average."""
+        self._each = 1.0
+        """Sequences of a running request at the last sample, on average."""
 
     def start(self, request: Request, now: float) -> None:
         """Records that a request has its first slot. The tokens of an earlier run are not counted again."""
@@ -47,6 +49,8 @@ class ServiceMeter:
             seconds = now - self._sampled_at
             self._rate.observe(seconds, len(policy.running), generated, waiting=len(policy.waiting) > 0)
         self._mean = running / len(started) if started else 0.0
+        if started:
+            self._each = sum(request.num_choices for request in started) / len(started)
         self._counted, self._sampled_at = tokens, now
 
     def rate(self) -> float:
@@ -54,9 +58,16 @@ class ServiceMeter:
         return self._rate.starts_per_second(self._mean) if self._rate is not None else 0.0
 
     def free(self, policy: Policy) -> float:
-        """Returns how many more sequences could run now."""
+        """Returns how many more requests could run now."""
         most = self._rate.concurrency if self._rate is not None else policy.limits.max_running
-        return max(0.0, most - len(policy.running))
+        return max(0.0, most - len(policy.running)) / self._each
+
+    def delay(self) -> float:
+        """Returns the seconds by which requests start later than at the rate, because those that run are young."""
+        rate = self.rate()
+        if self._rate is None or not rate:
+            return 0.0
+        return self._rate.youth(self._mean) * self._rate.concurrency / self._each / rate
 
     def starts(self, now: float) -> tuple[float, ...]:
         """Returns how many requests of each class have started per second lately."""

@@ -63,7 +63,20 @@ class ServiceRate:
         is all that is known about their length. Later it shows when requests have become longer than those that have
         ended: on average, a running request has generated half of its tokens or less.
         """
-        length = max(self._ended_tokens / self._ended, generated / 2) if self._ended else generated
+        length = max(self._length, generated / 2) if self._ended else generated
         if self._loaded < KNOWN_AFTER or not self._tokens or not length:
             return 0.0
         return self.concurrency * (self._tokens / self._slot_seconds) / length
+
+    def youth(self, generated: float) -> float:
+        """Returns which share of a request's time the running requests are younger than usual.
+
+        Of requests that begin one after the other, those that run have generated half of their tokens, on average. Of
+        requests that have begun together, none ends for a while.
+        """
+        return max(0.0, 0.5 - generated / self._length) if self._length else 0.0
+
+    @property
+    def _length(self) -> float:
+        """Mean number of tokens of the requests that have ended."""
+        return self._ended_tokens / self._ended if self._ended else 0.0

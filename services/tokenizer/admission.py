@@ -49,6 +49,8 @@ class Load:
     """Requests that could start at once."""
     last: int = 0
     """Number in the store of the last request that is counted."""
+    delay: float = 0.0
+    """Seconds by which requests start later than at `rate`, because those that run have begun only lately."""
 
 
 def expected_wait(load: Load, rank: int, others: float = 0.0) -> float | None:
@@ -64,7 +66,7 @@ def expected_wait(load: Load, rank: int, others: float = 0.0) -> float | None:
     overtaking = sum(load.starts[:rank])
     left = load.rate - overtaking
     wait = ahead / left if left > 0 else math.inf
-    return wait if wait <= AGEING else (ahead + overtaking * AGEING) / load.rate
+    return load.delay + min(wait, (ahead + overtaking * AGEING) / load.rate)
 
 
 def combine(reports: Sequence[Backlog], counted: Backlog, before: float) -> Load:
@@ -75,13 +77,15 @@ def combine(reports: Sequence[Backlog], counted: Backlog, before: float) -> Load
     """
     started = [sum(report.started[rank] for report in reports) for rank in _CLASSES]
     rates = [report.rate for report in reports if report.rate]
+    rate = sum(rates)
     running = sum(1 for report in reports if report.rate or report.free)
     return Load(
         waiting=[max(0, stored - begun) for stored, begun in zip(counted.stored, started, strict=True)],
         starts=[sum(report.starts[rank] for report in reports) for rank in _CLASSES],
-        rate=sum(rates) / len(rates) * max(running, len(rates)) if rates else before,
+        rate=rate / len(rates) * running if rates else before,
         free=sum(report.free for report in reports),
         last=counted.last,
+        delay=sum(report.delay * report.rate for report in reports) / rate if rates else 0.0,
     )
 
 

@@ -20,3 +20,5 @@ class Backlog(Wire, frozen=True):
     """Unfinished requests in all queues of the model. Only one scheduler counts them; from the others it is empty."""
     last: int = 0
     """Number that the store gave to the last item that `stored` counts."""
+    delay: float = 0.0
+    """Seconds by which requests start later than at `rate`, because those that run have begun only lately."""
