@@ -2,7 +2,7 @@
 
 Llama-3-8B on one simulated L40S, whose steps take their time and compute nothing. First as many clients as there are
 slots always have a request open: the loaded steady state, whose rate is the capacity. Then requests arrive at random
-times, `--factor` times as many as the capacity, whatever becomes of them. A refused request is held against the wait
+times, `--factor` times as many as the capacity, whatever becomes of them. What a refused request is told is compared with the wait
 that it would have had: until the next request that was admitted had its first token.
 """
 

@@ -100,7 +100,7 @@ class Admission:
         self, bus: Bus, model: str, peers: Peers, in_progress: Callable[[], int], max_wait: float | None
     ) -> None:
         """`model` is the model's token in subjects; `in_progress` returns how many requests are being dispatched here;
-        `max_wait` is the setting `max_queue_wait` in seconds. `peers` must hear tokenizers."""
+        `max_wait` is the setting `max_queue_wait` in seconds. `peers` must listen to tokenizers."""
         self.refused = 0
         self._bus = bus
         self._model = model

@@ -104,6 +104,18 @@ class TestDuplicates:
             await world.attach()
             assert await world.open_for(reader) == OpenState.ATTACHED
 
+    async def test_a_request_that_is_not_admitted_is_attached_to_if_it_is_known(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.reader()
+            assert await world.open_for(reader, admitted=False) == OpenState.NOT_ADMITTED
+            assert not reader.messages
+            first = await world.open()
+            assert await world.open_for(reader, admitted=False) == OpenState.ATTACHED
+            await finish_hello(world)
+            await first.end()
+            await reader.end()
+            assert reader.bodies == first.bodies
+
     async def test_two_at_the_same_moment(self, folder: Path) -> None:
         async with rig(folder) as world:
             readers = [await world.reader() for _ in range(8)]
