@@ -2,8 +2,8 @@
 
 Llama-3-8B on one simulated L40S, whose steps take their time and compute nothing. First as many clients as there are
 slots always have a request open: the loaded steady state, whose rate is the capacity. Then requests arrive at random
-times, `--factor` times as many as the capacity, whatever becomes of them. What a refused request is told is compared with the wait
-that it would have had: until the next request that was admitted had its first token.
+times, `--factor` times as many as the capacity, whatever becomes of them. What a refused client is
+told is compared with the wait that it would have had: until the next request that was admitted had its first token.
 """
 
 import argparse
@@ -13,8 +13,8 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ class Sent:
     """When its last token came."""
     refused: float | None = None
     """When the refusal came."""
-    told: float | None = None
+    told: float = 0.0
     """Seconds after which the refused client should come back."""
     error: str = ""
     """Kind of any other error."""
@@ -63,37 +63,25 @@ class Figures:
     seconds: float
     max_queue_wait: str
     steady: list[float]
-    """Seconds from the request to the last token, of each request of the steady state."""
+    """Seconds from request to last token in the steady state."""
     capacity: float
     """Requests per second in the steady state."""
+    offered: int
+    """Requests that were sent."""
+    latencies: list[float]
+    """Seconds from request to last token of those that ended well."""
+    waits: list[float]
+    """Seconds from request to first token of those that were admitted."""
+    refusals_ms: list[float]
+    """Milliseconds from request to refusal."""
+    ratios: list[float]
+    """Time told to each refused client / the wait that it would have had."""
+    errors: dict[str, int]
+    """Number of other errors by kind."""
     memory: dict[str, list[float]]
     """MiB of each process before the overload, halfway, and at its end."""
     probe: float
     """Seconds from the end of the overload until a request that is sent then has its answer."""
-    sent: list[Sent] = field(default_factory=list)
-
-    @property
-    def latencies(self) -> list[float]:
-        """Seconds from request to last token, of those that ended well."""
-        return [sent.ended - sent.at for sent in self.sent if sent.ended is not None]
-
-    @property
-    def waits(self) -> list[float]:
-        """Seconds from request to first token, of those that were admitted."""
-        return [sent.first - sent.at for sent in self.sent if sent.first is not None]
-
-    @property
-    def ratios(self) -> list[float]:
-        """Time told to each refused client / the wait that it would have had."""
-        admitted = [sent for sent in self.sent if sent.first is not None]
-        ratios = []
-        for sent in self.sent:
-            following = bisect_left(admitted, sent.at, key=lambda other: other.at)
-            if sent.told is not None and following < len(admitted):
-                first = admitted[following].first
-                assert first is not None
-                ratios.append(sent.told / (first - sent.at))
-        return ratios
 
 
 def main(arguments: list[str]) -> int:
@@ -115,21 +103,20 @@ def main(arguments: list[str]) -> int:
 
 def table(run: Figures) -> list[str]:
     """Returns a line per figure, in Markdown."""
-    refusals = [1000 * (sent.refused - sent.at) for sent in run.sent if sent.refused is not None]
-    errors = Counter(sent.error for sent in run.sent if sent.error)
+    errors = dict(run.errors)
     expired = errors.pop(DeadlineExceeded.kind, 0)
     right = sum(0.5 <= ratio <= 2 for ratio in run.ratios) / max(1, len(run.ratios))
     slower = _percentile(run.latencies, 99) / _percentile(run.steady, 99)
     rows = [
         f"capacity, requests/s | {run.capacity:.2f}",
-        f"offered, requests/s | {len(run.sent) / run.seconds:.1f}",
+        f"offered, requests/s | {run.offered / run.seconds:.1f}",
         f"steady state, s to the end (p50, p99) | {_pair(run.steady)}",
         f"admitted | {len(run.latencies)}",
         f"admitted, s to the end (p50, p99) | {_pair(run.latencies)}",
         f"admitted, p99 / steady p99 | {slower:.2f}",
         f"admitted, s to the first token (p50, p99) | {_pair(run.waits)}",
-        f"refused with 429 | {len(refusals)}",
-        f"refused, ms to the refusal (p50, p99) | {_pair(refusals)}",
+        f"refused with 429 | {len(run.refusals_ms)}",
+        f"refused, ms to the refusal (p50, p99) | {_pair(run.refusals_ms)}",
         f"retry_after told / wait (p1, p50, p99) | {_spread(run.ratios)}",
         f"retry_after within a factor of 2 | {100 * right:.1f}%",
         f"expired with 408 | {expired}",
@@ -157,9 +144,34 @@ async def measure(streams: int, steady: float, factor: float, seconds: float, ma
             url = (await stack.ready()).nats
             async with AsyncClient(url) as client:
                 latencies, capacity = await _steady_state(client, streams, steady)
-                run = Figures(factor, seconds, max_queue_wait, latencies, capacity, {}, 0.0)
-                await _overload(client, run)
-                return run
+                sent, memory, probe = await _overload(client, factor * capacity, seconds)
+    return Figures(
+        factor,
+        seconds,
+        max_queue_wait,
+        _rounded(latencies),
+        capacity,
+        len(sent),
+        latencies=_rounded(each.ended - each.at for each in sent if each.ended is not None),
+        waits=_rounded(each.first - each.at for each in sent if each.first is not None),
+        refusals_ms=_rounded(1000 * (each.refused - each.at) for each in sent if each.refused is not None),
+        ratios=_rounded(ratios(sent)),
+        errors=Counter(each.error for each in sent if each.error),
+        memory=memory,
+        probe=probe,
+    )
+
+
+def ratios(sent: Sequence[Sent]) -> Iterator[float]:
+    """Yields the time told to each refused client / the wait that it would have had.
+
+    That wait is over when the request that was admitted next has its first token. Without such a request it is unknown.
+    """
+    admitted = [(each.at, each.first) for each in sent if each.first is not None]
+    for each in sent:
+        following = bisect_left(admitted, (each.at, 0.0))
+        if each.refused is not None and following < len(admitted):
+            yield each.told / (admitted[following][1] - each.at)
 
 
 async def _steady_state(client: AsyncClient, streams: int, seconds: float) -> tuple[list[float], float]:
@@ -183,9 +195,15 @@ async def _steady_state(client: AsyncClient, streams: int, seconds: float) -> tu
     return counted, len(counted) / (seconds / 2)
 
 
-async def _overload(client: AsyncClient, run: Figures) -> None:
-    """Sends requests at random times, then the probe."""
+async def _overload(
+    client: AsyncClient, rate: float, seconds: float
+) -> tuple[list[Sent], dict[str, list[float]], float]:
+    """Sends `rate` requests per second at random times, then the probe.
+
+    Returns the requests, the memory of each process, and the seconds that the probe took.
+    """
     chance = random.Random(0)
+    requests: list[Sent] = []
     began = time.monotonic()
     sizes = [_resident()]
 
@@ -202,15 +220,16 @@ async def _overload(client: AsyncClient, run: Figures) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         due = 0.0
-        while (due := due + chance.expovariate(run.factor * run.capacity)) < run.seconds:
+        while (due := due + chance.expovariate(rate)) < seconds:
             await asyncio.sleep(max(0.0, began + due - time.monotonic()))
-            if len(sizes) == 1 and due > run.seconds / 2:
+            if len(sizes) == 1 and due > seconds / 2:
                 sizes.append(_resident())
-            run.sent.append(Sent(time.monotonic() - began))
-            tasks.create_task(send(run.sent[-1], _prompt(chance), _sampling(chance)))
+            requests.append(Sent(time.monotonic() - began))
+            tasks.create_task(send(requests[-1], _prompt(chance), _sampling(chance)))
         sizes.append(_resident())
-        run.probe = await _probe(client, chance)
-    run.memory = {name: [size[name] for size in sizes if name in size] for name in sizes[0]}
+        probe = await _probe(client, chance)
+    memory = {name: _rounded(size[name] for size in sizes if name in size) for name in sizes[0]}
+    return requests, memory, probe
 
 
 async def _probe(client: AsyncClient, chance: random.Random) -> float:
@@ -241,6 +260,10 @@ def _resident() -> dict[str, float]:
         kib = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
         sizes[name] = sizes.get(name, 0.0) + kib / 1024
     return sizes
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 3) for value in values]
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:
