@@ -198,7 +198,7 @@ class Streams:
             self._subscribe(stream, request)
         # A known subscriber without an attachment: the tokenizer may have missed the answer and not stored the work.
         stored = known is None or stream.attachment is not None or stream.state is not StreamState.OPEN
-        return OpenState.ATTACHED if stored else OpenState.OPENED
+        return OpenState.ATTACHED if stored else OpenState.WAITING
 
     def _subscribe(self, stream: Stream, request: OpenStream) -> None:
         self._add(

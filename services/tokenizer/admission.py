@@ -136,7 +136,8 @@ class Admission:
             return None
         self.refused += 1
         limit = "its timeout_ms" if timeout < self._max_wait else "max-queue-wait"
-        return Overloaded(f"the request would wait {wait:.1f} s, {limit} allows less: send it later", _retry_ms(wait))
+        message = f"the wait of {wait:.1f} s is too long for {limit}: send the request again later"
+        return Overloaded(message, _retry_ms(wait))
 
     def retry_after_ms(self, priority: int) -> int:
         """Returns the milliseconds after which a client that is refused for another reason should come back."""

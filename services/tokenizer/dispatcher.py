@@ -38,6 +38,8 @@ ABORT_TIMEOUT = 6.0
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
 RETRY_AFTER_MS = 1000
+STORED_KEPT = 16_384
+"""Ids of stored requests that are kept. Clients that wait for a result send their requests again."""
 
 _opened = Decoder(Opened)
 
@@ -66,6 +68,8 @@ class Dispatcher:
         self._router = router
         self._admission = admission
         self._model = model
+        self._stored: dict[str, None] = {}
+        """Ids of the requests that were stored last."""
 
     async def dispatch(
         self, opening: OpenStream, work: WorkItem, headers: Headers, refusal: Overloaded | None = None
@@ -106,7 +110,9 @@ class Dispatcher:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
                 case OpenState.NOT_ADMITTED if refusal is not None:
                     raise refusal
-                case OpenState.OPENED:
+                case OpenState.WAITING if work.request_id in self._stored:
+                    return Outcome.ATTACHED
+                case OpenState.OPENED | OpenState.WAITING:
                     return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
@@ -130,6 +136,9 @@ class Dispatcher:
             unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
             return await self._abort(work.detokenizer, work.request_id, unstored)
         self._admission.on_stored(work.priority, number)
+        self._stored[work.request_id] = None
+        if len(self._stored) > STORED_KEPT:
+            del self._stored[next(iter(self._stored))]
         return Outcome.STORED
 
     async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:

@@ -68,6 +68,9 @@ class OpenState(IntEnum):
     """The store does not say whether the request is known: the tokenizer answers 503."""
     NOT_ADMITTED = 5
     """The request is new and was not admitted: the tokenizer answers 429."""
+    WAITING = 6
+    """The same client has sent the same request before, and no scheduler has it yet: the tokenizer queues it, unless it
+    knows that it is queued."""
 
 
 class Opened(Wire, frozen=True):

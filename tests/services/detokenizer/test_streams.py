@@ -100,7 +100,7 @@ class TestDuplicates:
     async def test_a_tokenizer_that_missed_the_answer_may_store_the_work(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
-            assert await world.open_for(reader) == OpenState.OPENED
+            assert await world.open_for(reader) == OpenState.WAITING
             await world.attach()
             assert await world.open_for(reader) == OpenState.ATTACHED
 

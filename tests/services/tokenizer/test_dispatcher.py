@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from pagewire.services.tokenizer import dispatcher
@@ -153,6 +154,21 @@ async def test_with_a_refusal_only_a_known_request_is_attached_to(scene: Scene) 
     assert await scene.dispatcher.dispatch(OPENING, WORK, HEADERS, refusal) is Outcome.ATTACHED
     assert [opening.admitted for opening in scene.first.opened] == [False, False]
     assert (await scene.stored(), scene.second.opened) == ([], [])
+
+
+async def test_a_request_that_waits_is_stored_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without a stream gets no frame while its request waits, and sends the request again."""
+    monkeypatch.setattr(dispatcher, "STORED_KEPT", 1)
+    await scene.start(scene.first)
+    scene.first.state = OpenState.WAITING
+    assert await scene.dispatch() is Outcome.STORED, "this tokenizer has not stored it"
+    assert await scene.dispatch() is Outcome.ATTACHED
+    assert len(await scene.stored()) == 1
+    scene.first.state = OpenState.OPENED
+    assert await scene.dispatch() is Outcome.STORED, "the stream is a new one"
+    await scene.dispatcher.dispatch(OPENING, msgspec.structs.replace(WORK, request_id="r2"), HEADERS)
+    scene.first.state = OpenState.WAITING
+    assert await scene.dispatch() is Outcome.STORED, "too many others were stored since"
 
 
 async def test_a_request_that_runs_already_is_not_stored_again(scene: Scene) -> None:
