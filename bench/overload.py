@@ -34,6 +34,8 @@ PROMPT = 64
 """Tokens of a prompt; no two are alike."""
 OUTPUTS = (200, 720)
 """Shortest and longest answer in tokens; all between are equally likely."""
+SAMPLES = 10
+"""Intervals between two looks at the memory."""
 TIMEOUT = 60.0
 """Seconds until a request's deadline."""
 
@@ -79,7 +81,7 @@ class Figures:
     errors: dict[str, int]
     """Number of other errors by kind."""
     memory: dict[str, list[float]]
-    """MiB of each process before the overload, halfway, and at its end."""
+    """MiB of each process at equal intervals, from before the overload to its end."""
     probe: float
     """Seconds from the end of the overload until a request that is sent then has its answer."""
 
@@ -222,7 +224,7 @@ async def _overload(
         due = 0.0
         while (due := due + chance.expovariate(rate)) < seconds:
             await asyncio.sleep(max(0.0, began + due - time.monotonic()))
-            if len(sizes) == 1 and due > seconds / 2:
+            if due > len(sizes) * seconds / SAMPLES:
                 sizes.append(_resident())
             requests.append(Sent(time.monotonic() - began))
             tasks.create_task(send(requests[-1], _prompt(chance), _sampling(chance)))
@@ -279,4 +281,4 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _memory(sizes: Sequence[float]) -> str:
-    return ", ".join(f"{size:.0f}" for size in sizes)
+    return ", ".join(f"{size:.0f}" for size in (sizes[0], sizes[len(sizes) // 2], sizes[-1]))
