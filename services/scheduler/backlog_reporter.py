@@ -14,7 +14,7 @@ from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.peers import SILENCE
 
-SAMPLE_EVERY = 0.05
+SAMPLE_EVERY = 0.1
 """Seconds between two looks at the running sequences."""
 REPORT_EVERY = 0.5
 """Seconds between two reports."""
