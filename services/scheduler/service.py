@@ -8,6 +8,7 @@ import msgspec
 import structlog
 from opentelemetry.util.types import AttributeValue
 
+from pagewire.services.scheduler.backlog_reporter import BacklogReporter
 from pagewire.services.scheduler.block_pool import IntegrityError
 from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor, free_executors
 from pagewire.services.scheduler.limits import limits_of
@@ -63,6 +64,7 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._manager.run())
+                tasks.create_task(BacklogReporter(self._bus, self._token, self._context.instance, self._manager).run())
                 subject = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
                 tasks.create_task(advertise_prefixes(self._bus, subject, self._manager.cached_prefixes))
                 tasks.create_task(self._check_when_idle())
@@ -245,6 +247,7 @@ class Scheduler:
             request = self._manager.by_sequence.get(sequence.caller_ids[0])
             if request is not None and request.queued:
                 name, request.queued = request.work.request_id, False
+                self._manager.meter.start(request, time.monotonic())
                 attributes: dict[str, AttributeValue] = {"request_id": name, "cached_tokens": added.computed}
                 telemetry.span("queue", request.trace, request.stored_at, time.time(), attributes)
 
@@ -267,7 +270,7 @@ class Scheduler:
             "claiming": float(self._claiming and not self._released),
             "requests": len(self._manager.requests),
             "queued": sum(request.queued for request in self._manager.requests.values()),
-            "drain_rate": self._manager.drain_rate.at(time.monotonic()),
+            "start_rate": self._manager.meter.rate(),
             "integrity_violations": self._violations,
         }
         if policy is not None:
