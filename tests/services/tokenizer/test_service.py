@@ -461,7 +461,7 @@ async def test_a_request_that_may_run_already_is_refused_by_its_detokenizer() ->
         assert (frame.code, frame.request_id) == (429, "mine")
         setup.detokenizer.state = OpenState.ATTACHED
         assert await collect(setup, {"prompt": "x", "request_id": "mine", "stream": True}, 1) == []
-        assert [opening.admitted for opening in setup.detokenizer.opened] == [False, False]
+        assert [opening.joins for opening in setup.detokenizer.opened] == [True, True]
         assert await setup.stored() == 0
 
 
