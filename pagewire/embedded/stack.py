@@ -26,6 +26,7 @@ PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 REPLICATED = ("executor", "scheduler")
 """The services with one process per replica."""
 GATEWAY = "gateway"
+BROKER = "broker"
 START_TIMEOUT = 300.0
 """Seconds until all services must be ready; loading a large model takes long."""
 ROOM_CHECK_INTERVAL = 0.5
@@ -50,16 +51,26 @@ class Address:
 class Stack:
     """`async with Stack(settings) as stack: address = await stack.ready()`. The stack ends with the block."""
 
-    def __init__(self, settings: Settings, services: Sequence[str] = (*PIPELINE, GATEWAY)) -> None:
-        """Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine."""
+    def __init__(
+        self,
+        settings: Settings,
+        services: Sequence[str] = (*PIPELINE, GATEWAY),
+        nats_urls: Mapping[str, str] | None = None,
+    ) -> None:
+        """`nats_urls`: by process, the URL by which it reaches the broker, where that is not the broker's own.
+
+        Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine.
+        """
         _refuse_unsupported(settings)
         check_replicas(settings)
         self._settings = settings
         self._programs = {
             name: service for service in services for name in program_names(service, replicas_of(service, settings))
         }
+        self._nats_urls = nats_urls or {}
         self._broker: Broker | None = None
         self._bus: Bus | None = None
+        self._supervisor: Supervisor | None = None
         self._watchdog: Watchdog | None = None
         self._running: asyncio.Task[None] | None = None
         self._instances: dict[str, str] = {}
@@ -91,7 +102,7 @@ class Stack:
                 Program(name, _command(service), partial(self._environment, name))
                 for name, service in self._programs.items()
             ]
-            supervisor = Supervisor(programs, on_ended=self._announce_end)
+            self._supervisor = supervisor = Supervisor(programs, on_ended=self._announce_end)
             self._watchdog = Watchdog(self._bus, self._instances, supervisor.kill)
             await self._watchdog.listen()
             self._running = asyncio.create_task(self._run(supervisor, self._watchdog))
@@ -103,8 +114,24 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self._close()
 
-    async def ready(self) -> Address:
-        """Returns the addresses once every service is ready.
+    @property
+    def settings(self) -> Settings:
+        """The settings of the services, with the broker's URL and their credentials; before the start, as given."""
+        return self._settings
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """The services by the names of their processes."""
+        return self._programs
+
+    def pid(self, program: str) -> int | None:
+        """Returns the process id of a service, or of the `broker`; None while it does not run."""
+        if program == BROKER:
+            return self._broker.pid if self._broker is not None else None
+        return self._supervisor.pid(program) if self._supervisor is not None else None
+
+    async def ready(self, since: float = 0.0) -> Address:
+        """Returns the addresses once every service is ready, and has said so after `since` on the monotonic clock.
 
         Raises:
             ConfigurationError: a service cannot run with the settings.
@@ -112,7 +139,7 @@ class Stack:
         """
         assert self._running is not None
         assert self._watchdog is not None
-        waiting = asyncio.create_task(self._watchdog.all_ready(self._programs))
+        waiting = asyncio.create_task(self._watchdog.all_ready(self._programs, since))
         try:
             done, _ = await asyncio.wait(
                 {waiting, self._running}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
@@ -171,7 +198,10 @@ class Stack:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if self._programs[program] == "executor" and self._settings.device == "cuda":
             inherited |= _own_gpu(program, inherited)
-        return {**inherited, **config.to_environment(self._settings), INSTANCE: instance}
+        settings = self._settings
+        if program in self._nats_urls:
+            settings = msgspec.structs.replace(settings, nats_url=self._nats_urls[program])
+        return {**inherited, **config.to_environment(settings), INSTANCE: instance}
 
 
 def replicas_of(service: str, settings: Settings) -> int:

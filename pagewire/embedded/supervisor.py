@@ -79,6 +79,11 @@ class Supervisor:
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
+    def pid(self, name: str) -> int | None:
+        """Returns the process id of a program, None while it does not run."""
+        process = self._running.get(name)
+        return None if process is None else process.pid
+
     def kill(self, name: str) -> None:
         """Kills a program, which is then restarted."""
         if (process := self._running.get(name)) is not None:
