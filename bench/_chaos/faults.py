@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -131,8 +131,8 @@ class Arena:
 @asynccontextmanager
 async def arena(settings: Settings) -> AsyncIterator[Arena]:
     """Starts a stack in which every service reaches the broker through a proxy of its own."""
-    port = _free_port()
-    settings = msgspec.structs.replace(settings, port=0, nats_port=port, nats_max_store=MAX_STORE)
+    port, http = _free_ports(2)  # a service that starts again must be found where it was
+    settings = msgspec.structs.replace(settings, port=http, nats_port=port, nats_max_store=MAX_STORE)
     services = (*PIPELINE, GATEWAY)
     programs = [name for service in services for name in program_names(service, replicas_of(service, settings))]
     async with AsyncExitStack() as exits:
@@ -153,9 +153,10 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    """Returns ports that nobody listens on."""
+    with ExitStack() as exits:
+        probes = [exits.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [probe.getsockname()[1] for probe in probes]
