@@ -26,10 +26,10 @@ from pagewire.bench._chaos.figures import Ended
 from pagewire.bench._chaos.readers import Reader, open_reader
 from pagewire.bench._chaos.requests import HTTP, NATS, Request, mixture
 from pagewire.bench._chaos.schedule import KINDS, schedule, select
+from pagewire.bench._chaos.trial import answers
 from pagewire.bench._output import json_file, write
 from pagewire.shared import logs
 from pagewire.shared.config import Settings
-from pagewire.shared.errors import ConfigurationError
 
 TOKENS = {"cpu": 48, "sim": 600}
 """Tokens of an answer, at most, by kind of device: answers take about as long as a fault."""
@@ -108,7 +108,7 @@ async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence
     run = Run(settings.device, settings.data_parallel_size)
     async with arena(settings) as stack:
         requests = mixture(seed, TOKENS[settings.device.partition(":")[0]])
-        wanted = await answers(stack, requests, clients)
+        wanted = await answers(stack.address, requests)
         run.cold_start = await stack.cold_start()
         run.start = time.monotonic()
         ending = asyncio.Event()
@@ -125,36 +125,6 @@ async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence
         run.seconds = time.monotonic() - run.start
     run.ended = [figures.examine(request, wanted[request.number], each, run.faults) for request, each in seen]
     return run
-
-
-async def answers(stack: Arena, requests: Sequence[Request], clients: int) -> dict[int, Seen]:
-    """Returns the undisturbed answer to each request, by number; nothing is cancelled.
-
-    Raises:
-        ConfigurationError: a request has failed without any fault.
-    """
-    wanted: dict[int, Seen] = {}
-    waiting = iter(requests)
-
-    async def ask() -> None:
-        for request in waiting:
-            await ask_one(request)
-
-    async def ask_one(request: Request) -> None:
-        uncancelled = Request(request.number, request.transport, request.shape, request.prompt, request.sampling)
-        seen = wanted[request.number] = Seen()
-        reader = await open_reader(request.transport, stack.address)
-        try:
-            await reader.read(uncancelled, seen)
-        finally:
-            await reader.close()
-        if seen.hung or seen.error or seen.refusals:
-            raise ConfigurationError(f"{request} fails without any fault: {seen.error or seen.refusals or 'no end'}")
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(clients):
-            tasks.create_task(ask())
-    return wanted
 
 
 async def _talk(

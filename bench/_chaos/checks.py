@@ -58,6 +58,11 @@ class Seen:
     conflicts: list[str] = field(default_factory=list)
     """Frames for the same place that were not the same: a reader that does not drop repetitions sees both."""
 
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a text has arrived."""
+        return any(choice.text for choice in self.choices.values())
+
     def choice(self, index: int) -> Choice:
         """Returns one completion."""
         return self.choices.setdefault(index, Choice())

@@ -267,7 +267,7 @@ class HttpReader:
                     exchange = _Exchange(seen, reached)
                     if await self._attempt(request, body, seen, exchange):
                         break
-                    if any(choice.text for choice in seen.choices.values()):
+                    if seen.begun:
                         seen.broken_off.append(seen.choices)
                     reached = max(reached, exchange.characters)
                     seen.choices = {}
