@@ -24,6 +24,8 @@ class Ended:
     request: Request
     seen: Seen
     verdict: Verdict
+    refused_at: float = 0.0
+    """When it was refused for no good reason; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,10 @@ class Row:
 def examine(request: Request, wanted: Seen, seen: Seen, faults: Sequence[Applied]) -> Ended:
     """Judges a request. It is lost as well if it was refused although the fault is no reason for that."""
     verdict = judge(request, wanted, seen)
-    if verdict.outcome == EXACT:
-        for refusal in seen.refusals:
-            if not any(_may_refuse(fault, refusal.at, accepted=refusal.accepted) for fault in faults):
-                verdict = Verdict(LOST, f"refused{' after it was accepted' * refusal.accepted}: {refusal.message}")
+    for refusal in seen.refusals if verdict.outcome == EXACT else ():
+        if not any(_may_refuse(fault, refusal.at, accepted=refusal.accepted) for fault in faults):
+            reason = f"refused{' after it was accepted' * refusal.accepted}: {refusal.message}"
+            return Ended(request, seen, Verdict(LOST, reason), refusal.at)
     return Ended(request, seen, verdict)
 
 
@@ -62,9 +64,18 @@ def _may_refuse(applied: Applied, at: float, *, accepted: bool) -> bool:
     return applied.fault.action == TERMINATE and not accepted and applied.began <= at <= applied.recovered
 
 
-def cause(seen: Seen, faults: Sequence[Applied]) -> Applied | None:
-    """Returns the last fault that began before a request ended, if it had not been recovered from before."""
-    before = [fault for fault in faults if fault.began <= seen.ended and fault.recovered >= seen.began]
+def cause(each: Ended, faults: Sequence[Applied]) -> Applied | None:
+    """Returns the fault that a request's outcome is counted under.
+
+    For a hung one, that is the first one after its last step. For a refused one it is the last one before the refusal,
+    and for others before the end, unless the stack had recovered from it before the request began.
+    """
+    seen = each.seen
+    if seen.hung:
+        last = max([seen.began, *seen.progress])
+        return next((fault for fault in faults if fault.recovered >= last), None)
+    at = each.refused_at or seen.ended
+    before = [fault for fault in faults if fault.began <= at and fault.recovered >= seen.began]
     return before[-1] if before else None
 
 
@@ -79,7 +90,7 @@ def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
                     longest[hit] = max(longest.get(hit, 0.0), end - begin)
     by_kind: dict[str, list[Ended]] = {}
     for each in ended:
-        found = cause(each.seen, faults)
+        found = cause(each, faults)
         by_kind.setdefault(found.fault.kind if found else NONE, []).append(each)
     result = []
     for kind in (*KINDS, NONE):
@@ -132,7 +143,7 @@ def failures(ended: Iterable[Ended], faults: Sequence[Applied], start: float) ->
     lines = []
     for each in ended:
         if each.verdict.outcome != EXACT:
-            hit = cause(each.seen, faults)
+            hit = cause(each, faults)
             during = (
                 f"{hit.fault.kind} of {hit.fault.seconds:.1f} s at {hit.began - start:.1f} s" if hit else "no fault"
             )
