@@ -174,5 +174,16 @@ def _raw(run: Run) -> dict[str, Any]:
         "rows": figures.as_json(figures.rows(run.faults, run.ended)),
         "failures": figures.failures(run.ended, run.faults, run.start),
         "unrecovered": run.unrecovered,
-        "faults": [asdict(applied) for applied in run.faults],
+        "faults": [
+            {
+                **asdict(applied.fault),
+                "began": applied.began - run.start,
+                "over": applied.over - run.start,
+                "recovered": applied.recovered - run.start,
+                "pause": pause.seconds,
+                "pause_began": pause.began - run.start,
+                "pause_of": pause.request,
+            }
+            for applied, pause in zip(run.faults, figures.pauses(run.faults, run.ended), strict=True)
+        ],
     }

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from pagewire.bench._chaos.proxy import HOST, Proxy
-from pagewire.bench._chaos.schedule import BROKER, CUT, FULL, KILL, STOP, Fault
-from pagewire.embedded.stack import GATEWAY, PIPELINE, Address, Stack, program_names, replicas_of
+from pagewire.bench._chaos.schedule import CUT, FULL, KILL, STOP, Fault
+from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE, Address, Stack, program_names, replicas_of
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings
 from pagewire.shared.discovery import ask

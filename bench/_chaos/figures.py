@@ -29,6 +29,16 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A time in which a client was not one step further."""
+
+    seconds: float
+    began: float
+    """On the monotonic clock."""
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """All faults of one kind."""
 
@@ -79,15 +89,25 @@ def cause(each: Ended, faults: Sequence[Applied]) -> Applied | None:
     return before[-1] if before else None
 
 
-def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
-    """Returns a row per kind of fault that has happened, and one for failures without any."""
-    longest: dict[int, float] = {}
+def pauses(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Pause]:
+    """Returns, by fault, the longest time that a client waited for a step. A pause belongs to one fault.
+
+    If several faults happened during a pause, that is the one that had most of it.
+    """
+    longest = [Pause(0.0, 0.0, "")] * len(faults)
     for each in ended:
         if each.request.timed and not each.seen.refusals:
             for begin, end in each.seen.pauses():
-                hit = next((i for i, fault in enumerate(faults) if begin < fault.recovered and end > fault.began), None)
-                if hit is not None:
-                    longest[hit] = max(longest.get(hit, 0.0), end - begin)
+                shares = [min(end, fault.recovered) - max(begin, fault.began) for fault in faults]
+                hit = max(range(len(faults)), key=shares.__getitem__, default=-1)
+                if hit >= 0 and shares[hit] > 0 and end - begin > longest[hit].seconds:
+                    longest[hit] = Pause(end - begin, begin, str(each.request))
+    return longest
+
+
+def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
+    """Returns a row per kind of fault that has happened, and one for failures without any."""
+    longest = pauses(faults, ended)
     by_kind: dict[str, list[Ended]] = {}
     for each in ended:
         found = cause(each, faults)
@@ -107,7 +127,7 @@ def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
                     sum(len(each.seen.refusals) for each in theirs),
                     sum(each.seen.keep_alives for each in theirs),
                     statistics.median([faults[i].recovered - faults[i].over for i in same] or [0.0]),
-                    [longest.get(i, 0.0) for i in same],
+                    [longest[i].seconds for i in same],
                 )
             )
     return result

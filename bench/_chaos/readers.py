@@ -37,7 +37,7 @@ AGAIN_AFTER = 0.25
 """Seconds after which a request that was refused, or whose connection has broken, is sent again."""
 SLOWLY = 0.05
 """Seconds that a slow reader takes for a token, or for some bytes."""
-_frames: msgspec.msgpack.Decoder[Frame | DeltaBatch] = msgspec.msgpack.Decoder(Frame | DeltaBatch)  # type: ignore[arg-type]
+_frames: msgspec.msgpack.Decoder[Frame | DeltaBatch] = msgspec.msgpack.Decoder(Frame | DeltaBatch)
 
 
 class Reader(Protocol):

@@ -1,6 +1,7 @@
 """The faults of a run: which, when and for how long, all from a seed."""
 
 import random
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,13 +51,13 @@ def select(text: str) -> tuple[str, ...]:
     """Returns the kinds that a list such as `kill:detokenizer,stop` names; `stop` stands for all kinds of that action.
 
     Raises:
-        ValueError: there is no such kind.
+        ArgumentTypeError: there is no such kind.
     """
     named = [name.strip() for name in text.split(",")]
     actions = {kind.partition(":")[0] for kind in KINDS}
     for name in named:
         if name not in KINDS and name not in actions:
-            raise ValueError(f"there is no fault {name}: choose from {', '.join(KINDS)}")
+            raise ArgumentTypeError(f"there is no fault {name}: choose from {', '.join(KINDS)}")
     return tuple(kind for kind in KINDS if kind in named or kind.partition(":")[0] in named)
 
 

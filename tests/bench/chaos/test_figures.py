@@ -2,7 +2,7 @@ from typing import Any
 
 from pagewire.bench._chaos.checks import Choice, Refusal, Seen, Verdict
 from pagewire.bench._chaos.faults import Applied
-from pagewire.bench._chaos.figures import Ended, examine, failures, rows, table
+from pagewire.bench._chaos.figures import Ended, examine, failures, pauses, rows, table
 from pagewire.bench._chaos.requests import Request
 from pagewire.bench._chaos.schedule import Fault
 
@@ -34,6 +34,12 @@ def test_the_longest_pause_of_each_fault_counts() -> None:
     (row,) = (row for row in found if row.kind == "kill:executor")
     assert [round(pause, 6) for pause in row.pauses] == [2.5, 1.9]
     assert (row.faults, row.requests) == (2, 4)
+
+
+def test_a_pause_belongs_to_the_fault_that_had_most_of_it() -> None:
+    (first, second, *_) = pauses(FAULTS, [ended(12.5, 23.0, 21.5)])
+    assert (first.seconds, second.seconds) == (0.0, 9.0)
+    assert (second.began, second.request) == (12.5, "request 7 (greedy over nats)")
 
 
 def test_a_failure_belongs_to_the_last_fault_before_it() -> None:

@@ -1,3 +1,4 @@
+from argparse import ArgumentTypeError
 from collections import Counter
 from itertools import islice
 
@@ -27,7 +28,7 @@ def test_what_is_frozen_or_cut_off_is_so_for_less_and_for_more_than_the_silence_
 def test_kinds_are_chosen_by_name_and_by_action() -> None:
     assert select("stop:scheduler, cut") == ("stop:scheduler", *(kind for kind in KINDS if kind.startswith("cut:")))
     assert set(select("kill,stop,term,cut,full")) == set(KINDS)
-    with pytest.raises(ValueError, match="no fault burn"):
+    with pytest.raises(ArgumentTypeError, match="no fault burn"):
         select("kill,burn")
 
 
