@@ -14,7 +14,7 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from typing import Any
@@ -49,12 +49,6 @@ class Run:
     ended: list[Ended] = field(default_factory=list)
     unrecovered: str = ""
     """The fault after which the stack has not become ready again."""
-
-    @property
-    def label(self) -> str:
-        """The device, in words."""
-        simulated = " (simulated)" if self.device.startswith("sim:") else ""
-        return f"{self.device}{simulated}, {self.executors} executor{'s' * (self.executors > 1)}"
 
     @property
     def failed(self) -> bool:
@@ -94,9 +88,22 @@ def main(arguments: list[str]) -> int:
     return int(any(run.failed for run in runs))
 
 
+def table_of(raw: Mapping[str, Any]) -> list[str]:
+    """Returns the table of a run, from its raw results."""
+    return figures.table(
+        label(raw["device"], raw["executors"]), [figures.Row(**row) for row in raw["rows"]], raw["cold_start"]
+    )
+
+
+def label(device: str, executors: int) -> str:
+    """Returns the device and the number of executors, in words."""
+    simulated = " (simulated)" if device.startswith("sim:") else ""
+    return f"{device}{simulated}, {executors} executor{'s' * (executors > 1)}"
+
+
 def report(run: Run) -> list[str]:
     """Returns the table of a run and a line per failure."""
-    lines = figures.table(run.label, figures.rows(run.faults, run.ended), run.cold_start)
+    lines = table_of(_raw(run))
     lines += ["", *figures.failures(run.ended, run.faults, run.start)]
     if run.unrecovered:
         lines.append(f"the stack has not become ready again after {run.unrecovered}")

@@ -19,7 +19,7 @@ SHORT, LONG = (0.3, 1.5), (2.5, 4.5)
 """Seconds for which a service is frozen or cut off: within the silence after which it counts as gone, and beyond."""
 FILLED = (0.5, 3.0)
 """Seconds for which the store is full."""
-REST = (0.2, 2.0)
+REST = (0.1, 0.8)
 """Seconds between the recovery of the stack and the next fault."""
 
 
