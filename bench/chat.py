@@ -2,8 +2,9 @@
 
 Each client sends a question to /v1/chat/completions, reads the streamed answer to its end, and sends the next question.
 Answers are greedy and end where the model ends them. Without `--url` a stack is started for the benchmark; with it any
-server that speaks OpenAI's API can be driven, such as llama.cpp's. TTFT is the time to the first text, TPOT the time
-per token behind it; both are medians over the requests.
+server that speaks OpenAI's API can be driven. `--against` names a second server, such as llama.cpp's, that answers the
+same questions in turn, so that both are measured on the same machine in the same minutes. TTFT is the time to the first
+text, TPOT the time per token behind it; both are medians over the requests.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ class Round:
     """Median."""
     tpot_ms: float
     """Median over the answers of more than one token."""
+    server: str = "pagewire"
+    """Whose answers they are."""
 
     @property
     def rate(self) -> float:
@@ -74,6 +77,9 @@ def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench chat", description=__doc__)
     parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8080")
+    parser.add_argument(
+        "--against", metavar="NAME=URL", type=_named, help="a server that is measured in turn with the first"
+    )
     parser.add_argument("--model", default=DEFAULT.name, help="model of the stack, or its name at --url")
     parser.add_argument("--dtype", default="auto", help="of the stack's weights")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
@@ -90,15 +96,29 @@ def main(arguments: list[str]) -> int:
 
 
 def table(rounds: Sequence[Round]) -> list[str]:
-    """Returns a line per number of clients, in Markdown, with the medians of its rounds."""
+    """Returns a line per number of clients and server, in Markdown, with the medians of its rounds."""
     rows = []
-    for clients in sorted({each.clients for each in rounds}):
-        same = [each for each in rounds if each.clients == clients]
-        rate, ttft, tpot = (
-            statistics.median(getattr(each, name) for each in same) for name in ("rate", "ttft_ms", "tpot_ms")
-        )
-        rows.append(f"{clients} | {rate:.1f} | {ttft:.0f} | {tpot:.1f}")
-    return markdown("clients | tokens/s | TTFT ms | TPOT ms", rows)
+    for clients, server in product(sorted({each.clients for each in rounds}), _servers(rounds)):
+        rate, ttft, tpot = (_median(rounds, server, clients, name) for name in ("rate", "ttft_ms", "tpot_ms"))
+        rows.append(f"{server}, {clients} | {rate:.1f} | {ttft:.0f} | {tpot:.1f}")
+    return markdown("server, clients | tokens/s | TTFT ms | TPOT ms", rows)
+
+
+def headline(rounds: Sequence[Round]) -> str:
+    """Returns the tokens per second of the first server, relative to the second's, by the number of clients."""
+    first, second = _servers(rounds)
+    return " / ".join(
+        f"{_median(rounds, first, clients, 'rate') / _median(rounds, second, clients, 'rate'):.1f}"
+        for clients in sorted({each.clients for each in rounds})
+    )
+
+
+def _servers(rounds: Sequence[Round]) -> list[str]:
+    return list(dict.fromkeys(each.server for each in rounds))
+
+
+def _median(rounds: Sequence[Round], server: str, clients: int, name: str) -> float:
+    return statistics.median(getattr(each, name) for each in rounds if (each.server, each.clients) == (server, clients))
 
 
 def read_questions() -> list[str]:
@@ -106,7 +126,9 @@ def read_questions() -> list[str]:
     return [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()]
 
 
-async def drive(url: str, model: str, questions: Sequence[str], clients: int, limit: int) -> Round:
+async def drive(
+    url: str, model: str, questions: Sequence[str], clients: int, limit: int, server: str = "pagewire"
+) -> Round:
     """Returns the figures of `clients` that ask all questions, each one after the other.
 
     Raises:
@@ -131,6 +153,7 @@ async def drive(url: str, model: str, questions: Sequence[str], clients: int, li
         tokens=sum(answer.tokens for answer in answers),
         ttft_ms=1000 * statistics.median(answer.first for answer in answers),
         tpot_ms=1000 * statistics.median([answer.per_token for answer in answers if answer.tokens > 1] or [0.0]),
+        server=server,
     )
 
 
@@ -166,16 +189,31 @@ async def ask(url: str, model: str, question: str, limit: int) -> Answer:
 
 async def _measure(given: argparse.Namespace) -> list[Round]:
     questions = cycle(read_questions())
+    rounds = []
     try:
-        async with _server(given) as url:
-            await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, limit=16)
-            return [
-                await drive(url, given.model, _some(questions, clients, given.requests), clients, given.max_tokens)
-                for _ in range(given.rounds)
-                for clients in given.clients
-            ]
+        async with _server(given) as first:
+            servers = [("pagewire", first), *([given.against] if given.against else [])]
+            for _, url in servers:
+                await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, limit=16)
+            for _, clients in product(range(given.rounds), given.clients):
+                asked = _some(questions, clients, given.requests)
+                for name, url in servers:
+                    rounds.append(await drive(url, given.model, asked, clients, given.max_tokens, name))
     except* ConfigurationError as errors:
         raise errors.exceptions[0] from None
+    return rounds
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Returns the name and the URL of `NAME=URL`.
+
+    Raises:
+        ArgumentTypeError: the text has another form.
+    """
+    name, equals, url = text.partition("=")
+    if not equals or not name or not url:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=URL")
+    return name, url.rstrip("/")
 
 
 def _some(questions: Iterator[str], clients: int, requests: int | None) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagewire.bench import ablation, busy, chaos, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
+from pagewire.bench import ablation, busy, chaos, chat, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
 from pagewire.bench._output import CHECKOUT, markdown
 from pagewire.bench._simulation.figures import mean
 from pagewire.shared.errors import ConfigurationError
@@ -130,6 +130,8 @@ def _figures() -> list[str]:
         "Tokens/s against vLLM's CPU build, 1 / 32 / 128 clients (s135: 1 / 8 / 32 / 128), CPU with bf16 instructions"
         f" | {vllm_cpu.headline(_runs('vllm-zen4.json'))} times | vllm_cpu",
         f"The same, CPU without bf16 instructions | {vllm_cpu.headline(_runs('vllm-xeon.json'))} times | vllm_cpu",
+        "Tokens/s against llama.cpp's server, chats with SmolLM2 from the same file, 1 / 8 / 32 clients"
+        f" | {chat.headline(_read(chat.Round, 'chat.json'))} times | chat",
         "Time in which the executor waits for a lease, bundled model, 16 streams"
         f" | {windows[8].waiting:.2%} with window 8, {windows[1].waiting:.2%} with window 1 | lease",
         "Busy share of one H100 in real time, 64 streams (simulated)"
@@ -149,6 +151,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "vllm-zen4": _sourced("vllm-zen4.json", _vllm_zen4),
     "vllm-xeon": _sourced("vllm-xeon.json", lambda: vllm_cpu.comparison(_runs("vllm-xeon.json"), "output_throughput")),
     "pipeline": _sourced("pipeline*.json", lambda: pipeline.table(_full_pipeline())),
+    "chat": _sourced("chat.json", lambda: chat.table(_read(chat.Round, "chat.json"))),
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
     "busy": _sourced(
@@ -156,7 +159,6 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     ),
     "fastgen": _sourced("fastgen.json", lambda: fastgen.summary(_fastgen())),
     "changes": _sourced("ablation.json", lambda: ablation.changes(_ablation(), SMALL_MODEL, SHOWN_CHANGES)),
-    "waste": lambda: ablation.waste(_ablation(), SMALL_MODEL, "ShareGPT"),
     "replicas": _sourced("replicas.json", lambda: replicas.table(_read(replicas.Run, "replicas.json"))),
     "sim": _sourced("sim.json", _sim),
     "chaos": _sourced("chaos*.json", _chaos),

@@ -15,7 +15,7 @@ def test_medians_of_the_rounds() -> None:
         for clients in (8, 1)
         for tokens, ttft in ((100, 30.0), (300, 10.0), (200, 20.0))
     ]
-    assert table(rounds)[2:] == ["| 1 | 100.0 | 20 | 10.0 |", "| 8 | 100.0 | 20 | 10.0 |"]
+    assert table(rounds)[2:] == ["| pagewire, 1 | 100.0 | 20 | 10.0 |", "| pagewire, 8 | 100.0 | 20 | 10.0 |"]
 
 
 def test_the_first_token_is_no_part_of_the_time_per_token() -> None:
@@ -33,6 +33,12 @@ def test_a_server_that_is_not_there_ends_it() -> None:
         chat.main(["--url", "http://127.0.0.1:1/", "--clients", "1", "--rounds", "1"])
 
 
+def test_a_second_server_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        chat.main(["--against", "http://127.0.0.1:1"])
+    assert "http://127.0.0.1:1 is not NAME=URL" in capsys.readouterr().err
+
+
 @pytest.mark.full
 @pytest.mark.alone
 def test_a_stack_and_a_running_server_are_driven(tmp_path: Path) -> None:
@@ -46,3 +52,8 @@ def test_a_stack_and_a_running_server_are_driven(tmp_path: Path) -> None:
         assert chat.main([*short, "--url", served.http + "/"]) == 0
         with pytest.raises(ConfigurationError, match="refuses the request"):
             chat.main([*short, "--url", served.http, "--model", "nobody"])
+        assert (
+            chat.main([*short, "--url", served.http, "--against", f"again={served.http}", "--output", str(output)]) == 0
+        )
+    servers = [run["server"] for run in json.loads(output.read_text())["runs"]]
+    assert servers == ["pagewire", "again"] * 4
