@@ -35,8 +35,10 @@ PATIENCE = 10.0
 """Seconds behind the deadline after which a request without an end is hung."""
 AGAIN_AFTER = 0.25
 """Seconds after which a request that was refused, or whose connection has broken, is sent again."""
-SLOWLY = 0.05
-"""Seconds that a slow reader takes for a token, or for some bytes."""
+SLOW = 3.0
+"""Seconds that a slow reader takes for an answer, at most, if nothing else is slow."""
+SLOW_READ = 256
+"""Bytes that it reads at once over HTTP: about one token."""
 _frames: msgspec.msgpack.Decoder[Frame | DeltaBatch] = msgspec.msgpack.Decoder(Frame | DeltaBatch)
 
 
@@ -130,7 +132,7 @@ class NatsReader:
                     seen.cancelled = True
                     cancelling = asyncio.create_task(_cancel(stream))
                 if request.shape == "slow":
-                    await asyncio.sleep(SLOWLY)
+                    await asyncio.sleep(SLOW / request.sampling["max_tokens"])
         finally:
             if cancelling is not None:
                 cancelling.cancel()
@@ -303,7 +305,7 @@ class HttpReader:
         self, request: Request, body: bytes, parser: HttpResponseParser, exchange: "_Exchange", seen: Seen
     ) -> None:
         slow = request.shape == "slow"
-        size = 256 if slow else 1 << 16
+        size = SLOW_READ if slow else 1 << 16
         reader, writer = await asyncio.open_connection(self._url.hostname, self._url.port, limit=size)
         try:
             head = (
@@ -319,7 +321,7 @@ class HttpReader:
                     seen.cancelled = True
                     return
                 if slow:
-                    await asyncio.sleep(SLOWLY)
+                    await asyncio.sleep(SLOW / request.sampling["max_tokens"])
         finally:
             writer.close()
 
