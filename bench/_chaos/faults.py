@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -96,7 +97,8 @@ class Arena:
         else:
             pid = await self._running(program)
             _send(pid, signal.SIGKILL if fault.action == KILL else signal.SIGTERM)
-            while self.stack.pid(program) in {pid, None}:  # noqa: ASYNC110 - processes send no events
+            # One that is terminated may have a successor before it ends.
+            while self.stack.pid(program) in {pid, None} or _runs(pid):  # noqa: ASYNC110 - no event tells it
                 await asyncio.sleep(POLL)
         return time.monotonic()
 
@@ -146,6 +148,11 @@ async def arena(settings: Settings) -> AsyncIterator[Arena]:
         )
         exits.push_async_callback(bus.close)
         yield Arena(stack, proxies, address, bus)
+
+
+def _runs(pid: int) -> bool:
+    """Returns whether a child process has not ended."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def _send(pid: int, number: signal.Signals) -> None:
