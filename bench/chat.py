@@ -118,7 +118,8 @@ def _servers(rounds: Sequence[Round]) -> list[str]:
 
 
 def _median(rounds: Sequence[Round], server: str, clients: int, name: str) -> float:
-    return statistics.median(getattr(each, name) for each in rounds if (each.server, each.clients) == (server, clients))
+    same = (each for each in rounds if (each.server, each.clients) == (server, clients))
+    return float(statistics.median(getattr(each, name) for each in same))
 
 
 def read_questions() -> list[str]:

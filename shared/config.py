@@ -82,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """NATS user of the services."""
     nats_password: str = ""
     """NATS password of the services."""
+    drain_timeout: Annotated[float, msgspec.Meta(ge=0)] = 30.0
+    """Seconds in which a service, or the whole stack, that is told to end finishes or hands over what it has."""
     log_format: Literal["console", "json"] | None = None
     """Format of log lines; by default console on a terminal, else json."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -2,11 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from pagewire.shared.bus import Bus
 from pagewire.shared.config import Settings
 from pagewire.shared.messages.heartbeat import Heartbeat
+
+
+class Drain(Enum):
+    """What follows the drain of a service."""
+
+    ALONE = auto()
+    """Unknown: the process was told to end, and no supervisor watches it."""
+    SUCCESSOR = auto()
+    """The supervisor starts another instance at once, or as soon as this one has ended."""
+    STOP = auto()
+    """The whole stack ends. The supervisor ends this instance when the others have finished what was accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +31,8 @@ class Context:
     """Random id of this process."""
     announce: Callable[[], None]
     """Sends a heartbeat now: called whenever `ready` changes."""
+    follows: Callable[[], Drain] = lambda: Drain.ALONE
+    """Returns what follows a drain."""
 
 
 class Service(Protocol):
@@ -26,6 +40,12 @@ class Service(Protocol):
 
     def heartbeat(self) -> Heartbeat:
         """Returns the current state of the service."""
+
+    async def drain(self) -> None:
+        """Finishes or hands over what the service has; returns when the service may end.
+
+        Called at most once, while `run` serves or still starts. Cancelled after the setting `drain_timeout`.
+        """
 
     async def run(self) -> None:
         """Serves until cancelled, then finishes pending work and returns. Raises when it cannot serve."""

@@ -10,9 +10,9 @@ import msgspec
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.config import Settings
-from pagewire.shared.context import Service
 from pagewire.shared.errors import NoResponders, RequestTimeout
 from pagewire.shared.messages import WIRE_VERSION
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 STALL_TIMEOUT = 0.5
 """Seconds without a further reply after which all instances are assumed to have replied."""
@@ -35,9 +35,11 @@ _ENDPOINTS: dict[str, dict[str, str]] = {
 class Responder:
     """Answers `$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` for one instance: for all services, by name, and by id."""
 
-    def __init__(self, bus: Bus, name: str, instance: str, settings: Settings, service: Service) -> None:
+    def __init__(
+        self, bus: Bus, name: str, instance: str, settings: Settings, heartbeat: Callable[[], Heartbeat]
+    ) -> None:
         self._bus = bus
-        self._service = service
+        self._heartbeat = heartbeat
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._endpoints = [
             {"name": endpoint, "subject": subject, "queue_group": name}
@@ -74,8 +76,9 @@ class Responder:
 
     def _stats(self) -> dict[str, Any]:
         """Returns counts per service in the metadata. The counts per endpoint, which ADR-32 demands, are zero."""
-        beat = self._service.heartbeat()
+        beat = self._heartbeat()
         load = {f"load.{name}": f"{value:.10g}" for name, value in beat.load.items()}
+        states = {"ready": str(beat.ready).lower(), "draining": str(beat.draining).lower()}
         counts = {
             "num_requests": 0,
             "num_errors": 0,
@@ -84,7 +87,7 @@ class Responder:
             "average_processing_time": 0,
         }
         return {
-            "metadata": {**self._identity["metadata"], "ready": str(beat.ready).lower(), **load},
+            "metadata": {**self._identity["metadata"], **states, **load},
             "started": self._started,
             "endpoints": [{**endpoint, **counts} for endpoint in self._endpoints],
         }
@@ -97,6 +100,14 @@ class Stats(msgspec.Struct):
     id: str
     started: str
     metadata: dict[str, str]
+
+
+def load_of(stats: bytes, name: str, *, draining: bool) -> float:
+    """Returns a load from a reply to `$SRV.STATS`; with `draining` 1, as long as the service does not drain."""
+    metadata = msgspec.json.decode(stats, type=Stats).metadata
+    if draining and metadata.get("draining") != "true":
+        return 1.0
+    return float(metadata.get(f"load.{name}", 0.0))
 
 
 async def ask(bus: Bus, service: str | None = None) -> list[Stats]:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import structlog
 
 from pagewire.shared import subjects
@@ -10,6 +11,7 @@ from pagewire.shared.bus import Bus
 from pagewire.shared.context import Service
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
 
 INTERVAL = 0.5
 """Seconds between two heartbeats."""
@@ -26,13 +28,24 @@ class Heartbeater:
         self._bus = bus
         self._subject = f"{subjects.HEARTBEAT}.{name}.{instance}"
         self._service: Service | None = None
+        self._draining = False
+
+    def drain(self) -> None:
+        """Says from now on, and at once, that the service drains."""
+        self._draining = True
+        self.announce()
+
+    def beat_of(self, service: Service) -> Heartbeat:
+        """Returns the current heartbeat of the service. A service that drains is not ready."""
+        beat = service.heartbeat()
+        return msgspec.structs.replace(beat, ready=False, draining=True) if self._draining else beat
 
     def announce(self) -> None:
         """Sends a heartbeat now; does nothing before `run`, while the service is still being created."""
         if self._service is None:
             return
         try:
-            self._bus.publish(self._subject, encode(self._service.heartbeat()))
+            self._bus.publish(self._subject, encode(self.beat_of(self._service)))
         except BusUnavailable:
             _log.debug("heartbeat_not_sent")
 

@@ -12,6 +12,9 @@ SILENCE = 2.0
 """Seconds without a heartbeat after which an instance counts as gone: four intervals. An instance whose process has
 ended is gone at once where a supervisor says so."""
 
+DEAF = 1.5
+"""Seconds without a heartbeat of anybody, this process included, after which this process has missed some."""
+
 _heartbeat = Decoder(Heartbeat)
 
 
@@ -31,9 +34,12 @@ class Peers:
         self._ended: set[str] = set()
         self._last: dict[str, tuple[Heartbeat, float]] = {}
         """By instance: the last heartbeat and the time of its arrival."""
+        self._heard_at = self._heard_since = time.monotonic()
+        """When the last heartbeat arrived, and since when none can have been missed."""
 
     async def listen(self, service: str = "*") -> Subscription:
         """Subscribes to the heartbeats of one kind of service, or of all."""
+        self._heard_at = self._heard_since = time.monotonic()
         return await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
 
     def alive(self, service: str) -> list[Heartbeat]:
@@ -48,6 +54,19 @@ class Peers:
         beat, age = self.last(instance)
         return beat if age < SILENCE else None
 
+    def gone(self, instance: str) -> bool:
+        """Returns whether an instance is certainly gone: its process has ended, or it has been silent.
+
+        Silence counts only while heartbeats arrive here: after a break of this process, or of its connection, it counts
+        anew. An instance that was never heard is gone after `SILENCE` seconds of listening.
+        """
+        if instance in self._ended:
+            return True
+        now = time.monotonic()
+        last = self._last.get(instance)
+        silent_since = max(self._heard_since, last[1] if last is not None else 0.0)
+        return now - self._heard_at < DEAF and now - silent_since > SILENCE
+
     def last(self, instance: str) -> tuple[Heartbeat | None, float]:
         """Returns the last heartbeat of an instance, however old, and its age in seconds; without one, None and 0."""
         if instance not in self._last:
@@ -60,6 +79,10 @@ class Peers:
         self._last = {instance: last for instance, last in self._last.items() if instance in instances}
 
     def _on_message(self, message: Message) -> None:
+        now = time.monotonic()
+        if now - self._heard_at > DEAF:
+            self._heard_since = now
+        self._heard_at = now
         if not message.data:
             self._forget(message.subject.rpartition(".")[2])
         else:
@@ -67,7 +90,7 @@ class Peers:
             # The last heartbeat of a process and the message that it has ended come over different connections.
             if beat is None or beat.instance in self._ended:
                 return
-            self._last[beat.instance] = (beat, time.monotonic())
+            self._last[beat.instance] = (beat, now)
         if self._on_change is not None:
             self._on_change()
 

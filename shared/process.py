@@ -6,12 +6,22 @@ import signal
 import sys
 from contextlib import suppress
 
+from pagewire.shared.polling import poll
+
 PARENT = "PAGEWIRE_PARENT"
 """Environment variable with the process id of the supervisor that started this process."""
 INSTANCE = "PAGEWIRE_INSTANCE"
 """Environment variable with the instance id that the supervisor gave to this process."""
+PREDECESSOR = "PAGEWIRE_PREDECESSOR"
+"""Environment variable with the process id of a process that drains, whose successor this one is."""
+LISTENER = "PAGEWIRE_LISTENER"
+"""Environment variable with the file descriptor of the listening socket that the supervisor gave to a gateway."""
 REFUSAL = "PAGEWIRE_REFUSAL"
 """Environment variable with the file descriptor to which this process writes why it refuses its settings."""
+END_NOW = signal.SIGUSR1
+"""Signal by which a supervisor ends a service without a drain."""
+STOP = signal.SIGUSR2
+"""Signal by which a supervisor drains a service that it will not start again."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -38,6 +48,21 @@ def refuse_settings(reason: str) -> None:
         os.write(int(os.environ[REFUSAL]), reason.encode())
     else:
         print(reason, file=sys.stderr)
+
+
+async def wait_for_predecessor() -> None:
+    """Returns once the process whose successor this one is has ended, at once if there is none."""
+    if PREDECESSOR in os.environ:
+        predecessor = int(os.environ[PREDECESSOR])
+        await poll(lambda: not _exists(predecessor))
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, PermissionError):  # another user has the number now
+        return False
+    return True
 
 
 def use_batch_scheduling() -> None:

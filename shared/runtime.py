@@ -15,14 +15,22 @@ import uvloop
 from pagewire.shared import flags, logs, subjects, telemetry
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
-from pagewire.shared.context import Context, Service
+from pagewire.shared.context import Context, Drain, Service
 from pagewire.shared.discovery import Responder
-from pagewire.shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
 from pagewire.shared.heartbeater import Heartbeater
-from pagewire.shared.process import INSTANCE, die_with_parent, refuse_settings, use_batch_scheduling
+from pagewire.shared.process import (
+    END_NOW,
+    INSTANCE,
+    PARENT,
+    STOP,
+    die_with_parent,
+    refuse_settings,
+    use_batch_scheduling,
+)
 
 CLOSE_WITHIN = 8.0
-"""Seconds that a service has to finish its work after SIGINT or SIGTERM."""
+"""Seconds that a service has to end once it is cancelled."""
 
 GC_THRESHOLD = 50_000
 """New objects between two garbage collections. A busy service holds tens of thousands, few of them in cycles."""
@@ -51,22 +59,66 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
     sys.exit(code)
 
 
+class Shutdown:
+    """What signals have told the process to do.
+
+    Attributes:
+        draining: set at the first SIGTERM or SIGINT, or at `STOP`.
+        drained: whether the drain has ended, well or by its timeout.
+        closing: set after the drain, at the second SIGTERM or SIGINT, or at `END_NOW`: the process ends now.
+    """
+
+    def __init__(self, *, supervised: bool = False) -> None:
+        self.draining = asyncio.Event()
+        self.closing = asyncio.Event()
+        self.drained = False
+        self._supervised = supervised
+        self._stopping = False
+
+    def listen(self) -> None:
+        """Handles the signals of this process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.signal)
+        loop.add_signal_handler(STOP, self.stop)
+        loop.add_signal_handler(END_NOW, self.closing.set)
+
+    def follows(self) -> Drain:
+        """See `Context`."""
+        if self._stopping:
+            return Drain.STOP
+        return Drain.SUCCESSOR if self._supervised else Drain.ALONE
+
+    def close(self) -> None:
+        """Says that the drain has ended."""
+        self.drained = True
+        self.closing.set()
+
+    def signal(self) -> None:
+        """Handles SIGTERM or SIGINT."""
+        (self.closing if self.draining.is_set() else self.draining).set()
+
+    def stop(self) -> None:
+        """Handles `STOP`."""
+        self._stopping = True
+        self.draining.set()
+
+
 async def _process(name: str, cls: Callable[[Context], Service], settings: Settings) -> int:
     instance = os.environ.get(INSTANCE) or subjects.new_instance()
     logs.configure(settings, service=name, instance=instance)
     telemetry.configure(name, instance, settings)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    serving = asyncio.create_task(_connect_and_run(name, cls, settings, instance))
-    stopping = asyncio.create_task(stop.wait())
+    shutdown = Shutdown(supervised=PARENT in os.environ)
+    shutdown.listen()
+    serving = asyncio.create_task(_connect_and_run(name, cls, settings, instance, shutdown))
+    stopping = asyncio.create_task(shutdown.closing.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if serving.done():
         return _exit_code(serving)
     _log.info("stopping")
-    serving.cancel()
+    if not shutdown.drained:
+        serving.cancel()
     await asyncio.wait({serving}, timeout=CLOSE_WITHIN)
     if not serving.done():
         _log.error("not_stopped_in_time", seconds=CLOSE_WITHIN)
@@ -85,41 +137,82 @@ def _exit_code(serving: "asyncio.Task[None]") -> int:
     return 0
 
 
-async def _connect_and_run(name: str, cls: Callable[[Context], Service], settings: Settings, instance: str) -> None:
-    bus = await connect_with_retry(name, settings, instance)
+async def _connect_and_run(
+    name: str, cls: Callable[[Context], Service], settings: Settings, instance: str, shutdown: Shutdown
+) -> None:
+    bus = await _connect_unless(shutdown.draining, name, settings, instance)
+    if bus is None:
+        return
     try:
-        await run_service(name, cls, settings, bus, instance)
+        await run_service(name, cls, settings, bus, instance, shutdown)
     finally:
         await bus.close()
 
 
 async def run_service(
-    name: str, cls: Callable[[Context], Service], settings: Settings, bus: Bus, instance: str
+    name: str,
+    cls: Callable[[Context], Service],
+    settings: Settings,
+    bus: Bus,
+    instance: str,
+    shutdown: Shutdown | None = None,
 ) -> None:
-    """Runs a service on a bus until cancelled, with heartbeats and discovery.
+    """Runs a service on a bus until cancelled, or until it has drained, with heartbeats and discovery.
 
     Raises:
         ConfigurationError: the service cannot use a setting.
         BusUnavailable: there was no broker for too long.
         ExceptionGroup: the service failed in several places at once.
     """
+    shutdown = shutdown or Shutdown()
     heartbeater = Heartbeater(bus, name, instance)
-    service = cls(Context(settings, bus, instance, heartbeater.announce))
-    await Responder(bus, name, instance, settings, service).listen()
+    service = cls(Context(settings, bus, instance, heartbeater.announce, shutdown.follows))
+    await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()
     serving = asyncio.create_task(service.run())
     heartbeats = asyncio.create_task(heartbeater.run(service))
+    draining = asyncio.create_task(_drain(service, heartbeater, shutdown, settings.drain_timeout))
+    tasks = {serving, heartbeats, draining}
     try:
-        done, _ = await asyncio.wait({serving, heartbeats}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        heartbeats.cancel()
-        serving.cancel()
-        await asyncio.wait({serving, heartbeats})
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _drain(service: Service, heartbeater: Heartbeater, shutdown: Shutdown, timeout: float) -> None:
+    """Waits until the service is told to drain, and drains it."""
+    await shutdown.draining.wait()
+    _log.info("draining", seconds=timeout)
+    heartbeater.drain()
+    try:
+        async with asyncio.timeout(timeout):
+            await service.drain()
+    except TimeoutError:
+        _log.warning("not_drained_in_time", seconds=timeout)
+    finally:
+        shutdown.close()
+
+
+async def _connect_unless(draining: asyncio.Event, name: str, settings: Settings, instance: str) -> Bus | None:
+    """Connects to the broker; returns None if the service is told to end before that."""
+    connecting = asyncio.create_task(connect_with_retry(name, settings, instance))
+    waiting = asyncio.create_task(draining.wait())
+    try:
+        await asyncio.wait({connecting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done():
+            return connecting.result()
+        return None
+    finally:
+        waiting.cancel()
+        connecting.cancel()
+        await asyncio.wait({connecting})
 
 
 async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
-    """Connects to the broker. Retries without end, because services and broker may start in any order."""
+    """Connects to the broker. Retries without end: services and broker, with its JetStream, may start in any order."""
     url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
     # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
     prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
@@ -135,8 +228,9 @@ async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bu
                 connect_timeout=1.0,
                 max_store=settings.nats_max_store,
             )
-        except BusUnavailable as error:
-            _log.warning("broker_unreachable", url=url, reason=str(error), retry_in=delay)
+        except (BusUnavailable, RequestTimeout) as error:
+            event = "store_unavailable" if isinstance(error, StorageRefused) else "broker_unreachable"
+            _log.warning(event, url=url, reason=str(error), retry_in=delay)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 2.0)
         else:

@@ -12,6 +12,8 @@ RESUME = "pagewire.v1.resume"
 
 DETOKENIZER = "pagewire.svc.detokenizer"
 """`.<instance>.open | attach | abort`: one subscription per instance, because the order of messages matters."""
+ADOPTED = "pagewire.svc.adopted"
+"""`.<instance>`: what a detokenizer tells all others."""
 ABORT = "pagewire.svc.scheduler"
 """`.<instance>.abort`."""
 PLAN = "pagewire.svc.plan"

@@ -17,7 +17,8 @@ import yaml
 
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.stack import REPLICATED
-from pagewire.shared.config import FIELDS, variable
+from pagewire.shared.config import FIELDS, Settings, variable
+from pagewire.shared.runtime import CLOSE_WITHIN
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]
@@ -136,6 +137,12 @@ def test_every_variable_is_a_setting() -> None:
     known = {variable(name) for name in FIELDS} | {"HF_HOME"}
     for service in compose().values():
         assert set(service["environment"]) <= known
+
+
+def test_services_have_time_to_drain() -> None:
+    for name, service in compose().items():
+        if name != "nats":
+            assert float(service["stop_grace_period"].removesuffix("s")) > Settings().drain_timeout + CLOSE_WITHIN
 
 
 def test_only_loopback_is_published() -> None:

@@ -92,6 +92,8 @@ class Stream:
         self._cancel = f"{subjects.CANCEL}.{self.request_id}"
         self._body = b""
         self._accepted = self._ended = self._resend = False
+        self._asked = False
+        """Whether missed frames were asked for and none have come since."""
         self._result: Result | None = None
         self._early_final: Final | None = None
         self._error: PagewireError | None = None
@@ -178,6 +180,7 @@ class Stream:
         if self._ended:
             return
         self._last_frame_at = time.monotonic()
+        self._asked = False
         if not message.data:
             self._on_empty(message)
             return
@@ -206,6 +209,7 @@ class Stream:
         if self._ended:
             return
         self._last_frame_at = time.monotonic()
+        self._asked = False
         if self._sequencer.is_next(delta):
             self._deltas.put(delta)
             if self._early_final is not None:
@@ -250,13 +254,14 @@ class Stream:
                 self._recover()
 
     def _recover(self) -> None:
-        """Asks for missing frames; before the request is accepted, sends it again, which attaches it to the first."""
+        """Asks for missing frames. If none come, or the request is not accepted, sends it again: it joins the first."""
         now = time.monotonic()
         if now - self._last_recovery_at < CHECK_INTERVAL:
             return
         self._last_recovery_at = now
         with suppress(BusUnavailable):  # tried again after the next timeout
-            if self._resume:
+            if self._resume and not self._asked:
+                self._asked = True
                 self._publish(self._resume, frames.encode(ResumeRequest(self._sequencer.resume_from)))
             else:
                 self._publish(self._subject, self._body)

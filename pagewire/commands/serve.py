@@ -1,6 +1,7 @@
-"""Runs the whole stack on this machine until SIGINT or SIGTERM."""
+"""Runs the whole stack on this machine until SIGINT or SIGTERM, and finishes then what was accepted."""
 
 import argparse
+import asyncio
 
 from pagewire.commands import session
 from pagewire.embedded.stack import Stack
@@ -25,5 +26,15 @@ async def _serve(settings: Settings) -> int:
     async with Stack(settings) as stack:
         address = await stack.ready()
         print(f"ready {address.http} {address.nats}", flush=True)
-        await stack.wait()
+        running = asyncio.create_task(stack.wait())
+        signalled = asyncio.create_task(session.first_signal().wait())
+        try:
+            await asyncio.wait({running, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            else:
+                await stack.drain()
+        finally:
+            running.cancel()
+            signalled.cancel()
     return 0

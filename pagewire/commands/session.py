@@ -15,6 +15,8 @@ from pagewire.shared import logs, model_folder
 from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
 from pagewire.shared.errors import BusUnavailable, Unavailable
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""The signals that end a command."""
 CONNECT_TIMEOUT = 1.0
 """Seconds that a running stack has to answer."""
 
@@ -25,7 +27,7 @@ def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
 
     async def until_signal() -> int:
         task = asyncio.create_task(work)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         try:
             return await task
@@ -33,6 +35,22 @@ def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
             return 0
 
     return asyncio.run(until_signal())
+
+
+def first_signal() -> asyncio.Event:
+    """Returns an event that the next SIGINT or SIGTERM sets instead of cancelling the command; a second one cancels it.
+
+    Called by the command's own task.
+    """
+    loop, command, arrived = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    assert command is not None
+
+    def on_signal() -> None:
+        (command.cancel if arrived.is_set() else arrived.set)()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    return arrived
 
 
 def url_of(settings: Settings) -> str:

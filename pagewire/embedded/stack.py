@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ import structlog
 
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.model_choice import choose_model
-from pagewire.embedded.supervisor import Program, Supervisor
+from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
-from pagewire.shared import config, subjects
+from pagewire.shared import config, discovery, subjects
 from pagewire.shared.bus import Bus, nats
+from pagewire.shared.bus.nats_store import NO_JETSTREAM
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
-from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, Unavailable
-from pagewire.shared.process import INSTANCE
+from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
+from pagewire.shared.listener import listen
+from pagewire.shared.process import INSTANCE, LISTENER
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 """The services that every request passes; the slowest to start comes first."""
@@ -27,6 +30,20 @@ REPLICATED = ("executor", "scheduler")
 """The services with one process per replica."""
 GATEWAY = "gateway"
 BROKER = "broker"
+FRONT = (GATEWAY, "tokenizer")
+"""The services that take requests from outside."""
+DRAIN_ORDER = (
+    {"tokenizer": "in_flight"},
+    {"detokenizer": "streams", "scheduler": "requests"},
+    {GATEWAY: "running"},
+)
+"""What must be zero for the stack to end, in this order: the load that counts what each service holds."""
+DRAIN_INTERVAL = 0.05
+"""Seconds between two looks at such a load."""
+STATS_TIMEOUT = 1.0
+"""Seconds that a service has to tell its load."""
+END_TIMEOUT = 15.0
+"""Seconds after the drain in which a process that has a successor must have ended."""
 START_TIMEOUT = 300.0
 """Seconds until all services must be ready; loading a large model takes long."""
 ROOM_CHECK_INTERVAL = 0.5
@@ -72,8 +89,9 @@ class Stack:
         self._bus: Bus | None = None
         self._supervisor: Supervisor | None = None
         self._watchdog: Watchdog | None = None
+        self._listener: socket.socket | None = None
+        """Where the gateways listen, one after the other."""
         self._running: asyncio.Task[None] | None = None
-        self._instances: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         # Before anything is started: a wrong name shows at once, and a model is fetched once.
@@ -98,12 +116,13 @@ class Stack:
                 password=settings.nats_password,
                 inbox_prefix="_INBOX",
             )
-            programs = [
-                Program(name, _command(service), partial(self._environment, name))
-                for name, service in self._programs.items()
-            ]
-            self._supervisor = supervisor = Supervisor(programs, on_ended=self._announce_end)
-            self._watchdog = Watchdog(self._bus, self._instances, supervisor.kill)
+            await _require_jetstream(self._bus)
+            if GATEWAY in self._programs:
+                self._listener = listen(settings.host, settings.port)
+            policy = RestartPolicy(drain=settings.drain_timeout + END_TIMEOUT)
+            programs = [self._program(name) for name in self._programs]
+            self._supervisor = supervisor = Supervisor(programs, policy, self._announce_end)
+            self._watchdog = Watchdog(self._bus, supervisor.instances, supervisor.kill, supervisor.replace)
             await self._watchdog.listen()
             self._running = asyncio.create_task(self._run(supervisor, self._watchdog))
         except BaseException:
@@ -163,6 +182,46 @@ class Stack:
         assert self._running is not None
         await self._running
 
+    async def drain(self) -> None:
+        """Takes no new requests; returns when those that were accepted have ended, at the latest after `drain_timeout`.
+
+        A client that sends an accepted request again gets its frames all the same.
+        """
+        assert self._supervisor is not None
+        for name, service in self._programs.items():
+            if service in FRONT:
+                self._supervisor.stop(name)
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout):
+                for services in DRAIN_ORDER:
+                    await self._until_idle(services)
+        except TimeoutError:
+            _log.warning("not_drained_in_time", seconds=self._settings.drain_timeout)
+
+    async def _until_idle(self, services: Mapping[str, str]) -> None:
+        """Waits until these services hold nothing. `services` names the load that counts what each one holds."""
+        assert self._supervisor is not None
+        for name, service in self._programs.items():
+            if service not in services:
+                continue
+            while True:
+                if not await self._load(name, service, services[service]):
+                    break
+                await asyncio.sleep(DRAIN_INTERVAL)
+
+    async def _load(self, name: str, service: str, gauge: str) -> float:
+        """Asks a service for a load; returns 1 while a restarted one does not answer."""
+        assert self._supervisor is not None
+        assert self._bus is not None
+        subject = f"$SRV.STATS.pagewire-{service}.{self._supervisor.instances.get(name, '')}"
+        try:
+            stats = await self._bus.request(subject, b"", timeout=STATS_TIMEOUT)
+        except NoResponders:
+            return 0.0 if service in FRONT else 1.0
+        except BusError:
+            return 1.0
+        return discovery.load_of(stats.data, gauge, draining=service in FRONT)
+
     async def _run(self, supervisor: Supervisor, watchdog: Watchdog) -> None:
         try:
             async with asyncio.TaskGroup() as group:
@@ -179,29 +238,39 @@ class Stack:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
+        if self._listener is not None:
+            self._listener.close()
         if self._bus is not None:
             await self._bus.close()
         if self._broker is not None:
             await self._broker.stop()
 
-    def _announce_end(self, program: str) -> None:
+    def _program(self, name: str) -> Program:
+        service = self._programs[name]
+        environment = partial(self._environment, name)
+        if service == GATEWAY and self._listener is not None:
+            return Program(name, _command(service), environment, descriptors=(self._listener.fileno(),))
+        return Program(name, _command(service), environment)
+
+    def _announce_end(self, program: str, instance: str) -> None:
         """Tells the services at once that a process has ended. Otherwise they notice by its silence."""
         assert self._bus is not None
         try:
-            self._bus.publish(f"{subjects.HEARTBEAT}.{self._programs[program]}.{self._instances[program]}", b"")
+            self._bus.publish(f"{subjects.HEARTBEAT}.{self._programs[program]}.{instance}", b"")
         except BusError as error:
             _log.warning("end_not_announced", process=program, reason=str(error))
 
     def _environment(self, program: str) -> dict[str, str]:
         """Returns the environment for a program's next start, with a new instance id and exactly these settings."""
-        self._instances[program] = instance = subjects.new_instance()
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if self._programs[program] == "executor" and self._settings.device == "cuda":
             inherited |= _own_gpu(program, inherited)
+        if self._programs[program] == GATEWAY and self._listener is not None:
+            inherited[LISTENER] = str(self._listener.fileno())
         settings = self._settings
         if program in self._nats_urls:
             settings = msgspec.structs.replace(settings, nats_url=self._nats_urls[program])
-        return {**inherited, **config.to_environment(settings), INSTANCE: instance}
+        return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}
 
 
 def replicas_of(service: str, settings: Settings) -> int:
@@ -250,6 +319,16 @@ def _refuse_unsupported(settings: Settings) -> None:
         raise ConfigurationError(
             f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"
         )
+
+
+async def _require_jetstream(bus: Bus) -> None:
+    """Raises ConfigurationError if the broker has no JetStream. Services would wait for it."""
+    try:
+        await bus.request("$JS.API.INFO", b"", timeout=STATS_TIMEOUT)
+    except NoResponders:
+        raise ConfigurationError(NO_JETSTREAM) from None
+    except BusError as error:
+        _log.warning("jetstream_unknown", reason=str(error))
 
 
 async def _keep_running(broker: Broker) -> None:

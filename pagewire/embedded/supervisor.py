@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process import PARENT, REFUSAL
+from pagewire.shared.process import END_NOW, INSTANCE, PARENT, PREDECESSOR, REFUSAL, STOP
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
@@ -28,7 +28,9 @@ class Program:
     """Name, unique within a supervisor."""
     command: tuple[str, ...]
     environment: Callable[[], Mapping[str, str]]
-    """Returns the complete environment for the next start."""
+    """Returns the complete environment for the next start, with the instance id."""
+    descriptors: tuple[int, ...] = ()
+    """File descriptors that the process inherits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class RestartPolicy:
     healthy: float = 5.0
     """Run time after which the next delay is the first one again: a program that cannot run ends sooner."""
     end: float = 10.0
-    """Time from SIGTERM to SIGKILL."""
+    """Time from the signal to end at once to SIGKILL."""
+    drain: float = 45.0
+    """Time from the start of a successor to SIGKILL."""
 
     def next_delay(self, last: float, ran: float) -> float:
         """Returns the delay after a run of `ran` seconds; `last` is the delay before that run, 0 before the first."""
@@ -51,20 +55,44 @@ class RestartPolicy:
         return min(2 * last, self.longest_delay)
 
 
+class _Run:
+    """One process of a program.
+
+    Attributes:
+        instance: its instance id.
+        predecessor: the process that drains meanwhile, if there is one.
+        process: None before it has started.
+        draining: set when the process is about to end: its end is no failure.
+    """
+
+    def __init__(self, predecessor: asyncio.subprocess.Process | None) -> None:
+        self.predecessor = predecessor
+        self.instance = ""
+        self.process: asyncio.subprocess.Process | None = None
+        self.draining = asyncio.Event()
+
+
 class Supervisor:
-    """Runs programs until it is cancelled."""
+    """Runs programs until it is cancelled.
+
+    Attributes:
+        instances: the instance id of the latest process of each program, by the program's name.
+    """
 
     def __init__(
         self,
         programs: Sequence[Program],
         policy: RestartPolicy | None = None,
-        on_ended: Callable[[str], None] = lambda name: None,
+        on_ended: Callable[[str, str], None] = lambda name, instance: None,
     ) -> None:
-        """`on_ended` is called with the name of each program that ends by itself, before it is restarted."""
+        """`on_ended` is called with the name and the instance id of each process that has ended."""
+        self.instances: dict[str, str] = {}
         self._on_ended = on_ended
         self._programs = programs
         self._policy = policy or RestartPolicy()
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._latest: dict[str, _Run] = {}
+        self._stopped: set[str] = set()
+        """The programs that are not started again."""
 
     async def run(self) -> None:
         """Starts every program and restarts those that end. When cancelled, ends all of them before it returns.
@@ -75,39 +103,81 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 for program in self._programs:
-                    group.create_task(self._keep_running(program), name=program.name)
+                    group.create_task(self._keep_running(program, group), name=program.name)
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
     def pid(self, name: str) -> int | None:
-        """Returns the process id of a program, None while it does not run."""
-        process = self._running.get(name)
-        return None if process is None else process.pid
+        """Returns the id of the latest process of a program, None while that does not run."""
+        run = self._latest.get(name)
+        if run is None or run.process is None or run.process.returncode is not None:
+            return None
+        return run.process.pid
 
     def kill(self, name: str) -> None:
         """Kills a program, which is then restarted."""
-        if (process := self._running.get(name)) is not None:
-            _signal(process, signal.SIGKILL)
+        run = self._latest.get(name)
+        if run is not None and run.process is not None:
+            _signal(run.process, signal.SIGKILL)
 
-    async def _keep_running(self, program: Program) -> None:
+    def replace(self, name: str, instance: str) -> None:
+        """Starts a successor of a process that drains. Nothing happens if that was done, or if the program stops."""
+        run = self._latest.get(name)
+        if run is not None and run.instance == instance and name not in self._stopped:
+            run.draining.set()
+
+    def stop(self, name: str) -> None:
+        """Has a program drain, and never starts it again."""
+        self._stopped.add(name)
+        run = self._latest.get(name)
+        if run is not None and run.process is not None:
+            _signal(run.process, STOP)
+
+    async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0
+        draining: asyncio.subprocess.Process | None = None
         loop = asyncio.get_running_loop()
-        while True:
+        while program.name not in self._stopped:
             started = loop.time()
-            code, reason = await self._run_once(program)
-            self._on_ended(program.name)
+            run = self._latest[program.name] = _Run(draining)
+            running = group.create_task(self._run_once(program, run))
+            if await self._drains(run, running):
+                draining = run.process
+                _log.info("process_replaced", process=program.name, instance=run.instance)
+                group.create_task(self._end_drained(run, running))
+                continue
+            code, reason = await running
             if code == CONFIGURATION_REFUSED:
                 raise ConfigurationError(reason or f"{program.name} cannot run with these settings: see the log")
+            if program.name in self._stopped:
+                return
             delay = self._policy.next_delay(delay, loop.time() - started)
             _log.warning("process_ended", process=program.name, code=code, restart_in=delay)
             await asyncio.sleep(delay)
 
-    async def _run_once(self, program: Program) -> tuple[int, str]:
+    async def _drains(self, run: _Run, running: "asyncio.Task[tuple[int, str]]") -> bool:
+        """Waits until a process drains or has ended; returns whether it drains."""
+        draining = asyncio.create_task(run.draining.wait())
+        try:
+            await asyncio.wait({draining, running}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+        return not running.done()
+
+    async def _end_drained(self, run: _Run, running: "asyncio.Task[tuple[int, str]]") -> None:
+        """Kills a process that has a successor and does not end in time."""
+        await asyncio.wait({running}, timeout=self._policy.drain)
+        if not running.done() and run.process is not None:
+            _log.error("process_killed", pid=run.process.pid, after=self._policy.drain)
+            _signal(run.process, signal.SIGKILL)
+
+    async def _run_once(self, program: Program, run: _Run) -> tuple[int, str]:
         """Runs a program until it ends; returns its exit code, negative for a signal, and the reason of a refusal."""
         reader, writer = os.pipe()
         try:
             os.set_blocking(reader, False)
-            code = await self._run_process(program, writer)
+            code = await self._run_process(program, run, writer)
+            self._on_ended(program.name, run.instance)
             with suppress(BlockingIOError):  # nothing was written: this process holds the other end
                 return code, os.read(reader, LONGEST_REASON).decode(errors="replace")
             return code, ""
@@ -115,8 +185,11 @@ class Supervisor:
             os.close(reader)
             os.close(writer)
 
-    async def _run_process(self, program: Program, refusal: int) -> int:
+    async def _run_process(self, program: Program, run: _Run, refusal: int) -> int:
         environment = {**program.environment(), PARENT: str(os.getpid()), REFUSAL: str(refusal)}
+        if run.predecessor is not None and run.predecessor.returncode is None:
+            environment[PREDECESSOR] = str(run.predecessor.pid)
+        run.instance = self.instances[program.name] = environment.get(INSTANCE, "")
         try:
             # In its own session, so that Ctrl-C reaches only the supervisor, which then ends the programs. Standard
             # output belongs to the user's command, so a program's output goes to standard error.
@@ -126,21 +199,22 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=2,
                 start_new_session=True,
-                pass_fds=(refusal,),
+                pass_fds=(refusal, *program.descriptors),
             )
         except OSError as error:
             raise ConfigurationError(f"cannot start {program.name}: {error.strerror}: {program.command[0]}") from error
-        self._running[program.name] = process
+        run.process = process
+        if program.name in self._stopped:
+            _signal(process, signal.SIGTERM)  # it has just started, so that it has nothing to finish
         try:
             return await process.wait()
         finally:
-            del self._running[program.name]
             await asyncio.shield(self._end(process))
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is not None:
             return
-        _signal(process, signal.SIGTERM)
+        _signal(process, END_NOW)
         try:
             async with asyncio.timeout(self._policy.end):
                 await process.wait()

@@ -26,14 +26,22 @@ class Watchdog:
         bus: a connection with the rights of a client.
         instances: the current instance id of each program, by the program's name.
         kill: kills a program by name.
+        replace: called with name and instance id of a program whose heartbeat says that it drains.
     """
 
-    def __init__(self, bus: Bus, instances: Mapping[str, str], kill: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        instances: Mapping[str, str],
+        kill: Callable[[str], None],
+        replace: Callable[[str, str], None] = lambda name, instance: None,
+    ) -> None:
         self._bus = bus
         self._instances = instances
         self._kill = kill
+        self._replace = replace
         self._heartbeat_arrived = asyncio.Event()
-        self._peers = Peers(bus, self._heartbeat_arrived.set)
+        self._peers = Peers(bus, self._on_heartbeat)
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
@@ -67,6 +75,13 @@ class Watchdog:
                     if await self._is_frozen(name):
                         _log.error("service_frozen", program=name, instance=instance)
                         self._kill(name)
+
+    def _on_heartbeat(self) -> None:
+        self._heartbeat_arrived.set()
+        for name, instance in self._instances.items():
+            beat = self._peers.find(instance)
+            if beat is not None and beat.draining:
+                self._replace(name, instance)
 
     def _last(self, name: str) -> tuple[Heartbeat | None, float]:
         return self._peers.last(self._instances.get(name, ""))

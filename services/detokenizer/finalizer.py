@@ -1,6 +1,7 @@
 """What follows when a stream is over: its record, its last frames, its work item, and its sequences."""
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 from opentelemetry.trace import format_trace_id
@@ -12,8 +13,8 @@ from pagewire.services.detokenizer.stream import Stream, StreamState
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import BusError, NoResponders, Unavailable
-from pagewire.shared.messages import encode, pack
-from pagewire.shared.messages.abort import AbortReason, AbortSequences
+from pagewire.shared.messages import Decoder, encode, pack
+from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach
 
 DELIVERY_TIMEOUT = 10.0
@@ -23,6 +24,7 @@ ABORT_TIMEOUT = 1.0
 ABORT_ATTEMPTS = 5
 
 _log = structlog.get_logger()
+_aborted = Decoder(AbortedSequences)
 
 
 class Finalizer:
@@ -115,18 +117,35 @@ class AbortNotifier:
         """Has the scheduler of an attachment abort these sequences."""
         self._tasks.create_task(self._abort(attach, sequences, reason))
 
-    async def _abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> None:
+    def ask_again(self, attach: Attach, count: int) -> None:
+        """Asks the scheduler to attach a request again, whose tokens were missed here.
+
+        If the scheduler does not have the request any more, the work is returned to the queue.
+        """
+        self._tasks.create_task(self._ask_again(attach, count))
+
+    async def _ask_again(self, attach: Attach, count: int) -> None:
+        sequences = list(range(attach.first_sequence, attach.first_sequence + count))
+        if not await self._abort(attach, sequences, AbortReason.LOST_TOKENS):
+            with suppress(BusError):  # the queue delivers it again when nobody renews it
+                await self._bus.store.return_work(attach.ack)
+
+    async def _abort(self, attach: Attach, sequences: list[int], reason: AbortReason) -> int:
+        """Returns the number of sequences that the scheduler had; 0 if it has gone or does not answer."""
         request = encode(AbortSequences(attach.term, pack(sequences), reason))
         for _ in range(ABORT_ATTEMPTS):
             try:
-                await self._bus.request(f"{subjects.ABORT}.{attach.scheduler}.abort", request, timeout=ABORT_TIMEOUT)
+                subject = f"{subjects.ABORT}.{attach.scheduler}.abort"
+                answer = await self._bus.request(subject, request, timeout=ABORT_TIMEOUT)
+                aborted = _aborted.try_decode(answer.data)
             except NoResponders:
-                return
+                return 0
             except BusError as error:
                 _log.warning("abort_not_answered", request_id=attach.request_id, reason=str(error))
                 await asyncio.sleep(ABORT_TIMEOUT)
             else:
-                return
+                return aborted.known if aborted is not None else 0
+        return 0
 
 
 def _report(stream: Stream) -> None:

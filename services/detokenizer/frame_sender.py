@@ -39,7 +39,7 @@ class DeltaBatcher:
     """
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+        self._publish = bus.publish
         self._limit = min(BATCH_BYTES, bus.max_payload // 2)
         self._size = 0
         self._waiting: dict[tuple[str, int], list[tuple[Subscriber, Delta]]] = {}
@@ -66,10 +66,10 @@ class DeltaBatcher:
         for key, parts in list(self._waiting.items()):
             if len(parts) == 1:
                 ((subscriber, delta),) = parts
-                self._bus.publish(subscriber.reply, subscriber.encode(delta))
+                self._publish(subscriber.reply, subscriber.encode(delta))
             else:
                 batch = DeltaBatch([subscriber.reply for subscriber, _ in parts], [delta for _, delta in parts])
-                self._bus.publish(key[0], parts[0][0].encode(batch))
+                self._publish(key[0], parts[0][0].encode(batch))
             del self._waiting[key]
         self._size = 0
 
@@ -93,9 +93,15 @@ class FrameSender:
     def __init__(self, bus: Bus) -> None:
         self.frames = 0
         self._bus = bus
+        self._publish = bus.publish
         self._batcher = DeltaBatcher(bus)
         self._waiting: deque[Subscriber] = deque()
         self._retry: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Subscribers that have not been sent all that is due to them."""
+        return len(self._waiting)
 
     def enqueue(self, stream: Stream) -> None:
         """Queues the subscribers of a stream that has something new for them; `drain` sends it."""
@@ -157,7 +163,7 @@ class FrameSender:
         """
         if subscriber.closed:
             return 0
-        stream, batcher, publish = subscriber.stream, self._batcher, self._bus.publish
+        stream, batcher, publish = subscriber.stream, self._batcher, self._publish
         ended = stream.state is StreamState.ENDED
         if not subscriber.streaming:
             return self._send_last(subscriber) if ended else 0

@@ -10,6 +10,7 @@ from typing import Literal
 import structlog
 from tokenizers import Tokenizer
 
+from pagewire.services.detokenizer.adopter import Adopter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.stream import Stream
 from pagewire.services.detokenizer.streams import Streams
@@ -17,7 +18,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.client_requests import decode_request, encoding_of
 from pagewire.shared.errors import REQUEST_ERRORS, BusError, Internal, InvalidRequest, Overloaded
-from pagewire.shared.messages import Decoder, Wire, encode
+from pagewire.shared.messages import Decoder, Wire, encode, unpack
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.client import CancelReply, DetokenizeReply, DetokenizeRequest, ResumeRequest
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
@@ -75,14 +76,16 @@ class ServiceHandlers:
         registry: Registry,
         replier: Replier,
         tasks: BoundedTaskGroup,
+        adopter: Adopter,
     ) -> None:
         self._bus = bus
+        self._adopter = adopter
         self._vocabulary = vocabulary
         self._streams = streams
         self._registry = registry
         self._replier = replier
         self._tasks = tasks
-        self._verbs = {"open": self._on_open, "attach": self._on_attach, "abort": self._on_abort}
+        self._verbs = {"open": self._on_open, "attach": self._on_attach, "abort": self._on_abort, "ping": self._on_ping}
 
     async def subscribe(self, instance: str) -> list[Subscription]:
         """Subscribes to all verbs at once, since the order of these messages matters."""
@@ -116,15 +119,37 @@ class ServiceHandlers:
         if attach is None:
             return
         stream = self._registry.find(attach.request_id)
-        if stream is not None:
+        if attach.opening:
+            self._tasks.start(self._adopt(message, attach))  # without an answer, the scheduler asks again
+        elif stream is not None:
             self._answer(message, self._streams.attach(stream, attach))
         else:
-            self._tasks.start(self._attach_ended(message, attach))  # without an answer, the work is delivered again
+            self._tasks.start(self._attach_ended(message, attach))  # without an answer, the scheduler asks again
+
+    async def _adopt(self, message: Message, attach: Attach) -> None:
+        """Opens the stream of another detokenizer, unless it is here, and attaches it."""
+        opening = _open.try_decode(attach.opening)
+        if opening is None:
+            _log.error("opening_unreadable", request_id=attach.request_id)
+            return
+        try:
+            stream = await self._streams.adopt(opening, self._vocabulary, message.headers, unpack(attach.sent))
+        except BusError as error:
+            _log.warning("stream_not_adopted", request_id=attach.request_id, reason=str(error))
+            return
+        if stream.digest != opening.digest:  # the id belongs to another request since
+            self._answer(message, Attached(AttachState.ENDED, (), b""))
+            self._streams.end_work(attach.ack)
+            return
+        answer = self._streams.attach(stream, attach)
+        if answer.state == AttachState.OPEN:
+            self._adopter.announce([stream])
+        self._answer(message, answer)
 
     async def _attach_ended(self, message: Message, attach: Attach) -> None:
         try:
             stream = await self._registry.recall(attach.request_id)
-        except BusError as error:  # without an answer, the work is delivered again
+        except BusError as error:  # without an answer, the scheduler asks again
             _log.warning("record_not_read", request_id=attach.request_id, reason=str(error))
             return
         if stream is None:
@@ -139,6 +164,11 @@ class ServiceHandlers:
         stream = self._registry.find(abort.request_id)
         if stream is not None:
             self._streams.abort(stream, REQUEST_ERRORS.get(abort.error, Internal)(abort.message))
+        if message.reply:
+            self._bus.publish(message.reply, b"")
+
+    def _on_ping(self, message: Message) -> None:
+        """Shows that this instance is there."""
         if message.reply:
             self._bus.publish(message.reply, b"")
 
@@ -167,23 +197,36 @@ class ClientHandlers:
         self._registry = registry
         self._replier = replier
         self._tasks = tasks
+        self._instance = ""
 
     async def subscribe(self, instance: str, model: str) -> list[Subscription]:
-        """Subscribes to what clients ask. `model` is the model's token in subjects."""
+        """Subscribes to what clients ask. `model` is the model's token in subjects.
+
+        That includes what they ask of other instances, whose streams may have been adopted here.
+        """
+        self._instance = instance
         return [
-            await self._bus.subscribe(f"{subjects.CANCEL}.{instance}.*", self._on_cancel),
+            await self._bus.subscribe(f"{subjects.CANCEL}.*.*", self._on_cancel),
             await self._bus.subscribe(f"{subjects.CANCEL}.*", self._on_cancel_by_id),
-            await self._bus.subscribe(f"{subjects.RESUME}.{instance}.*", self._on_resume),
+            await self._bus.subscribe(f"{subjects.RESUME}.*.*", self._on_resume),
             await self._bus.subscribe(f"{subjects.DETOKENIZE}.{model}", self._on_detokenize, queue=QUEUE),
         ]
 
     def _on_cancel(self, message: Message) -> None:
         """`pagewire.v1.cancel.<instance>.<request id>`, the subject in the `accepted` frame."""
-        self._cancel(message, 0.0)
+        if self._is_mine(message):
+            self._cancel(message, 0.0)
 
     def _on_cancel_by_id(self, message: Message) -> None:
         """`pagewire.v1.cancel.<request id>`, which every instance gets: for clients that know only the request id."""
         self._cancel(message, OTHERS_ANSWER_WITHIN)
+
+    def _is_mine(self, message: Message) -> bool:
+        """Returns whether this instance answers: it is named in the subject, or has the stream of the one named."""
+        instance, request_id = message.subject.split(".")[3:5]
+        if self._registry.find(request_id) is not None:
+            return True
+        return instance == self._instance and not self._registry.has_dropped(request_id)
 
     def _cancel(self, message: Message, delay: float) -> None:
         """Cancels a stream. The answer that the request is unknown is delayed by `delay` seconds."""
@@ -205,7 +248,7 @@ class ClientHandlers:
 
     def _on_resume(self, message: Message) -> None:
         """`pagewire.v1.resume.<instance>.<request id>`."""
-        if not self._replier.accepts(message.reply):
+        if not self._is_mine(message) or not self._replier.accepts(message.reply):
             return
         try:
             request = decode_request(message.data, ResumeRequest, encoding_of(message.headers))

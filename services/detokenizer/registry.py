@@ -33,6 +33,8 @@ class Registry:
         self._open: dict[str, Stream] = {}
         self._ended: dict[str, Stream] = {}
         self._ended_bytes = 0
+        self._emptied = asyncio.Event()
+        self._dropped: dict[str, None] = {}
 
     @property
     def open(self) -> Iterable[Stream]:
@@ -72,13 +74,37 @@ class Registry:
 
     def add(self, stream: Stream) -> None:
         """Adds an open stream."""
+        self._dropped.pop(stream.request_id, None)
         self._open[stream.request_id] = stream
+
+    def drop(self, stream: Stream) -> None:
+        """Forgets an open stream, which another detokenizer has."""
+        if self._open.get(stream.request_id) is stream:
+            self._remove_open(stream)
+            self._dropped[stream.request_id] = None
+            if len(self._dropped) > MAX_OPEN:
+                del self._dropped[next(iter(self._dropped))]
+
+    def has_dropped(self, request_id: str) -> bool:
+        """Returns whether another detokenizer has a stream that was here."""
+        return request_id in self._dropped
 
     def move_to_ended(self, stream: Stream) -> None:
         """Keeps a stream that was open and has ended for `KEEP_ENDED` seconds."""
         assert stream.state is StreamState.ENDED
-        del self._open[stream.request_id]
+        self._remove_open(stream)
         self._keep(stream)
+
+    async def wait_empty(self) -> None:
+        """Returns once no stream is open."""
+        while self._open:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def _remove_open(self, stream: Stream) -> None:
+        del self._open[stream.request_id]
+        if not self._open:
+            self._emptied.set()
 
     def _keep(self, stream: Stream) -> None:
         if stream.request_id in self._ended:

@@ -5,6 +5,8 @@ import asyncio
 import structlog
 from tokenizers import Tokenizer
 
+from pagewire.services.detokenizer.adopter import Adopter
+from pagewire.services.detokenizer.fence import RENEW_EVERY, Fence, Frozen, fenced
 from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
 from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
 from pagewire.services.detokenizer.handlers import BoundedTaskGroup, ClientHandlers, ServiceHandlers
@@ -15,7 +17,8 @@ from pagewire.services.detokenizer.streams import Streams
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Subscription
 from pagewire.shared.context import Context
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
+from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
 from pagewire.shared.tokenizer import load_tokenizer
@@ -24,7 +27,7 @@ from pagewire.shared.vocabulary import Vocabulary
 KEEP_ALIVE_INTERVAL = 0.8
 """Seconds between two keep-alives to clients that wait for their first token: at least one a second is promised."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds in which the clients of open streams are told that the service stops."""
+"""Seconds in which streams that are over are ended before the service stops."""
 
 _log = structlog.get_logger()
 
@@ -33,9 +36,9 @@ class Detokenizer:
     """Owns text, frames, keep-alives, deadlines and cancels of the requests that were opened here."""
 
     def __init__(self, context: Context) -> None:
-        bus = context.bus
+        self._fence = Fence()
+        self._bus = bus = fenced(context.bus, self._fence)
         self._context = context
-        self._ready = False
         self._tasks = asyncio.TaskGroup()
         self._replier = Replier(bus)
         self._registry = Registry(bus.store)
@@ -44,11 +47,12 @@ class Detokenizer:
         self._records = RecordWriter(bus, self._tasks)
         self._finalizer = Finalizer(bus, self._tasks, self._registry, self._sender, self._records)
         notifier = AbortNotifier(bus, self._tasks)
+        self._steps = StepFeed(bus, self._tasks, self._apply)
         self._streams = Streams(
-            context.instance, self._registry, self._sender, self._monitor, notifier, self._finalizer
+            context.instance, self._registry, self._sender, self._monitor, notifier, self._finalizer, self._steps
         )
         self._schedulers = Peers(bus, on_ended=self._streams.on_scheduler_ended)
-        self._steps = StepFeed(bus, self._tasks, self._streams.apply)
+        self._adopter = Adopter(bus, context.instance, self._registry, self._streams)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the state; ready while streams can be opened. `term` and `step` are of the newest term read."""
@@ -57,48 +61,82 @@ class Detokenizer:
         load: dict[str, float] = {
             "streams": len(self._registry),
             "frames": self._sender.frames,
+            UNSENT: self._sender.waiting,
             "tokens": self._streams.tokens,
             "dropped_replies": self._replier.dropped,
             "records_failed": self._records.failed,
             "records_lost": self._records.lost,
             "records_waiting": self._records.waiting,
         }
-        return Heartbeat("detokenizer", self._context.instance, self._ready, term, 0, step, load, reads)
+        adopter = self._adopter
+        ready = adopter.ready and not adopter.draining and not self._fence.closed
+        return Heartbeat(
+            "detokenizer", self._context.instance, ready, term, 0, step, load, reads, draining=adopter.draining
+        )
 
     async def run(self) -> None:
-        """Serves until cancelled; then open streams end with an error.
+        """Serves until cancelled. What is still open then is adopted by another detokenizer.
 
         Raises:
             ConfigurationError: the model folder cannot be used.
+            Frozen: the process stood still for so long that others go on with its streams.
         """
         folder = model_folder.resolve(self._context.settings.model)
+        adoptions = await self._adopter.listen()  # early: silence counts from here on
         tokenizer = (await asyncio.to_thread(load_tokenizer, folder)).backend_tokenizer
+        try:
+            await self._serve(tokenizer, adoptions)
+        except* Frozen:
+            raise Frozen from None
+
+    async def _serve(self, tokenizer: Tokenizer, adoptions: list[Subscription]) -> None:
+        vocabulary = Vocabulary(tokenizer)
+        model = subjects.model_token(model_folder.served_name(self._context.settings))
         async with self._tasks:
-            subscriptions = await self._subscribe(tokenizer)
+            renewing = self._tasks.create_task(self._renew_fence())
+            subscriptions = [*adoptions, *await self._subscribe(tokenizer, vocabulary, model)]
             self._set_ready(True)
+            adopting = self._tasks.create_task(self._adopter.run(model, vocabulary))
             _log.info("serving")
             try:
                 await self._keep_alive()
             finally:
                 self._set_ready(False)
+                adopting.cancel()
                 for subscription in subscriptions:
                     await subscription.unsubscribe()
-                self._streams.abort_all()
                 await self._finalizer.drain(CLOSE_TIMEOUT)
                 self._sender.close()
+                self._streams.close()
+                renewing.cancel()
 
-    async def _subscribe(self, tokenizer: Tokenizer) -> list[Subscription]:
+    async def drain(self) -> None:
+        """Gives every stream to another detokenizer, and goes on until then; returns when this one holds none."""
+        self._adopter.draining = True
+        self._context.announce()
+        await self._registry.wait_empty()
+        await self._finalizer.drain(CLOSE_TIMEOUT)
+        await self._bus.flush()
+
+    async def _subscribe(self, tokenizer: Tokenizer, vocabulary: Vocabulary, model: str) -> list[Subscription]:
         """Subscribes to everything, to steps first: no row of an attached sequence may be missed."""
-        bus, instance, tasks = self._context.bus, self._context.instance, BoundedTaskGroup(self._tasks)
+        bus, instance, tasks = self._bus, self._context.instance, BoundedTaskGroup(self._tasks)
         common = self._streams, self._registry, self._replier, tasks
-        model = subjects.model_token(model_folder.served_name(self._context.settings))
         return [
             *await self._steps.subscribe(),
             await self._monitor.listen(),
             await self._schedulers.listen("scheduler"),
-            *await ServiceHandlers(bus, Vocabulary(tokenizer), *common).subscribe(instance),
+            *await ServiceHandlers(bus, vocabulary, *common, self._adopter).subscribe(instance),
             *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, model),
         ]
+
+    def _apply(self, output: StepOutput) -> None:
+        self._streams.apply(output)
+
+    async def _renew_fence(self) -> None:
+        while True:
+            self._fence.renew()
+            await asyncio.sleep(RENEW_EVERY)
 
     async def _keep_alive(self) -> None:
         while True:
@@ -107,5 +145,5 @@ class Detokenizer:
             self._streams.keep_alive()
 
     def _set_ready(self, ready: bool) -> None:
-        self._ready = ready
+        self._adopter.ready = ready
         self._context.announce()

@@ -1,6 +1,7 @@
 """The steps of every executor in order, and which stream each of their rows belongs to."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,17 +15,55 @@ from pagewire.shared.messages import UNREADABLE, Decoder, encode
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Replay
-from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
 from pagewire.shared.step_reader import StepReader
 
 MAX_EXECUTORS = 64
 """Executors that are read at once; one more replaces the executor with the oldest term."""
 STALL = 1.0
 """Seconds without a message after which a replay has failed."""
+HISTORY = 256
+"""Steps of each executor that are kept for streams that are attached in the middle of their sequences."""
 
 _log = structlog.get_logger()
 _step = Decoder(StepOutput)
 _heartbeat = Decoder(Heartbeat)
+
+
+Outputs = Callable[[list[StepOutput] | None], None]
+"""Takes outputs in order; None: some of them are lost."""
+
+
+@dataclass(slots=True)
+class _Executor:
+    """What was read of one executor."""
+
+    reader: StepReader = field(default_factory=StepReader)
+    history: deque[StepOutput] = field(default_factory=deque)
+    """The last outputs of the term, without a gap."""
+    waiting: list[tuple[int, int, Outputs]] = field(default_factory=list)
+    """Those that want the outputs of a term after a step, which the history does not have."""
+
+    def add(self, output: StepOutput) -> None:
+        """Adds the next output to the history."""
+        history = self.history
+        if history and (history[-1].term, history[-1].step + 1) != (output.term, output.step):
+            history.clear()
+        history.append(output)
+        if len(history) > HISTORY:
+            history.popleft()
+
+    def add_older(self, outputs: list[StepOutput]) -> None:
+        """Adds outputs in front of the history, as far as they belong there."""
+        for output in reversed(outputs):
+            if self.history and (output.term, output.step + 1) == (self.history[0].term, self.history[0].step):
+                self.history.appendleft(output)
+
+    def since(self, term: int, step: int) -> list[StepOutput] | None:
+        """Returns the outputs of `term` after `step`, None if some may be missing."""
+        if not self.history or self.history[0].term != term or self.history[0].step > step + 1:
+            return None
+        return [output for output in self.history if output.step > step]
 
 
 class StepFeed:
@@ -34,13 +73,28 @@ class StepFeed:
         self._bus = bus
         self._tasks = tasks
         self._on_output = on_output
-        self._readers: dict[str, StepReader] = {}
+        self._executors: dict[str, _Executor] = {}
         self._replaying: set[str] = set()
 
     @property
     def positions(self) -> dict[int, int]:
         """The last step read of each term."""
-        return {reader.term: reader.last for reader in self._readers.values()}
+        readers = (executor.reader for executor in self._executors.values())
+        return {reader.term: reader.last for reader in readers if reader.term >= 0}
+
+    def catch_up(self, executor: str, term: int, step: int, take: Outputs) -> None:
+        """Gives `take` all outputs of a term that were read after `step`.
+
+        That is done at once if they are in memory. Otherwise the executor is asked, once for all that wait.
+        """
+        state = self._executors.get(executor) or self._add_executor(executor)
+        outputs = state.since(term, step)
+        if outputs is not None:
+            take(outputs)
+            return
+        state.waiting.append((term, step, take))
+        if len(state.waiting) == 1:
+            self._tasks.create_task(self._fetch(executor, state))
 
     async def subscribe(self) -> list[Subscription]:
         """Subscribes to steps and to the heartbeats of executors."""
@@ -54,48 +108,78 @@ class StepFeed:
         if output is None:
             return
         executor = message.subject.rpartition(".")[2]
-        reader = self._readers.get(executor) or self._add_reader(executor)
-        for ready in reader.feed(output):
-            self._on_output(ready)
-        if reader.missing is not None:
-            self._start_replay(executor, reader)
+        state = self._executors.get(executor) or self._add_executor(executor)
+        self._feed(state, output)
+        if state.reader.missing is not None:
+            self._start_replay(executor, state)
 
-    def _add_reader(self, executor: str) -> StepReader:
-        if len(self._readers) >= MAX_EXECUTORS:
-            del self._readers[min(self._readers, key=lambda name: self._readers[name].term)]
-        reader = self._readers[executor] = StepReader()
-        return reader
+    def _feed(self, state: _Executor, output: StepOutput) -> None:
+        self._deliver(state, state.reader.feed(output))
+
+    def _deliver(self, state: _Executor, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            state.add(output)
+            self._on_output(output)
+
+    def _add_executor(self, name: str) -> _Executor:
+        if len(self._executors) >= MAX_EXECUTORS:
+            del self._executors[min(self._executors, key=lambda name: self._executors[name].reader.term)]
+        state = self._executors[name] = _Executor()
+        return state
 
     def _on_heartbeat(self, message: Message) -> None:
         """Notices that the last step of an executor was lost: no later step reveals the gap."""
         beat = _heartbeat.try_decode(message.data)
-        reader = self._readers.get(beat.instance) if beat is not None else None
-        if beat is None or reader is None:
+        state = self._executors.get(beat.instance) if beat is not None else None
+        if beat is None or state is None:
             return
-        reader.note_run(beat.term, beat.step)
-        if reader.missing is not None:
-            self._start_replay(beat.instance, reader)
+        state.reader.note_run(beat.term, beat.step)
+        if state.reader.missing is not None:
+            self._start_replay(beat.instance, state)
 
-    def _start_replay(self, executor: str, reader: StepReader) -> None:
+    async def _fetch(self, executor: str, state: _Executor) -> None:
+        """Asks for the outputs that somebody waits for; what the executor has no longer is lost."""
+        term = max(term for term, _, _ in state.waiting)
+        first = min(step for other, step, _ in state.waiting if other == term) + 1
+        fetched: list[StepOutput] = []
+        answered = False
+        try:
+            request = encode(Replay(term, first, first + RING_STEPS))
+            async for message in self._bus.request_many(f"{subjects.REPLAY}.{executor}", request, stall=STALL):
+                output = _step.decode(message.data)
+                if not fetched or output.step == fetched[-1].step + 1:
+                    fetched.append(output)
+                self._feed(state, output)
+            answered = True
+        except (BusError, *UNREADABLE) as error:
+            _log.warning("replay_failed", executor=executor, reason=str(error))
+        state.add_older(fetched)
+        waiting, state.waiting = state.waiting, []
+        for other, step, take in waiting:
+            outputs = state.since(other, step)
+            if outputs is None and answered and not (state.history and state.history[0].term == other):
+                outputs = []  # the term has no later step: all to come are heard
+            take(outputs)
+
+    def _start_replay(self, executor: str, state: _Executor) -> None:
         if executor not in self._replaying:
             self._replaying.add(executor)
-            self._tasks.create_task(self._replay(executor, reader))
+            self._tasks.create_task(self._replay(executor, state))
 
-    async def _replay(self, executor: str, reader: StepReader) -> None:
+    async def _replay(self, executor: str, state: _Executor) -> None:
         """Asks for the missing steps until none are missing. Steps that the executor has no longer are skipped."""
+        reader = state.reader
         try:
             while (missing := reader.missing) is not None:
                 request = encode(Replay(reader.term, *missing))
                 async for message in self._bus.request_many(f"{subjects.REPLAY}.{executor}", request, stall=STALL):
-                    for ready in reader.feed(_step.decode(message.data)):
-                        self._on_output(ready)
+                    self._feed(state, _step.decode(message.data))
                 if reader.missing == missing:
                     skipped_to = reader.skip()
                     if not skipped_to:
                         return
                     _log.error("steps_lost", executor=executor, term=reader.term, first=missing[0], last=missing[1])
-                    for ready in skipped_to:
-                        self._on_output(ready)
+                    self._deliver(state, skipped_to)
         except (BusError, *UNREADABLE) as error:
             # The next step or heartbeat tries again; without either, the scheduler declares the executor lost.
             _log.warning("replay_failed", executor=executor, reason=str(error))
@@ -139,12 +223,14 @@ class SequenceMap:
         if not sequences:
             self._terms.pop(attach.term, None)
 
-    def apply(self, output: StepOutput) -> StepEffects:
-        """Appends the tokens of a step to their choices."""
+    def apply(self, output: StepOutput, only: Stream | None = None) -> StepEffects:
+        """Appends the tokens of a step to their choices; with `only`, to those of one stream."""
         effects = StepEffects()
         sequences = self._terms.get(output.term)
         if sequences is None:
             return effects
+        if only is not None:
+            sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
         for sequence, start, count, token, finish in zip(
             memoryview(output.sequences).cast("I"),
             memoryview(output.starts).cast("I"),

@@ -1,6 +1,7 @@
 """One request as its clients see it: its completions, its subscribers, and its record."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -31,7 +32,8 @@ class StreamState(Enum):
         open ─────▶ OPEN ── finish, cancel, abort ──▶ FINALIZING ── record stored ──▶ ENDED ◀── restore
 
     `finish`: every completion has ended. `cancel`: a client asked for it, or the last client has disconnected; the
-    completions end where they are. `abort`: the request ends with an error, such as its deadline.
+    completions end where they are. `abort`: the request ends with an error, such as its deadline. A stream that another
+    detokenizer goes on with is dropped: it stays OPEN, and nobody has it here any more.
     """
 
     OPEN = auto()
@@ -168,10 +170,23 @@ class Stream:
     delivered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the last subscriber has got every frame."""
     span: Span = INVALID_SPAN
+    adopted: bool = False
+    """Another detokenizer had the stream before."""
+    stored: bool = False
+    """The work queue was seen to have the request."""
+    opened_at: float = field(default_factory=time.monotonic)
+    incomplete: bool = False
+    """Tokens are missing; they were asked for, and rows behind them are dropped."""
     lost_schedulers: int = 0
     """Schedulers in a row that have had the request, and from which no new token has come."""
     _tokens_before: int = 0
     """Tokens when a scheduler was lost last."""
+
+    @property
+    def attached_by(self) -> tuple[int, int, int]:
+        """Generation, term and move of the last attachment, which are higher for a newer one; zeros without one."""
+        last = self.attachment
+        return (0, 0, 0) if last is None else (last.generation, last.term, last.move)
 
     def note_lost_scheduler(self) -> None:
         """Counts a scheduler that was lost with this request."""
@@ -262,10 +277,11 @@ class Subscriber:
         *,
         streaming: bool,
         start: int = 0,
+        sent: Sequence[int] = (),
         accepted: Accepted | None = None,
         batch_inbox: str = "",
     ) -> None:
-        """`start`: position in each completion of the first token wanted."""
+        """`start`: position in each completion of the first token wanted; `sent`: one such position per completion."""
         self.stream = stream
         self.reply = reply
         self.streaming = streaming
@@ -273,7 +289,7 @@ class Subscriber:
         self.encode = encoder(encoding)
         self.batch_inbox = batch_inbox
         self.accepted = accepted
-        self.positions = [start] * len(stream.completions)
+        self.positions = list(sent) or [start] * len(stream.completions)
         self.queued = False
         self.closed = False
         self.probe = ""

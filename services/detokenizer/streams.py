@@ -1,20 +1,22 @@
 """The life of streams: `open`, `attach`, `apply`, then `finish`, `cancel` or `abort`; see `StreamState`."""
 
 import asyncio
+import time
+from collections.abc import Sequence
 
 import structlog
 
 from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
 from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
 from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.step_feed import SequenceMap
+from pagewire.services.detokenizer.step_feed import SequenceMap, StepFeed
 from pagewire.services.detokenizer.stream import Choice, Stream, StreamState, Subscriber, open_choices
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Headers
 from pagewire.shared.errors import DeadlineExceeded, Internal, RequestError, Unavailable
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
-from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.client import Accepted
 from pagewire.shared.messages.open import OpenState, OpenStream
 from pagewire.shared.messages.step import Finish, StepOutput
@@ -44,6 +46,7 @@ class Streams:
         monitor: DisconnectMonitor,
         notifier: AbortNotifier,
         finalizer: Finalizer,
+        steps: StepFeed,
     ) -> None:
         self.tokens = 0
         self._instance = instance
@@ -52,6 +55,7 @@ class Streams:
         self._monitor = monitor
         self._notifier = notifier
         self._finalizer = finalizer
+        self._steps = steps
         self._sequences = SequenceMap()
 
     async def open(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers) -> OpenState:
@@ -66,23 +70,47 @@ class Streams:
             stream = self._registry.find(request.request_id)
         else:
             stream = await self._registry.recall(request.request_id)
-        if stream is not None and not _may_start_again(stream):
+        if stream is not None and not may_start_again(stream):
             return self._join(stream, request)
+        if request.joins:
+            return OpenState.ABSENT
         if self._registry.full:
             return OpenState.FULL
-        stream = Stream(
-            request_id=request.request_id,
-            digest=request.digest,
-            completions=open_choices(vocabulary, request),
-            prompt_tokens=sum(unpack(request.prompt_lengths)),
-            span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
-        )
-        loop = asyncio.get_running_loop()
-        late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
-        stream.deadline = loop.call_later(request.timeout_ms / 1000, self.abort, stream, late, AbortReason.DEADLINE)
-        self._registry.add(stream)
-        self._subscribe(stream, request)
+        self._subscribe(self._add_stream(request, vocabulary, headers, request.timeout_ms / 1000), request)
         return OpenState.OPENED
+
+    async def adopt(
+        self, request: OpenStream, vocabulary: Vocabulary, headers: Headers, sent: Sequence[int] = ()
+    ) -> Stream:
+        """Returns the stream of a request that another detokenizer had; opens it if it is not here.
+
+        `sent` is the number of tokens per choice that the client has got. If the request has ended, the client gets
+        the whole stream again, because it is unknown whether it has got the end.
+
+        Raises:
+            BusError: it cannot be determined whether the request has ended.
+        """
+        stream = await self._registry.recall(request.request_id)
+        if stream is None:
+            left = max(0.0, request.deadline - time.time()) if request.deadline else request.timeout_ms / 1000
+            stream = self._add_stream(request, vocabulary, headers, left)
+            stream.adopted = True
+            self._subscribe(stream, request, sent)
+            _log.info("stream_adopted", request_id=stream.request_id)
+        elif stream.state is StreamState.ENDED and not stream.subscribers and stream.digest == request.digest:
+            self._subscribe(stream, request)
+        return stream
+
+    def drop(self, stream: Stream) -> None:
+        """Forgets an open stream without a word to anybody: another detokenizer has it."""
+        if stream.attachment is not None:
+            self._sequences.unbind(stream, stream.attachment)
+        if stream.deadline is not None:
+            stream.deadline.cancel()
+        for subscriber in list(stream.subscribers):
+            stream.unsubscribe(subscriber)
+        self._registry.drop(stream)
+        _log.info("stream_dropped", request_id=stream.request_id)
 
     def attach(self, stream: Stream, attach: Attach) -> Attached:
         """Binds a stream to the sequences of a scheduler. Of the tokens known here and there, the longer list wins."""
@@ -93,13 +121,14 @@ class Streams:
             return _attached(stream, AttachState.ENDED)
         before = stream.attachment
         if before is not None:
-            if (attach.generation, attach.term) < (before.generation, before.term):
-                return Attached(AttachState.UNKNOWN, (), b"")
+            if (attach.generation, attach.term, attach.move) < stream.attached_by:
+                return Attached(AttachState.STALE, (), b"")
             if before.scheduler != attach.scheduler:
                 # If the scheduler was only frozen, it would go on with sequences that nobody needs.
                 self._abort_sequences(stream, AbortReason.SUPERSEDED)
             self._sequences.unbind(stream, before)
         stream.attachment = attach
+        stream.incomplete = False
         choices = stream.choices
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
             finish = attach.finishes[index] if attach.finishes else Finish.NONE
@@ -114,11 +143,40 @@ class Streams:
         self._send(stream)
         if stream.finished:
             self._finish(stream)
+        elif attach.step != NEW:
+            self._catch_up(stream, attach)
         return answer
 
-    def apply(self, output: StepOutput) -> None:
-        """Appends the tokens of a step, sends their frames, and finishes what the step has ended."""
-        effects = self._sequences.apply(output)
+    def _catch_up(self, stream: Stream, attach: Attach) -> None:
+        """Applies the steps that were read before the stream was attached and after those that the scheduler knew."""
+
+        def take(outputs: list[StepOutput] | None) -> None:
+            if stream.attachment is not attach or stream.state is not StreamState.OPEN:
+                return
+            stream.incomplete = False
+            if outputs is None:
+                self._ask_again(stream)
+            for output in outputs or ():
+                self.apply(output, stream)
+
+        stream.incomplete = True
+        self._steps.catch_up(attach.executor, attach.term, attach.step, take)
+
+    def _ask_again(self, stream: Stream) -> None:
+        """Asks the scheduler for the tokens that are missing here: it attaches the stream again."""
+        attach = stream.attachment
+        if attach is None or stream.incomplete:
+            return
+        stream.incomplete = True
+        _log.warning("tokens_lost", request_id=stream.request_id)
+        self._notifier.ask_again(attach, len(stream.completions))
+
+    def apply(self, output: StepOutput, only: Stream | None = None) -> None:
+        """Appends the tokens of a step, sends their frames, and finishes what the step has ended.
+
+        With `only`, the step is applied to that stream alone.
+        """
+        effects = self._sequences.apply(output, only)
         self.tokens += effects.tokens
         for stream, sequences in effects.stopped.items():
             assert stream.attachment is not None
@@ -129,7 +187,7 @@ class Streams:
             if stream.finished and stream.state is StreamState.OPEN:
                 self._finish(stream)
         for stream in effects.gapped:
-            self.abort(stream, Unavailable("tokens of the request were lost: send it again"))
+            self._ask_again(stream)
         self._sender.drain()
 
     def cancel(self, stream: Stream) -> bool:
@@ -149,10 +207,15 @@ class Streams:
             self._abort_sequences(stream, reason)
             self._finish(stream)
 
-    def abort_all(self) -> None:
-        """Ends every open stream with an error, as the service stops."""
+    def end_work(self, ack: str) -> None:
+        """Ends a work item that belongs to no stream."""
+        self._finalizer.end_work(ack)
+
+    def close(self) -> None:
+        """Forgets every open stream: another detokenizer adopts them."""
         for stream in list(self._registry.open):
-            self.abort(stream, Unavailable("the service stops: send the request again"))
+            if stream.state is StreamState.OPEN:
+                self.drop(stream)
 
     def on_scheduler_ended(self, scheduler: str) -> None:
         """Returns the work of a scheduler whose process has ended to the queue, for another one to take at once."""
@@ -196,15 +259,31 @@ class Streams:
             self._subscribe(stream, request)
         # A known subscriber without an attachment: the tokenizer may have missed the answer and not stored the work.
         stored = known is None or stream.attachment is not None or stream.state is not StreamState.OPEN
+        stored = stored or stream.adopted  # by the item in the queue
         return OpenState.ATTACHED if stored else OpenState.OPENED
 
-    def _subscribe(self, stream: Stream, request: OpenStream) -> None:
+    def _add_stream(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers, timeout: float) -> Stream:
+        stream = Stream(
+            request_id=request.request_id,
+            digest=request.digest,
+            completions=open_choices(vocabulary, request),
+            prompt_tokens=sum(unpack(request.prompt_lengths)),
+            span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
+        )
+        loop = asyncio.get_running_loop()
+        late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
+        stream.deadline = loop.call_later(timeout, self.abort, stream, late, AbortReason.DEADLINE)
+        self._registry.add(stream)
+        return stream
+
+    def _subscribe(self, stream: Stream, request: OpenStream, sent: Sequence[int] = ()) -> None:
         self._add(
             Subscriber(
                 stream,
                 request.reply,
                 request.encoding,
                 streaming=request.stream,
+                sent=sent,
                 accepted=self._accepted(stream) if request.stream else None,
                 batch_inbox=request.batch_inbox,
             )
@@ -247,7 +326,7 @@ class Streams:
         self._finalizer.start(stream)
 
 
-def _may_start_again(stream: Stream) -> bool:
+def may_start_again(stream: Stream) -> bool:
     """Returns whether a stream ended because a service was missing: its client is told to send the request again."""
     return stream.state is StreamState.ENDED and isinstance(stream.error, Unavailable)
 

@@ -21,6 +21,8 @@ class Ownership:
         self._find = find
         self._scheduler = ""
         self._renewed_at = 0.0
+        self._confirmed = False
+        """Whether a heartbeat of the owner has had the current term."""
         self.term = 0
 
     def decide(self, claim: Claim) -> bool:
@@ -33,19 +35,34 @@ class Ownership:
             return False
         if not own and not self.free:
             return False
+        self._confirmed &= claim.term == self.term
         self._scheduler, self.term = claim.scheduler, claim.term
         self.renew()
         return True
 
     @property
     def free(self) -> bool:
-        """Whether another scheduler may claim the executor: the owner is silent, or has a higher term elsewhere."""
+        """Whether another scheduler may claim the executor.
+
+        The owner is silent, has a higher term elsewhere, or drains and has given the executor up.
+        """
+        beat = self._find(self._scheduler)
+        return self.released and (beat is None or beat.term > self.term or beat.draining)
+
+    @property
+    def released(self) -> bool:
+        """Whether the owner has given the executor up, or is silent. The owner itself may claim the executor again."""
         if not self._scheduler:
             return True
         beat = self._find(self._scheduler)
-        if beat is not None:
-            return beat.term > self.term
-        return time.monotonic() - self._renewed_at >= SILENCE
+        if beat is None:
+            return time.monotonic() - self._renewed_at >= SILENCE
+        return beat.term > self.term or (self._confirmed and beat.term != self.term)
+
+    def observe(self) -> None:
+        """Reads the owner's heartbeat; called for each one."""
+        beat = self._find(self._scheduler)
+        self._confirmed |= beat is not None and beat.term == self.term
 
     def renew(self) -> None:
         """Records that the owner is alive, by a message other than its heartbeat."""

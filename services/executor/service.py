@@ -1,6 +1,7 @@
 """The executor: belongs to one scheduler at a time, runs its plans, and publishes the output of each step."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
@@ -19,12 +20,14 @@ from pagewire.services.executor.spans import Spans
 from pagewire.services.executor.thread import DeviceThread
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.context import Context
+from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import BusError, WireVersionError
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
+from pagewire.shared.process import wait_for_predecessor
 
 T = TypeVar("T", Claim, Plan, Replay)
 
@@ -45,7 +48,7 @@ class Executor:
         self._context = context
         self._bus = context.bus
         self._steps_subject = f"{subjects.STEPS}.{context.instance}"
-        self._peers = Peers(context.bus, on_ended=self._on_scheduler_ended)
+        self._peers = Peers(context.bus, self._on_heartbeat, self._on_scheduler_ended)
         self._owner = Ownership(model_folder.served_name(context.settings), self._peers.find)
         self._inbox = PlanInbox()
         self._replay_buffer = ReplayBuffer()
@@ -53,14 +56,21 @@ class Executor:
         self._spans = Spans()
         self._steps: StepLoop | None = None
         self._ready = False
+        self._waiting = False
+        """Whether a predecessor still has the device."""
+        self._leaving = False
+        """Whether the scheduler shall leave this executor."""
+        self._announced_free = False
+        """Whether the last heartbeat said that the executor is free."""
         self._last_step = -1
 
     def heartbeat(self) -> Heartbeat:
         """Returns the heartbeat: `plan` is the last plan received without a gap, `step` the last step published."""
         steps = self._steps
-        load: dict[str, float] = {}
+        load: dict[str, float] = {"waiting": float(self._waiting), "leaving": float(self._leaving)}
         if steps is not None:
-            load = {"free": float(self._owner.free), **asdict(steps.counters)}
+            self._announced_free = self._free
+            load |= {"free": float(self._announced_free), **asdict(steps.counters)}
         return Heartbeat(
             service="executor",
             instance=self._context.instance,
@@ -71,6 +81,17 @@ class Executor:
             load=load,
         )
 
+    async def drain(self) -> None:
+        """Waits until the scheduler has left this executor, after a successor, if one comes, has started."""
+        settings = self._context.settings
+        if self._context.follows() is Drain.SUCCESSOR:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(settings.drain_timeout / 2):
+                    await poll(self._has_successor)
+        self._leaving = True
+        self._context.announce()
+        await poll(lambda: not self._ready or self._owner.released)
+
     async def run(self) -> None:
         """Opens the device and serves until cancelled.
 
@@ -78,6 +99,12 @@ class Executor:
             ConfigurationError: the model or the device cannot be opened as configured.
             ExceptionGroup: a step has raised, and the device does not recover from it.
         """
+        await self._peers.listen("executor")
+        if not self._context.settings.device.startswith("sim:"):
+            # The device may have no room for the weights of two.
+            self._waiting = True
+            await wait_for_predecessor()
+            self._waiting = False
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
         self._steps = device.steps
         try:
@@ -110,7 +137,7 @@ class Executor:
         if claim is None or not message.reply:
             return
         assert self._steps is not None
-        accepted = not self._steps.broken and self._owner.decide(claim)
+        accepted = not self._leaving and not self._steps.broken and self._owner.decide(claim)
         if accepted and self._inbox.term != claim.term:
             self._inbox.begin(claim.term)
             self._ready, self._last_step = True, -1
@@ -133,6 +160,21 @@ class Executor:
         if plan is not None and plan.term == self._owner.term:
             self._owner.renew()
             self._inbox.put(plan)
+
+    @property
+    def _free(self) -> bool:
+        return self._owner.free and not self._leaving
+
+    def _has_successor(self) -> bool:
+        """Returns whether another executor is free, or will be as soon as this one has ended."""
+        others = [beat for beat in self._peers.alive("executor") if beat.instance != self._context.instance]
+        return any(beat.load.get("waiting") or beat.load.get("free") for beat in others if not beat.draining)
+
+    def _on_heartbeat(self) -> None:
+        """Announces at once when a scheduler has given the executor up."""
+        self._owner.observe()
+        if self._steps is not None and self._free and not self._announced_free:
+            self._context.announce()
 
     def _on_scheduler_ended(self, scheduler: str) -> None:
         if self._owner.forget(scheduler):

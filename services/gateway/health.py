@@ -19,6 +19,8 @@ class Health:
         self._peers = Peers(bus, self._on_heartbeat)
         self._on_change = on_change
         self._healthy = False
+        self.draining = ""
+        """Why this gateway takes no more requests; empty: it takes them."""
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
@@ -26,6 +28,8 @@ class Health:
 
     def missing(self) -> str:
         """Returns why requests cannot be served now; empty when they can."""
+        if self.draining:
+            return self.draining
         if not self._bus.connected:
             return "there is no connection to the broker"
         for service in REQUIRED:
@@ -37,6 +41,11 @@ class Health:
             if not any(beat.ready for beat in alive):
                 return f"no {service} is ready"
         return ""
+
+    def has_successor(self, instance: str, port: float) -> bool:
+        """Returns whether a gateway other than `instance` is ready at the same port."""
+        gateways = self._peers.alive("gateway")
+        return any(beat.ready and beat.instance != instance and beat.load.get("port") == port for beat in gateways)
 
     def _on_heartbeat(self) -> None:
         healthy = not self.missing()

@@ -8,29 +8,39 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.listener import BACKLOG
+from pagewire.shared.polling import poll
 
 CLOSE_TIMEOUT = 3
 """Seconds that open requests have to end when the server is stopped."""
-BACKLOG = 2048
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a listening socket; port 0 chooses a free port.
+class Server:
+    """Serves an application."""
 
-    Raises:
-        ConfigurationError: the address cannot be used.
-    """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
+        self._listener = listener
+        self._server = _Server(_config(app))
+
+    async def run(self) -> None:
+        """Serves until cancelled, then gives open requests `CLOSE_TIMEOUT` seconds to end."""
+        serving = asyncio.create_task(self._server.serve([self._listener]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            self._server.should_exit = True
+            await asyncio.wait({serving})
+
+    async def leave(self) -> None:
+        """Accepts no more connections, and waits until the open ones are closed."""
+        if self._server.started:
+            for listening in self._server.servers:
+                listening.close()
+        await poll(lambda: not self._server.server_state.connections)
 
 
-async def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Serves until cancelled, then gives open requests `CLOSE_TIMEOUT` seconds to end."""
-    config = uvicorn.Config(
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         interface="asgi3",  # not detected automatically, since the application is no coroutine function
         http="httptools",
@@ -43,13 +53,6 @@ async def serve(app: ASGIApp, listener: socket.socket) -> None:
         backlog=BACKLOG,
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve([listener]))
-    try:
-        await asyncio.shield(serving)
-    finally:
-        server.should_exit = True
-        await asyncio.wait({serving})
 
 
 class _Server(uvicorn.Server):

@@ -1,5 +1,7 @@
 """The gateway: an OpenAI-compatible HTTP server that is an ordinary client of the pipeline."""
 
+import asyncio
+
 import structlog
 
 from pagewire.client.async_client import AsyncClient
@@ -8,8 +10,11 @@ from pagewire.services.gateway.chat_completions import ChatCompletions
 from pagewire.services.gateway.completions import Completions
 from pagewire.services.gateway.endpoint import Api, Endpoint
 from pagewire.services.gateway.health import Health
-from pagewire.shared.context import Context
+from pagewire.services.gateway.rotation import Rotation
+from pagewire.shared import listener
+from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.polling import poll
 
 APIS: dict[str, Api] = {"/v1/completions": Completions(), "/v1/chat/completions": ChatCompletions()}
 """What generates text, by its path."""
@@ -22,27 +27,53 @@ class Gateway:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._listener = server.listen(context.settings.host, context.settings.port)
+        self._listener = listener.inherited() or listener.listen(context.settings.host, context.settings.port)
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
         limit = context.bus.max_payload
         self._endpoints = {path: Endpoint(api, self._client, body_limit=limit) for path, api in APIS.items()}
         self._health = Health(context.bus, on_change=context.announce)
+        application = app.build(self._client, self._endpoints, self._health, context.settings.api_key)
+        self._rotation = Rotation(application, tuple(APIS))
+        self._server = server.Server(self._rotation, self._listener)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the port and the numbers of running and ended requests."""
         load = {
             "port": float(self._port),
-            "running": float(sum(endpoint.running for endpoint in self._endpoints.values())),
+            "running": float(self._running),
             "requests": float(sum(endpoint.served for endpoint in self._endpoints.values())),
         }
         ready = not self._health.missing()
         return Heartbeat("gateway", self._context.instance, ready, term=0, plan=0, step=0, load=load)
 
+    async def drain(self) -> None:
+        """Finishes the requests in progress and closes all connections.
+
+        With a successor, which has the same listening socket, it takes requests until that one is ready. If the whole
+        stack stops, it refuses new requests until it is ended.
+        """
+        follows = self._context.follows()
+        if follows is Drain.SUCCESSOR:
+            await poll(lambda: self._health.has_successor(self._context.instance, self._port))
+        self._health.draining = "the server is stopping"
+        self._rotation.closes = True
+        match follows:
+            case Drain.SUCCESSOR:
+                await self._server.leave()
+            case Drain.ALONE:
+                await poll(lambda: not self._running)
+            case Drain.STOP:
+                self._rotation.refuses = True
+                await asyncio.Event().wait()
+
     async def run(self) -> None:
         """Serves HTTP until cancelled."""
         await self._health.listen()
-        application = app.build(self._client, self._endpoints, self._health, self._context.settings.api_key)
         with self._listener:
             _log.info("http_listening", port=self._port)
-            await server.serve(application, self._listener)
+            await self._server.run()
+
+    @property
+    def _running(self) -> int:
+        return sum(endpoint.running for endpoint in self._endpoints.values())

@@ -32,13 +32,19 @@ _step = Decoder(StepOutput)
 _heartbeat = Decoder(Heartbeat)
 
 
+def free_executors(peers: Peers) -> list[str]:
+    """Returns the executors that belong to no scheduler and do not drain."""
+    return [beat.instance for beat in peers.alive("executor") if beat.load.get("free") and not beat.draining]
+
+
 async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: str = "") -> tuple[int, Claimed] | None:
     """Claims a free executor, or the `last` one again; returns the new term and its answer, None when there is none.
 
     Schedulers that search at the same time ask different executors first.
     """
-    free = [beat.instance for beat in peers.alive("executor") if beat.load.get("free")]
-    for executor in rank(owner, {*free, *([last] if peers.find(last) else [])}):
+    again = peers.find(last)
+    known = [last] if again is not None and not again.draining else []
+    for executor in rank(owner, {*free_executors(peers), *known}):
         term = await bus.store.next_term()
         request = encode(Claim(scheduler=owner, term=term, model=model))
         try:
@@ -56,6 +62,7 @@ class ExecutorClient:
 
     Attributes:
         subscribed: set once no step can be missed.
+        leaving: set once the executor says that it is about to end, and that the scheduler shall leave it.
         lost: set once the term has ended, or the executor cannot be reached or obeys another scheduler.
         failed: whether the executor is lost, and what it ran may be the cause.
     """
@@ -64,6 +71,7 @@ class ExecutorClient:
         self.name = name
         self.term = term
         self.failed = False
+        self.leaving = asyncio.Event()
         self.lost = asyncio.Event()
         self.subscribed = asyncio.Event()
         self._bus = bus
@@ -98,9 +106,9 @@ class ExecutorClient:
         self._bus.publish(f"{subjects.PLAN}.{self.name}", data, reply=self._inbox)
 
     def mark_lost(self, reason: str, *, failed: bool = False) -> None:
-        """Gives the executor up; `failed` says that what it ran may be the cause."""
+        """Gives the executor up; `failed` says that what it ran may be the cause, unless the executor was leaving."""
         if not self.lost.is_set():
-            self.failed = failed
+            self.failed = failed and not self.leaving.is_set()
             _log.warning("executor_lost", executor=self.name, term=self.term, reason=reason)
         self.end_term()
 
@@ -164,11 +172,13 @@ class ExecutorClient:
         beat = _heartbeat.decode(message.data)
         self._last_seen = time.monotonic()
         self._heartbeat = beat
+        if beat.load.get("leaving"):
+            self.leaving.set()
         if beat.term > self.term:
             self.mark_lost(f"it obeys term {beat.term}")
         elif beat.term == self.term:
             self._reader.note_run(beat.term, beat.step)
-            if not beat.ready:
+            if not beat.ready and not beat.draining:
                 self.mark_lost("it cannot go on", failed=True)
         self._wake.set()
 

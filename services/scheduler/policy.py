@@ -40,6 +40,7 @@ class Policy:
 
     Attributes:
         step: last step output read; -1 before the first one.
+        admits: whether waiting sequences get slots.
         num_steps: steps with rows that were reported. The lease counts these.
         slowest_reader: last step that every live reader has read; None while nobody reads.
         now: Unix time in seconds, set by the caller: a sequence that waits past its deadline gets no slot.
@@ -55,6 +56,7 @@ class Policy:
         self.beam_search = BeamScheduler(self.sequences)
         self.plan_number = 0
         self.step = -1
+        self.admits = True
         self.num_steps = 0
         self.slowest_reader: int | None = None
         self.lease_until = 0
@@ -185,7 +187,7 @@ class Policy:
         """Gives slots and blocks to waiting sequences, in order, while there is room."""
         sequences = self.sequences
         added: list[AddSlot] = []
-        if not self.waiting or sequences.pending_frees.blocks_admission or not self._may_have_slot():
+        if not self.admits or not self.waiting or sequences.pending_frees.blocks_admission or not self._may_have_slot():
             return added
         plan_bytes = 0
         cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)

@@ -30,6 +30,23 @@ class Request:
     """Ids of the sequences that have not ended."""
     queued: bool = True
     """No sequence of it has had a slot yet."""
+    detokenizer: str = ""
+    """Instance that has the stream, as far as this scheduler knows."""
+    moves: int = 0
+    """Number of times that this scheduler has moved the stream to another detokenizer."""
+    must_open: bool = False
+    """The detokenizer may not have the stream: the next `Attach` brings its opening."""
+    attached_at: tuple[int, float] = (0, 0.0)
+    """When the detokenizer has last answered that it has the stream: term and monotonic time."""
+    sent: tuple[int, ...] = ()
+    """Tokens per choice that the client has certainly got from earlier detokenizers; empty: unknown."""
+    attaching: int = 0
+    """Exchanges with a detokenizer that are going on."""
+    ended_at: tuple[int, int] | None = None
+    """Term and step of its last token, once all sequences have ended on the device."""
+
+    def __post_init__(self) -> None:
+        self.detokenizer = self.work.detokenizer
 
     @property
     def num_choices(self) -> int:

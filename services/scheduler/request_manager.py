@@ -9,7 +9,9 @@ from itertools import groupby
 import msgspec
 import structlog
 
+from pagewire.services.scheduler.attacher import ATTACH_TIMEOUT, LOOK_EVERY, Attacher
 from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
+from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.drain_rate import DrainRate
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
@@ -21,25 +23,23 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Item
 from pagewire.shared.context import Context
 from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
-from pagewire.shared.messages import Decoder, encode
-from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
 
 LOOKAHEAD = 8
 """Requests of each queue that may wait here, so that no slot waits for a queue and the policy can compare requests."""
 RENEW_EVERY = 0.5
 """Seconds between renewals: a quarter of the queue's redelivery time."""
-ATTACH_TIMEOUT = 1.0
-"""Seconds that a detokenizer has to answer. After that the item is delivered again."""
 MAX_DELIVERIES = 5
 """Deliveries without a detokenizer after which a request is given up, because no service could report its result."""
 
 _log = structlog.get_logger()
 _work = Decoder(WorkItem)
-_attached = Decoder(Attached)
 
 
 class RequestManager:
@@ -57,10 +57,11 @@ class RequestManager:
         self._context = context
         self._bus = context.bus
         self._store = context.bus.store
+        self._detokenizers = Detokenizers(context.bus)
+        self._attacher = Attacher(context, self._detokenizers)
         self.consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
         self._on_change = on_change
         self._prefixes = RecentPrefixes(0)
-        self._executor = ""
         self._suspects = Suspects()
         self._trial_lengths: dict[int, int] = {}
         """Tokens that the sequences of the request on trial had at its beginning, by sequence."""
@@ -71,8 +72,10 @@ class RequestManager:
 
     async def run(self) -> None:
         """Pulls and renews until cancelled."""
+        await self._detokenizers.listen()
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._renew())
+            self._tasks.create_task(self._watch_detokenizers())
             await self.consumer.run()
 
     def start_term(self, policy: Policy, executor: str) -> None:
@@ -80,7 +83,8 @@ class RequestManager:
 
         If a request is on trial, only that one is.
         """
-        self.policy, self._executor = policy, executor
+        self.policy = policy
+        self._attacher.start_term(policy, executor)
         self._suspects.retain(self.requests)
         limits = policy.limits
         self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
@@ -91,6 +95,7 @@ class RequestManager:
     def end_term(self) -> None:
         """Ends the term. Nothing is pulled until the next term begins."""
         self.policy = None
+        self._attacher.end_term()
         self._trial_lengths = {}
 
     def on_failed_step(self, sequences: Iterable[int]) -> None:
@@ -122,17 +127,35 @@ class RequestManager:
         self._suspects.clear(name)
         return True
 
-    def on_finished(self, sequences: Iterable[int]) -> None:
-        """Forgets the requests whose last sequence has ended. The detokenizer ends their items."""
+    def on_finished(self, sequences: Iterable[int], *, unread: bool = False) -> None:
+        """Forgets the requests whose last sequence has ended. The detokenizer ends their items.
+
+        `unread` says that the detokenizer may not know of it: it can still need the tokens that are known here.
+        """
         for sequence in sequences:
             request = self.by_sequence.pop(sequence, None)
             if request is not None:
                 ended = request.sequences[sequence - request.sequences[0].id]
                 self._prefixes.add(ended.tokens, ended.cache_salt)
                 request.unfinished.discard(sequence)
-                if not request.unfinished and self.requests.pop(request.work.request_id, None) is not None:
+                if not request.unfinished:
                     self.drain_rate.add(1, time.monotonic())
+                    if unread and self.policy is not None:
+                        request.ended_at = self.policy.term, self.policy.step
+                    else:
+                        self._forget(request)
         self.consumer.notify()
+
+    def attach_again(self, sequences: Iterable[int]) -> int:
+        """Attaches requests again, whose detokenizer has missed tokens; returns how many of the sequences are known."""
+        wanted = set(sequences)
+        known = 0
+        for request in self.requests.values():
+            ours = wanted.intersection(sequence.id for sequence in request.sequences)
+            known += len(ours)
+            if ours and not request.attaching:
+                self._spawn(self._attach_running(request))
+        return known
 
     def on_beams_finished(self, groups: Iterable[BeamGroup]) -> None:
         """Sends the results of beam searches to the detokenizers."""
@@ -146,6 +169,30 @@ class RequestManager:
         if self.policy is None:
             return None
         return CachedPrefixes(self._context.instance, self.policy.limits.max_running, self._prefixes.packed())
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no request, and none arrives."""
+        return not self.requests and not self._num_tasks
+
+    def stop_admission(self) -> None:
+        """Pulls nothing more and gives no more slots in this term."""
+        if self.policy is not None:
+            self.policy.admits = False
+
+    async def stop_pulling(self) -> None:
+        """Pulls nothing more, for good; returns when the requests that have arrived are attached."""
+        await self.consumer.stop()
+        await poll(lambda: not self._num_tasks)
+
+    async def return_waiting(self) -> None:
+        """Returns the items of the requests that have had no slot yet to their queues, for another scheduler."""
+        for request in [request for request in self.requests.values() if request.queued]:
+            for sequence in list(request.unfinished):
+                if self.policy is not None:
+                    self.policy.abort(sequence)
+            self._forget(request)
+            await self._return(request.ack)
 
     async def hand_back(self) -> None:
         """Returns every item to its queue, for another scheduler."""
@@ -168,14 +215,15 @@ class RequestManager:
 
     def _capacity(self, queue: str) -> int:
         """Returns how many items of a queue may come: as many as are sure to run, and a few to choose from."""
-        if self.policy is None or self._suspects.on_trial:
+        if self.policy is None or not self.policy.admits or self._suspects.on_trial:
             return 0
         free = max(0, self.policy.limits.max_running - self.policy.num_unfinished)
         waiting = sum(r.queued and r.queue == queue and bool(r.unfinished) for r in self.requests.values())
         return min(LOOKAHEAD, free + LOOKAHEAD - waiting - self._num_tasks)
 
     def _on_item(self, queue: str, item: Item) -> None:
-        self._spawn(self._accept(queue, item) if self.policy is not None else self._return(item.ack))
+        takes = self.policy is not None and self.policy.admits
+        self._spawn(self._accept(queue, item) if takes else self._return(item.ack))
 
     async def _renew(self) -> None:
         """Keeps the items of all requests from being delivered again."""
@@ -224,9 +272,43 @@ class RequestManager:
                 return
             await self._end(request.ack)
             request.work, request.stored_at = work, item.stored_at
+            request.detokenizer, request.must_open = work.detokenizer, False
         request.ack, request.generation = item.ack, item.deliveries
-        if request.sequences:
-            await self._send_attach(request, request.sequences[0].id)
+        if request.sequences and not request.attaching:
+            await self._attach_running(request)
+
+    async def _watch_detokenizers(self) -> None:
+        """Has the streams of detokenizers that are gone adopted, and forgets what their detokenizers have read."""
+        while True:
+            await self._detokenizers.wait(LOOK_EVERY)
+            self._detokenizers.note_beats()
+            owners = {request.detokenizer for request in self.requests.values()}
+            gone = {owner for owner in owners if self._detokenizers.must_move(owner)}
+            for request in list(self.requests.values()):
+                if request.attaching or not request.sequences:
+                    continue
+                if request.detokenizer in gone and request.work.opening:
+                    self._spawn(self._attach_running(request))
+                elif request.ended_at and self._detokenizers.has_read(request.detokenizer, *request.ended_at):
+                    self._forget(request)
+
+    async def _attach_running(self, request: Request) -> None:
+        """Tells the detokenizer again which sequences a request is, and all tokens that are known here."""
+        policy = self.policy
+        sequences = request.sequences
+        answer = await self._send_attach(request, sequences[0].id, running=True)
+        if answer is None or self.policy is not policy or request.sequences is not sequences:
+            return
+        over = [sequences[index].id for index in unpack(answer.ended)]
+        if answer.state != AttachState.OPEN:
+            over = list(request.unfinished)
+        for sequence in over:
+            if policy is not None:
+                policy.abort(sequence)
+        self.on_finished(over)
+        if answer.state != AttachState.OPEN:
+            self._forget(request)
+        self._on_change()
 
     async def _attach(self, request: Request) -> None:
         """Agrees with the detokenizer on the known tokens, then gives the unfinished sequences to the policy."""
@@ -245,8 +327,8 @@ class RequestManager:
             return  # the term ended meanwhile, or the item was handed back
         if answer is None or answer.state != AttachState.OPEN:
             self._forget(request)
-            ended = answer is not None and answer.state == AttachState.ENDED
-            if not ended and request.generation >= MAX_DELIVERIES:
+            unheard = answer is None or answer.state == AttachState.UNKNOWN
+            if unheard and request.generation >= MAX_DELIVERIES:
                 _log.error("request_given_up", request_id=request.work.request_id, deliveries=request.generation)
                 await self._end(request.ack)
             self._on_change()
@@ -276,7 +358,7 @@ class RequestManager:
     async def _send_result(self, request: Request, choices: list[int]) -> None:
         """Sends the result of a beam search. If no detokenizer takes it, the item is delivered and searched again."""
         policy = self.policy
-        answer = await self._send_attach(request, request.sequences[0].id)
+        answer = await self._send_attach(request, request.sequences[0].id, running=True)
         if self.policy is not policy or self.by_sequence.get(choices[0]) is not request:
             return  # the term ended meanwhile, or the request
         if answer is None or answer.state == AttachState.UNKNOWN:
@@ -304,7 +386,7 @@ class RequestManager:
     async def _refuse(self, request: Request, error: RequestError) -> None:
         """Ends a request that cannot run. If its detokenizer does not answer, the item is delivered again."""
         abort = AbortStream(request.work.request_id, error.kind, error.message)
-        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.abort"
+        subject = f"{subjects.DETOKENIZER}.{request.detokenizer}.abort"
         self._forget(request)
         try:
             await self._bus.request(subject, encode(abort), timeout=ATTACH_TIMEOUT)
@@ -313,26 +395,14 @@ class RequestManager:
         else:
             await self._end(request.ack)
 
-    async def _send_attach(self, request: Request, first_sequence: int) -> Attached | None:
-        """Tells the detokenizer the sequences of the request; returns its answer, or None when it cannot be reached."""
-        message = Attach(
-            request_id=request.work.request_id,
-            term=self.policy.term if self.policy else 0,
-            generation=request.generation,
-            scheduler=self._context.instance,
-            executor=self._executor,
-            ack=request.ack,
-            first_sequence=first_sequence,
-            tokens=request.generated(),
-            finishes=bytes(sequence.finish for sequence in request.sequences),
+    async def _send_attach(self, request: Request, first_sequence: int, *, running: bool = False) -> Attached | None:
+        """See `Attacher.attach`."""
+        return await self._attacher.attach(
+            request,
+            first_sequence,
+            lambda: self.requests.get(request.work.request_id) is request,
+            running=running,
         )
-        subject = f"{subjects.DETOKENIZER}.{request.work.detokenizer}.attach"
-        try:
-            reply = await self._bus.request(subject, encode(message), timeout=ATTACH_TIMEOUT)
-            return _attached.decode(reply.data)
-        except (BusError, WireVersionError, msgspec.DecodeError) as error:
-            _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(error))
-            return None
 
     async def _is_done(self, request_id: str) -> bool:
         try:

@@ -9,7 +9,7 @@ import structlog
 from opentelemetry.util.types import AttributeValue
 
 from pagewire.services.scheduler.block_pool import IntegrityError
-from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor
+from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor, free_executors
 from pagewire.services.scheduler.limits import limits_of
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
@@ -17,15 +17,16 @@ from pagewire.services.scheduler.readers import Readers
 from pagewire.services.scheduler.request_manager import RequestManager
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Message
-from pagewire.shared.context import Context
-from pagewire.shared.errors import BusUnavailable, WireVersionError
+from pagewire.shared.context import Context, Drain
+from pagewire.shared.errors import BusError, BusUnavailable, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
-from pagewire.shared.messages.abort import AbortedSequences, AbortSequences
+from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claimed, Plan
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.model_folder import served_name
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
 
 HAND_BACK_AFTER = 3.0
 """Seconds without an executor after which the items go to other schedulers."""
@@ -45,8 +46,10 @@ class Scheduler:
         self._model = served_name(context.settings)
         self._token = subjects.model_token(self._model)
         self._executor: ExecutorClient | None = None
-        self._executors_changed = asyncio.Event()
-        self._peers = Peers(context.bus, on_change=self._executors_changed.set)
+        self._claiming = False
+        self._released = False
+        self._peers_changed = asyncio.Event()
+        self._peers = Peers(context.bus, on_change=self._on_peers)
         self._readers = Readers(context.bus, self._send_plans)
         self._manager = RequestManager(context, self._peers, self._token, self._send_plans)
         self._violations = 0
@@ -63,20 +66,71 @@ class Scheduler:
                 subject = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
                 tasks.create_task(advertise_prefixes(self._bus, subject, self._manager.cached_prefixes))
                 tasks.create_task(self._check_when_idle())
-                while True:
+                while not self._released:
                     await self._serve(*await self._claim())
+                await asyncio.Event().wait()
         finally:
             self._executor = None
             self._context.announce()  # not ready: other schedulers take what is addressed to this one at once
             await self._manager.hand_back()
 
+    async def drain(self) -> None:
+        """Gives work and executor to another scheduler; without one, finishes what runs.
+
+        A successor is waited for, and until then nothing changes.
+        """
+        if self._context.follows() is Drain.SUCCESSOR:
+            await poll(lambda: self._successor(claiming=True))
+        elif not self._successor():
+            await self._manager.stop_pulling()
+            self._manager.stop_admission()
+            await self._manager.return_waiting()
+            await poll(lambda: self._manager.idle or self._successor())
+        await self._release()
+
+    def _successor(self, *, claiming: bool = False) -> bool:
+        """Returns whether another scheduler can go on. With `claiming`, only one that looks for an executor counts."""
+        others = [beat for beat in self._peers.alive("scheduler") if beat.instance != self._context.instance]
+        return any(beat.load.get("claiming") or (beat.ready and not claiming) for beat in others if not beat.draining)
+
+    async def _release(self) -> None:
+        """Ends the term for good, so that the executor is free, and returns all work to its queues."""
+        self._released = True
+        executor, self._executor = self._executor, None
+        self._manager.end_term()
+        if executor is not None:
+            executor.end_term()
+        self._context.announce()
+        await self._manager.stop_pulling()
+        await self._manager.hand_back()
+
+    def _on_peers(self) -> None:
+        self._peers_changed.set()
+        self._manager.consumer.on_peers()
+
     async def _claim(self) -> tuple[int, Claimed]:
         """Claims an executor. While there is none for too long, other schedulers get the work."""
+        self._claiming = True
+        self._context.announce()
+        try:
+            return await self._search()
+        finally:
+            self._claiming = False
+
+    async def _search(self) -> tuple[int, Claimed]:
         last = "" if self._executor is None else self._executor.name
-        due = time.monotonic() + HAND_BACK_AFTER
+        left = self._executor is not None and self._executor.leaving.is_set()
+        # What an executor that drains has left unfinished need not wait here while another scheduler has an executor.
+        due = time.monotonic() + (0.0 if left and self._successor() else HAND_BACK_AFTER)
         while True:
-            self._executors_changed.clear()
-            found = await claim_executor(self._bus, self._peers, self._context.instance, self._model, last)
+            if self._released:
+                await asyncio.Event().wait()
+            self._peers_changed.clear()
+            found = None
+            try:
+                found = await claim_executor(self._bus, self._peers, self._context.instance, self._model, last)
+            except BusError as error:
+                _log.warning("executor_not_claimed", reason=str(error))
             if found is not None:
                 _log.info("executor_claimed", executor=found[1].executor, term=found[0], blocks=found[1].num_blocks)
                 return found
@@ -87,10 +141,12 @@ class Scheduler:
                 due += HAND_BACK_AFTER
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await self._executors_changed.wait()
+                    await self._peers_changed.wait()
 
     async def _serve(self, term: int, claimed: Claimed) -> None:
         """Works with one executor until it is lost."""
+        if self._released:
+            return
         limits = limits_of(claimed, self._context.settings, self._bus.max_payload)
         executor = self._executor = ExecutorClient(self._bus, claimed.executor, term, self._on_step)
         async with asyncio.TaskGroup() as tasks:
@@ -98,11 +154,24 @@ class Scheduler:
             await executor.subscribed.wait()
             self._manager.start_term(Policy(term, limits), claimed.executor)
             self._context.announce()
+            leaving = tasks.create_task(self._leave(executor))
             await reading
+            leaving.cancel()
         if executor.failed:
             self._manager.on_executor_lost()
         self._manager.end_term()
         self._context.announce()
+
+    async def _leave(self, executor: ExecutorClient) -> None:
+        """Leaves an executor that is about to end: at once if another one is free, else when nothing runs any more."""
+        await executor.leaving.wait()
+        policy = self._manager.policy
+        _log.info("executor_drains", executor=executor.name)
+        self._manager.stop_admission()
+        if self._successor():
+            await self._manager.return_waiting()
+        await poll(lambda: policy is None or not policy.running or bool(free_executors(self._peers)))
+        executor.end_term()
 
     def _send_plans(self) -> None:
         """Sends the plans that the policy has, and passes on what ended meanwhile."""
@@ -140,7 +209,7 @@ class Scheduler:
         policy.on_step(output)
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
-            self._manager.on_finished(sequence for sequence, finish in rows if finish)
+            self._manager.on_finished((sequence for sequence, finish in rows if finish), unread=True)
         self._send_plans()
 
     def _fail_step(self, output: StepOutput) -> None:
@@ -160,7 +229,9 @@ class Scheduler:
         policy = self._manager.policy
         sequences = unpack(request.sequences)
         aborted = 0
-        if policy is not None and request.term == policy.term:
+        if policy is not None and request.term == policy.term and request.reason == AbortReason.LOST_TOKENS:
+            aborted = self._manager.attach_again(sequences)
+        elif policy is not None and request.term == policy.term:
             aborted = sum([policy.abort(sequence) for sequence in sequences])
             self._manager.on_finished(sequences)
         if message.reply:
@@ -193,6 +264,7 @@ class Scheduler:
         """Returns the state of this scheduler: it is ready while it has an executor."""
         policy, executor = self._manager.policy, self._executor
         load: dict[str, float] = {
+            "claiming": float(self._claiming and not self._released),
             "requests": len(self._manager.requests),
             "queued": sum(request.queued for request in self._manager.requests.values()),
             "drain_rate": self._manager.drain_rate.at(time.monotonic()),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -37,6 +38,10 @@ class WorkConsumer:
 
     def __post_init__(self) -> None:
         self._has_capacity = asyncio.Event()
+        self._replicas_changed = asyncio.Event()
+        self._ready: set[str] = set()
+        self._stopped = False
+        self._pulls: set[asyncio.Task[None]] = set()
         self._own = {*subjects.work_queues(self.model, self.instance), *subjects.work_queues(self.model, subjects.ANY)}
         self._wanted = set(self._own)
         self._pulled: set[str] = set()
@@ -46,6 +51,22 @@ class WorkConsumer:
         self._has_capacity.set()
         self._has_capacity.clear()
 
+    def on_peers(self) -> None:
+        """Looks for the queues of a replica at once when it is no longer ready."""
+        ready = self._ready_replicas()
+        if ready != self._ready:
+            self._ready = ready
+            self._replicas_changed.set()
+
+    async def stop(self) -> None:
+        """Ends all pulls for good; returns when no further item can arrive."""
+        self._stopped = True
+        pulls = set(self._pulls)
+        for pull in pulls:
+            pull.cancel()
+        if pulls:
+            await asyncio.wait(pulls)
+
     async def run(self) -> None:
         """Pulls until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -54,12 +75,19 @@ class WorkConsumer:
             while True:
                 self._wanted = self._own | await self._find_orphans()
                 self._start(tasks)
-                await asyncio.sleep(FIND_EVERY)
+                self._replicas_changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FIND_EVERY):
+                        await self._replicas_changed.wait()
 
     def _start(self, tasks: asyncio.TaskGroup) -> None:
+        if self._stopped:
+            return
         for queue in self._wanted - self._pulled:
             self._pulled.add(queue)
-            tasks.create_task(self._pull(queue))
+            pull = tasks.create_task(self._pull(queue))
+            self._pulls.add(pull)
+            pull.add_done_callback(self._pulls.discard)
 
     async def _pull(self, queue: str) -> None:
         try:
@@ -80,11 +108,13 @@ class WorkConsumer:
 
     async def _find_orphans(self) -> set[str]:
         """Returns queues that hold work for replicas which are silent or cannot run anything."""
-        ready = {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}
         try:
             nonempty = await self.store.nonempty_queues(self.model)
         except BusError as error:
             _log.warning("queues_unknown", reason=str(error))
             return self._wanted - self._own
-        targets = ready | {self.instance, subjects.ANY}
+        targets = self._ready_replicas() | {self.instance, subjects.ANY}
         return {queue for queue in nonempty if queue.rpartition(".")[2] not in targets}
+
+    def _ready_replicas(self) -> set[str]:
+        return {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}

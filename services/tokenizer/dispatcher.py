@@ -5,6 +5,8 @@ the detokenizer that sends the frames is already there.
 """
 
 import asyncio
+import time
+from collections.abc import MutableSet, Set
 from enum import Enum
 
 import msgspec
@@ -15,6 +17,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
 from pagewire.shared.errors import (
     BusError,
+    ConnectionLost,
     DuplicateRequest,
     MessageTooLarge,
     NoResponders,
@@ -37,6 +40,12 @@ ABORT_TIMEOUT = 6.0
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
 RETRY_AFTER_MS = 1000
+OPEN_TIMEOUT = 5.0
+"""Seconds in which a stream is opened although the connection is lost, as when the broker restarts."""
+RECONNECT_INTERVAL = 0.05
+"""Seconds between two looks for a new connection, or for a detokenizer."""
+SUCCESSOR_TIMEOUT = 8.0
+"""Seconds that a request waits for a detokenizer: one that restarts is ready after 2, on a busy machine later."""
 
 _opened = Decoder(Opened)
 
@@ -53,10 +62,15 @@ class Outcome(Enum):
 
 
 class Dispatcher:
-    """Dispatches the requests for one model."""
+    """Dispatches the requests for one model.
+
+    Attributes:
+        stopping: whether the server takes no new requests. A client may still send one again that has been accepted.
+    """
 
     def __init__(self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, model: str) -> None:
         """`model` is the model's token in subjects."""
+        self.stopping = False
         self._monitor = monitor
         self._bus = bus
         self._peers = peers
@@ -72,18 +86,27 @@ class Dispatcher:
             PayloadTooLarge: a message does not fit.
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
-        instances = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
-        for instance in rank(work.request_id, instances):
+        if self.stopping:
+            opening = msgspec.structs.replace(opening, joins=True)
+        encoded = encode(opening)
+        began = time.monotonic()
+        excluded: set[str] = set()
+        missing: set[str] = set()
+        while instance := await self._choose(work.request_id, excluded, missing, began):
             try:
-                state = await self._open(instance, opening, headers)
+                state = await self._open(instance, encoded, headers)
             except NoResponders:
-                continue  # the detokenizer has just stopped, so that it has no stream of the client
+                missing.add(instance)  # it has no stream of the client
+                continue
             except MessageTooLarge as error:
                 raise PayloadTooLarge("stop strings and prompts do not fit into a message: send less") from error
             except BusError:
                 # The detokenizer may have opened the stream all the same: if it is alive, it tells the client.
                 lost = Unavailable("the detokenizer does not answer: send the request again", RETRY_AFTER_MS)
-                return await self._abort(instance, work.request_id, lost)
+                if self._peers.gone(instance) or not await self._try_abort(instance, work.request_id, lost):
+                    excluded.add(instance)  # it sends nothing any more: another one can open the stream
+                    continue
+                return Outcome.ABORTED
             match state:
                 case OpenState.ATTACHED:
                     return Outcome.ATTACHED
@@ -94,14 +117,48 @@ class Dispatcher:
                     raise Overloaded("too many streams are open: send the request again later", retry)
                 case OpenState.UNAVAILABLE:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
+                case OpenState.ABSENT:
+                    excluded.add(instance)
                 case OpenState.OPENED:
-                    return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
+                    stored = msgspec.structs.replace(work, detokenizer=instance, opening=encoded)
+                    return await self._store(stored, headers)
+        if self.stopping:
+            raise Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
-    async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
+    async def _choose(self, request_id: str, excluded: Set[str], missing: MutableSet[str], began: float) -> str:
+        """Returns the ready detokenizer that ranks first and is not excluded; empty if none comes in time.
+
+        Those that are `missing` on the bus come last: after a restart of the broker they may not have subscribed again
+        yet. Waits if there is none: this tokenizer may be new, or the only detokenizer may have a successor soon.
+        """
+        while True:
+            ready = {beat.instance for beat in self._peers.alive("detokenizer") if beat.ready} - excluded
+            if ranked := rank(request_id, ready - missing):
+                return ranked[0]
+            timeout = OPEN_TIMEOUT if ready else SUCCESSOR_TIMEOUT
+            if (self.stopping and excluded) or time.monotonic() - began >= timeout:
+                return ""
+            missing.clear()
+            await asyncio.sleep(RECONNECT_INTERVAL)
+
+    async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
+        """Opens the stream. If the connection is lost, the detokenizer may have it: it is asked until it is gone.
+
+        Asking twice does no harm. After a restart of the broker, it may not have subscribed again yet.
+        """
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
-        answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
-        return OpenState(_opened.decode(answer.data).state)
+        lost, give_up_at = False, time.monotonic() + OPEN_TIMEOUT
+        while True:
+            try:
+                answer = await self._bus.request(subject, opening, timeout=ANSWER_TIMEOUT, headers=headers)
+            except (ConnectionLost, NoResponders) as error:
+                lost |= isinstance(error, ConnectionLost)
+                if not lost or self._peers.gone(instance) or time.monotonic() >= give_up_at:
+                    raise
+                await asyncio.sleep(RECONNECT_INTERVAL)
+            else:
+                return OpenState(_opened.decode(answer.data).state)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
         if self._monitor.refusal:
@@ -120,7 +177,13 @@ class Dispatcher:
         return Outcome.STORED
 
     async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:
-        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer.
+        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer."""
+        if await self._try_abort(instance, request_id, error):
+            return Outcome.ABORTED
+        raise error from None
+
+    async def _try_abort(self, instance: str, request_id: str, error: RequestError) -> bool:
+        """Has the detokenizer end the stream with `error`; returns whether it has answered.
 
         The abort is repeated: without it, the client of a stream without work would wait until its deadline.
         """
@@ -131,15 +194,14 @@ class Dispatcher:
                 while True:
                     try:
                         await self._bus.request(subject, abort, timeout=ANSWER_TIMEOUT)
-                    except NoResponders:
-                        break
-                    except BusError:
+                    except BusError as failure:
+                        if isinstance(failure, NoResponders) and self._peers.gone(instance):
+                            return False
                         await asyncio.sleep(ABORT_INTERVAL)
                     else:
-                        return Outcome.ABORTED
+                        return True
         except TimeoutError:
-            pass
-        raise error from None
+            return False
 
 
 def _refused(reason: str) -> Unavailable:

@@ -17,7 +17,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message, Subscription
 from pagewire.shared.client_requests import decode_request, encoding_of
 from pagewire.shared.context import Context
-from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError
+from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
 from pagewire.shared.messages.client import ModelList, TokenizeReply, TokenizeRequest
 from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
@@ -47,9 +47,10 @@ class Handlers:
         self._model = model
         self._tasks = tasks
         self._replier = Replier(bus)
-        dispatcher = Dispatcher(bus, peers, router, monitor, model.token)
+        self._dispatcher = Dispatcher(bus, peers, router, monitor, model.token)
+        self._subscriptions: list[Subscription] = []
         self._processor = InputProcessor(
-            model, renderer, dispatcher, self._replier, bus.max_payload, context.settings.seed
+            model, renderer, self._dispatcher, self._replier, bus.max_payload, context.settings.seed
         )
         self._requests = 0
 
@@ -58,13 +59,22 @@ class Handlers:
         """Requests from client inboxes so far, and those dropped for want of an inbox."""
         return {"requests": self._requests, "dropped": self._replier.dropped}
 
-    async def subscribe(self) -> list[Subscription]:
+    async def subscribe(self) -> None:
         """Subscribes to what clients ask of a tokenizer."""
-        return [
+        self._subscriptions = [
             await self._bus.subscribe(f"{subjects.GENERATE}.*", self._on_generate, queue=QUEUE),
             await self._bus.subscribe(f"{subjects.TOKENIZE}.*", self._on_tokenize, queue=QUEUE),
             await self._bus.subscribe(subjects.MODELS, self._on_models, queue=QUEUE),
         ]
+
+    async def unsubscribe(self) -> None:
+        """Leaves the queue group: returns when no further request can arrive."""
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
+
+    def stop(self) -> None:
+        """Refuses new requests from now on, because the server is stopping."""
+        self._dispatcher.stopping = True
 
     def _on_generate(self, message: Message) -> None:
         """`pagewire.v1.generate.<model>`."""
@@ -73,7 +83,9 @@ class Handlers:
 
     def _on_tokenize(self, message: Message) -> None:
         """`pagewire.v1.tokenize.<model>`."""
-        if self._admits(message):
+        if self._dispatcher.stopping and self._accepts(message):
+            self._replier.refuse(message, Unavailable("the server is stopping: send the request again later"))
+        elif self._admits(message):
             self._start(message, self._tokenize(message))
 
     def _on_models(self, message: Message) -> None:

@@ -181,6 +181,7 @@ def open_stream(
         timeout_ms=timeout_ms,
         fresh=caller.fresh,
         batch_inbox=caller.batch_inbox,
+        deadline=caller.deadline,
     )
 
 

@@ -40,6 +40,11 @@ class RequestTasks:
 
         task.add_done_callback(ended)
 
+    async def wait(self) -> None:
+        """Waits until no request is in progress."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
     async def drain(self, timeout: float) -> None:
         """Waits for the requests in progress, and cancels those that take longer than `timeout` seconds."""
         if not self._tasks:

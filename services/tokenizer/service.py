@@ -10,9 +10,10 @@ from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
-from pagewire.shared.context import Context
+from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import STORE_REFUSES, Heartbeat
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
 
 DRAIN_TIMEOUT = 5.0
 """Seconds in which the requests in progress are dispatched when the service stops."""
@@ -41,6 +42,22 @@ class Tokenizer:
         self._announced = self._ready()
         return Heartbeat("tokenizer", self._context.instance, self._announced, term=0, plan=0, step=0, load=load)
 
+    async def drain(self) -> None:
+        """Leaves the queue group once another tokenizer is there, and dispatches what has arrived.
+
+        If the whole stack stops, no other one comes: the tokenizer refuses new requests until it is ended.
+        """
+        if self._handlers is None:
+            return
+        match self._context.follows():
+            case Drain.STOP:
+                self._handlers.stop()
+                await asyncio.Event().wait()
+            case Drain.SUCCESSOR:
+                await self._successor()
+        await self._handlers.unsubscribe()
+        await self._tasks.wait()
+
     async def run(self) -> None:
         """Serves until cancelled.
 
@@ -55,8 +72,9 @@ class Tokenizer:
         router = Router(self._context.bus, model.token)
         handlers = Handlers(self._context, self._peers, router, self._monitor, model, renderer, self._tasks)
         await self._peers.listen("detokenizer")
+        await self._peers.listen("tokenizer")
         await router.listen()
-        subscriptions = await handlers.subscribe()
+        await handlers.subscribe()
         self._handlers = handlers
         self._context.announce()
         _log.info("serving", model=model.name, revision=model.revision, max_model_len=model.max_model_len)
@@ -65,14 +83,18 @@ class Tokenizer:
         finally:
             self._handlers = None
             self._context.announce()
-            for subscription in subscriptions:
-                await subscription.unsubscribe()
+            await handlers.unsubscribe()
             await self._tasks.drain(DRAIN_TIMEOUT)
             model.encoder.close()
 
     def _ready(self) -> bool:
         opens = any(beat.ready for beat in self._peers.alive("detokenizer"))
         return self._handlers is not None and opens and not self._monitor.refusal
+
+    async def _successor(self) -> None:
+        """Waits until another tokenizer is ready."""
+        own = self._context.instance
+        await poll(lambda: any(beat.ready and beat.instance != own for beat in self._peers.alive("tokenizer")))
 
     def _announce_change(self) -> None:
         """Announces at once when a detokenizer or the store has changed whether this tokenizer is ready."""

@@ -1,5 +1,5 @@
 """The message bus: a protocol and its two implementations."""
 
-from pagewire.shared.bus.protocol import Bus, Handler, Headers, Item, Message, Store, Subscription
+from pagewire.shared.bus.protocol import Bus, Handler, Headers, Item, Message, Store, StoredItem, Subscription
 
-__all__ = ["Bus", "Handler", "Headers", "Item", "Message", "Store", "Subscription"]
+__all__ = ["Bus", "Handler", "Headers", "Item", "Message", "Store", "StoredItem", "Subscription"]

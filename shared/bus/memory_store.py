@@ -4,10 +4,14 @@ import asyncio
 import bisect
 import time
 from dataclasses import dataclass
+from itertools import islice
 
 from pagewire.shared.bus.framing import header_block
-from pagewire.shared.bus.protocol import Headers, Item
+from pagewire.shared.bus.protocol import Headers, Item, StoredItem
 from pagewire.shared.errors import MessageTooLarge
+
+LIST_BATCH = 100
+"""Items in an answer of `list_work`."""
 
 
 @dataclass(slots=True)
@@ -85,6 +89,12 @@ class MemoryStore:
     async def nonempty_queues(self, prefix: str) -> list[str]:
         """See `Store`."""
         return sorted({e.queue for e in self._entries.values() if e.queue.startswith(f"{prefix}.")})
+
+    async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
+        """See `Store`."""
+        await asyncio.sleep(0)
+        entries = (e for e in self._entries.values() if e.sequence > after and e.queue.startswith(f"{prefix}."))
+        return [StoredItem(e.sequence, e.data, e.headers) for e in islice(entries, LIST_BATCH)]
 
     async def renew_work(self, ack: str) -> None:
         """See `Store`."""

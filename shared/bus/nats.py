@@ -50,9 +50,9 @@ async def connect(
     `max_store` is the number of bytes that the streams may take together.
 
     Raises:
-        BusUnavailable: no server answered within `connect_timeout` seconds.
-        ConfigurationError: `url` is malformed, the server refuses the credentials or the inbox, or a service finds no
-            JetStream.
+        BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream.
+        RequestTimeout: a service gets no answer from JetStream.
+        ConfigurationError: `url` is malformed, or the server refuses the credentials, the inbox or the streams.
     """
     address_of(url)
     bus = NatsBus(inbox_prefix, max_store)

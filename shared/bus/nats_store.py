@@ -9,7 +9,7 @@ import msgspec
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import STATUS
-from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Headers, Item, Message
+from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Headers, Item, Message, StoredItem
 from pagewire.shared.bus.requests import Exchange, Requests
 from pagewire.shared.errors import ConfigurationError, ConnectionLost, NoResponders, RequestTimeout, StorageRefused
 
@@ -35,12 +35,23 @@ RECONNECT_INTERVAL = 0.05
 """Seconds between two looks for a new connection."""
 DUPLICATE_WINDOW = 30.0
 """Seconds for which JetStream drops a message that it has stored already: longer than anyone sends it again."""
+LIST_BATCH = 100
+"""Items in an answer of `list_work`, at most."""
+LIST_BYTES = 1 << 20
+"""Bytes of items after which such an answer ends."""
+OWN_HEADERS = "Nats-"
+"""Prefix of the headers that JetStream adds, and of those that tell it what to do."""
+SEQUENCE = "Nats-Sequence"
+"""Header with the number of a stored message."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Header by which JetStream recognises a message that is sent again."""
 NAME_IN_USE = 10058
 """Error code: there is a stream of that name with another configuration."""
 NOT_FOUND = 10059
 """Error code: there is no stream of that name."""
+UNAVAILABLE = 503
+"""Code of an error that may pass by itself."""
+NO_JETSTREAM = "the NATS server has no JetStream: start it with --jetstream"
 NO_ROOM = 10047
 """Error code: the storage that streams reserve exceeds that of the server."""
 
@@ -52,6 +63,7 @@ _STREAMS: dict[str, dict[str, Any]] = {
         "retention": "workqueue",
         "discard": "new",
         "max_msgs": WORK_LIMIT,
+        "allow_direct": True,
         "allow_rollup_hdrs": True,
         "duplicate_window": int(DUPLICATE_WINDOW * NANOSECONDS),
     },
@@ -75,6 +87,8 @@ class _Error(msgspec.Struct):
     """Why JetStream refused a request."""
 
     description: str
+    code: int = 0
+    """As in HTTP: 503 says that JetStream is there, but not available now."""
     err_code: int = 0
 
 
@@ -132,8 +146,9 @@ class NatsStore:
         """Creates the streams, or updates those of another release; several services may do so at the same time.
 
         Raises:
-            ConfigurationError: the server has no JetStream or no room for the streams, or it has a stream of that name
-                that cannot be updated.
+            ConfigurationError: the server has no room for the streams, or it has a stream of that name that cannot be
+                updated.
+            StorageRefused: JetStream is missing or not available now.
             BusUnavailable, RequestTimeout, NotPermitted
         """
         for name, limits in _STREAMS.items():
@@ -144,6 +159,8 @@ class NatsStore:
             if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
                 refusal = await self._call(f"STREAM.UPDATE.{name}", config)
                 error = error if refusal is not None and refusal.err_code == NOT_FOUND else refusal
+            if error is not None and error.code == UNAVAILABLE:
+                raise StorageRefused(name, error.description)
             if error is not None:
                 hint = ": lower --nats-max-store" if error.err_code == NO_ROOM else ""
                 raise ConfigurationError(f"JetStream refuses the stream {name}: {error.description}{hint}")
@@ -181,6 +198,21 @@ class NatsStore:
         request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
         return sorted(subject.removeprefix(f"{subjects.WORK}.") for subject in info.state.subjects or ())
+
+    async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
+        """See `Store`."""
+        subject = f"{API}.DIRECT.GET.{WORK_STREAM}"
+        request = {
+            "seq": after + 1,
+            "batch": LIST_BATCH,
+            "max_bytes": LIST_BYTES,
+            "next_by_subj": f"{subjects.WORK}.{prefix}.>",
+        }
+        answers = self._bus.request_many(subject, msgspec.json.encode(request), stall=TIMEOUT)
+        return [
+            StoredItem(int(message.headers[SEQUENCE]), message.data, _user_headers(message))
+            async for message in answers
+        ]
 
     async def renew_work(self, ack: str) -> None:
         """See `Store`."""
@@ -256,7 +288,7 @@ class NatsStore:
         try:
             message = await self._bus.request(f"{API}.{call}", msgspec.json.encode(config), timeout=TIMEOUT)
         except NoResponders:
-            raise ConfigurationError("the NATS server has no JetStream: start it with --jetstream") from None
+            raise StorageRefused(call, NO_JETSTREAM) from None
         return _reply.decode(message.data).error
 
     async def _put(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
@@ -306,5 +338,9 @@ def _item(message: Message) -> Item:
     """Builds an item. Its ack subject ends in deliveries, stream and consumer sequence, nanoseconds and pending."""
     fields = message.reply.split(".")
     deliveries, stored_at = (fields[4], fields[7]) if len(fields) == 9 else (fields[6], fields[9])
-    headers = {name: value for name, value in message.headers.items() if name != MESSAGE_ID}
-    return Item(message.data, headers, message.reply, int(deliveries), int(stored_at) / NANOSECONDS)
+    return Item(message.data, _user_headers(message), message.reply, int(deliveries), int(stored_at) / NANOSECONDS)
+
+
+def _user_headers(message: Message) -> Headers:
+    """Returns the headers that the item was stored with."""
+    return {name: value for name, value in message.headers.items() if not name.startswith(OWN_HEADERS)}

@@ -51,6 +51,16 @@ class Item:
     """Unix time in seconds at which the item was stored."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """A work item in its queue, whether it has been delivered or not."""
+
+    sequence: int
+    """Grows from item to item, in the order in which they were stored."""
+    data: bytes
+    headers: Headers
+
+
 class Store(Protocol):
     """Durable state, which survives every service: work queues, records of ended requests, and the term counter.
 
@@ -73,6 +83,13 @@ class Store(Protocol):
 
     async def nonempty_queues(self, prefix: str) -> list[str]:
         """Returns the queues below the tokens `prefix` that hold items, including delivered items."""
+
+    async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
+        """Returns the next items of the queues below the tokens `prefix`, without delivering them.
+
+        The items are those with a `sequence` above `after`, in order: as many as one answer takes, empty when there are
+        no more. Items that are delivered now are among them.
+        """
 
     async def renew_work(self, ack: str) -> None:
         """Postpones the redelivery of an item by another redelivery time."""

@@ -16,6 +16,8 @@ class AbortReason(IntEnum):
     """`timeout_ms` has passed."""
     SUPERSEDED = 4
     """Another scheduler has attached the request since."""
+    LOST_TOKENS = 5
+    """Nothing is aborted: the detokenizer has missed tokens of the sequences, and asks to be attached again."""
 
 
 class AbortSequences(Wire, frozen=True):

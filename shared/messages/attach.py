@@ -4,6 +4,9 @@ from enum import IntEnum
 
 from pagewire.shared.messages.codec import Wire
 
+NEW = -2
+"""`Attach.step` of new sequences: no step has had them yet."""
+
 
 class Attach(Wire, frozen=True):
     """Maps the choices of a request to sequences. A later `Attach` replaces an earlier one."""
@@ -26,6 +29,14 @@ class Attach(Wire, frozen=True):
     """Packed generated tokens that the scheduler knows, per choice."""
     finishes: bytes = b""
     """One `step.Finish` per choice: whether the device ended it at the last of `tokens`. Empty: all are running."""
+    step: int = NEW
+    """Last step of the term that `tokens` includes; -1: none."""
+    move: int = 0
+    """Number of times that the scheduler has moved the stream to another detokenizer."""
+    opening: bytes = b""
+    """Encoded `OpenStream` with which a detokenizer that does not have the stream adopts it; empty: it has it."""
+    sent: bytes = b""
+    """With `opening`: packed number of tokens per choice that another detokenizer has certainly sent; empty: none."""
 
 
 class AttachState(IntEnum):
@@ -37,6 +48,8 @@ class AttachState(IntEnum):
     """The request has ended, is cancelled or past its deadline: the detokenizer ends the work item."""
     UNKNOWN = 2
     """The detokenizer has no stream of this request."""
+    STALE = 3
+    """A newer `Attach` has come."""
 
 
 class Attached(Wire, frozen=True):

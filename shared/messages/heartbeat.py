@@ -6,6 +6,8 @@ from pagewire.shared.messages.codec import Wire
 
 STORE_REFUSES = "store_refuses"
 """Load of a tokenizer: 1 while the store takes no work."""
+UNSENT = "unsent"
+"""Load of a detokenizer: subscribers to which it has not sent all frames of the steps that it has read."""
 
 
 class Heartbeat(Wire, frozen=True):
@@ -27,3 +29,5 @@ class Heartbeat(Wire, frozen=True):
     """Gauges and counters by name, for `pagewire status` and the benchmarks."""
     reads: dict[int, int] = msgspec.field(default_factory=dict)
     """Detokenizer: last step read, by term; every executor has a term of its own."""
+    draining: bool = False
+    """Whether the instance is about to end: it hands over or finishes what it has. It is not ready then."""

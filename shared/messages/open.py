@@ -49,6 +49,10 @@ class OpenStream(Wire, frozen=True):
     """The request is sent for the first time with a random id: no record of it can exist."""
     batch_inbox: str = ""
     """Inbox for deltas of several streams in one message; empty: none."""
+    deadline: float = 0.0
+    """Unix time in seconds at which the request expires, for a detokenizer that opens the stream later; 0: unknown."""
+    joins: bool = False
+    """Whether only a request that is known here gets a stream, because the server takes no new ones."""
 
 
 class OpenState(IntEnum):
@@ -64,6 +68,8 @@ class OpenState(IntEnum):
     """There are too many streams: the tokenizer answers 429."""
     UNAVAILABLE = 4
     """The store does not say whether the request is known: the tokenizer answers 503."""
+    ABSENT = 5
+    """The request is not known here, and `OpenStream.joins` forbids a new stream: the tokenizer answers 503."""
 
 
 class Opened(Wire, frozen=True):

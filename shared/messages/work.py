@@ -49,3 +49,5 @@ class WorkItem(Wire, frozen=True):
     """User of the request, as the client names it: users of the same priority get equal shares."""
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes."""
+    opening: bytes = b""
+    """Encoded `OpenStream` of the request, with which another detokenizer adopts the stream; empty: none can."""

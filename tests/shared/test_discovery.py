@@ -14,17 +14,13 @@ from tests.support.responder import settle
 pytestmark = pytest.mark.anyio
 
 
-class Service:
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat("tokenizer", "i1", ready=True, term=0, plan=0, step=0, load={"requests": 3.0})
-
-    async def run(self) -> None:
-        """Not needed here."""
+def heartbeat() -> Heartbeat:
+    return Heartbeat("tokenizer", "i1", ready=True, term=0, plan=0, step=0, load={"requests": 3.0})
 
 
 async def ask(subject: str, name: str = "tokenizer") -> Any:
     broker = MemoryBroker()
-    responder = Responder(MemoryBus(broker), name, "i1", Settings(served_model_name="m"), Service())
+    responder = Responder(MemoryBus(broker), name, "i1", Settings(served_model_name="m"), heartbeat)
     await responder.listen()
     reply = await MemoryBus(broker, inbox_prefix="_INBOX").request(subject, b"", timeout=1)
     return msgspec.json.decode(reply.data)
@@ -69,7 +65,7 @@ async def test_stats_tell_the_load_and_whether_it_is_ready() -> None:
 async def test_nothing_is_sent_to_what_is_no_inbox() -> None:
     """A client could otherwise make a service publish on a subject of ours."""
     broker = MemoryBroker()
-    await Responder(MemoryBus(broker), "tokenizer", "i1", Settings(), Service()).listen()
+    await Responder(MemoryBus(broker), "tokenizer", "i1", Settings(), heartbeat).listen()
     bus = MemoryBus(broker)
     received: list[Message] = []
     await bus.subscribe("pagewire.svc.plan.e1", received.append)

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from pagewire.shared import peers, subjects
@@ -58,3 +60,47 @@ async def test_an_instance_whose_process_has_ended_is_gone_at_once() -> None:
     await until(lambda: found.find("c"))
     assert ended == ["a"]
     assert [b.instance for b in found.alive("scheduler")] == ["b", "c"]
+
+
+class TestGone:
+    """What is certainly gone, for those who then take over its work."""
+
+    async def test_a_process_that_has_ended(self) -> None:
+        bus = MemoryBus(MemoryBroker())
+        found = Peers(bus)
+        await found.listen()
+        beat(bus, "detokenizer", "a")
+        await until(lambda: found.find("a"))
+        assert not found.gone("a")
+        bus.publish(f"{subjects.HEARTBEAT}.detokenizer.a", b"")
+        await until(lambda: found.gone("a"))
+
+    async def test_one_that_is_silent_while_others_are_heard(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bus = MemoryBus(MemoryBroker())
+        found = Peers(bus)
+        loop = asyncio.get_running_loop()
+        listened_since = loop.time()
+        await found.listen()
+        monkeypatch.setattr(peers, "SILENCE", 0.2)
+        assert not found.gone("never-heard"), "it may not have had the time"
+        while not found.gone("never-heard"):
+            beat(bus, "detokenizer", "other")
+            await bus.flush()
+        assert loop.time() - listened_since >= 0.2
+        assert not found.gone("other")
+
+    async def test_silence_does_not_count_while_this_process_hears_nobody(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bus = MemoryBus(MemoryBroker())
+        found = Peers(bus)
+        await found.listen()
+        beat(bus, "detokenizer", "a")
+        await until(lambda: found.find("a"))
+        monkeypatch.setattr(peers, "SILENCE", 0.2)
+        monkeypatch.setattr(peers, "DEAF", 0.1)
+        await until(lambda: found.find("a") is None)
+        assert not found.gone("a"), "nobody was heard: this process or its connection may have stood still"
+        beat(bus, "detokenizer", "b")
+        await until(lambda: found.find("b"))
+        assert not found.gone("a"), "silence counts anew"

@@ -20,9 +20,9 @@ from pagewire.shared.context import Context
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
-from pagewire.shared.process import INSTANCE, PARENT
-from pagewire.shared.runtime import run_service
-from tests.support.broker import connect_service, running_broker
+from pagewire.shared.process import END_NOW, INSTANCE, PARENT, STOP
+from pagewire.shared.runtime import Shutdown, run_service
+from tests.support.broker import connect_service, plain_server, running_broker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +43,11 @@ class Service:
 
     def heartbeat(self):
         return Heartbeat("probe", self.context.instance, True, 0, 0, 0, {})
+
+    async def drain(self):
+        print("drains", self.context.follows().name, flush=True)
+        while self.context.settings.model == "busy":
+            await asyncio.sleep(0.01)
 
     async def run(self):
         try:
@@ -103,10 +108,50 @@ async def test_a_signal_ends_it_in_order(broker: Broker, number: signal.Signals)
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert out == "cleaned up\n"
+    assert out == "drains ALONE\ncleaned up\n"
     events = [json.loads(line) for line in err.splitlines()]
-    assert [event["event"] for event in events] == ["connected", "stopping"]
+    assert [event["event"] for event in events] == ["connected", "draining", "stopping"]
     assert all(event["service"] == "probe" and event["instance"] == "probe1" for event in events)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, END_NOW])
+async def test_a_second_signal_ends_the_drain(broker: Broker, second: signal.Signals) -> None:
+    with service(broker, model="busy", **{INSTANCE: "probe4"}) as process:
+        await wait_for_heartbeat(broker, "probe4")
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "drains ALONE\n"
+        process.send_signal(second)
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "cleaned up\n")
+
+
+async def test_a_drain_that_takes_too_long_is_ended(broker: Broker) -> None:
+    with service(broker, model="busy", **{INSTANCE: "probe5", "PAGEWIRE_DRAIN_TIMEOUT": "0.2"}) as process:
+        await wait_for_heartbeat(broker, "probe5")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "drains ALONE\ncleaned up\n")
+    assert "not_drained_in_time" in err
+
+
+async def test_a_supervisor_can_end_it_without_a_drain(broker: Broker) -> None:
+    with service(broker, **{INSTANCE: "probe6"}) as process:
+        await wait_for_heartbeat(broker, "probe6")
+        process.send_signal(END_NOW)
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "cleaned up\n")
+
+
+@pytest.mark.parametrize(("number", "follows"), [(signal.SIGTERM, "SUCCESSOR"), (STOP, "STOP")])
+async def test_a_service_knows_whether_its_supervisor_starts_another(
+    broker: Broker, number: signal.Signals, follows: str
+) -> None:
+    with service(broker, **{INSTANCE: "probe7", PARENT: str(os.getpid())}) as process:
+        await wait_for_heartbeat(broker, "probe7")
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    assert out == f"drains {follows}\ncleaned up\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this way of scheduling")
@@ -160,6 +205,22 @@ def test_without_a_broker_it_tries_again_and_says_so() -> None:
     assert process.returncode == 0
 
 
+def test_it_waits_for_a_jetstream_that_is_missing() -> None:
+    """It may be back later, as when the disk has room again."""
+    with (
+        plain_server(["--addr", "127.0.0.1", "--port", "-1"], {}) as url,
+        service(None, PAGEWIRE_NATS_URL=url) as process,
+    ):
+        assert process.stderr is not None
+        first = json.loads(process.stderr.readline())
+        assert (first["event"], first["level"]) == ("store_unavailable", "warning")
+        assert "--jetstream" in first["reason"]
+        assert json.loads(process.stderr.readline())["event"] == "store_unavailable"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
 def test_it_does_not_outlive_a_supervisor_that_has_gone_already() -> None:
     with service(None, **{PARENT: "1"}) as process:
         process.communicate(timeout=60)
@@ -172,11 +233,17 @@ class Counting:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.beats = 0
+        self.drains = 0
+        self.may_end = asyncio.Event()
         self.ended = False
 
     def heartbeat(self) -> Heartbeat:
         self.beats += 1
         return Heartbeat("probe", self.context.instance, False, 0, 0, 0, {})
+
+    async def drain(self) -> None:
+        self.drains += 1
+        await asyncio.wait_for(self.may_end.wait(), 60)
 
     async def run(self) -> None:
         try:
@@ -208,6 +275,31 @@ async def test_heartbeats_come_by_themselves_and_when_announced(
     running.cancel()
     await asyncio.wait({running})
     assert built[0].ended
+
+
+async def test_a_draining_service_says_so_at_once_and_ends_when_it_has_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeater, "INTERVAL", 600)
+    built: list[Counting] = []
+    broker, shutdown = MemoryBroker(), Shutdown()
+    bus = MemoryBus(broker)
+    peers = Peers(bus)
+    await peers.listen("probe")
+
+    def build(context: Context) -> Counting:
+        built.append(Counting(context))
+        return built[0]
+
+    running = asyncio.create_task(run_service("probe", build, Settings(), MemoryBus(broker), "i1", shutdown))
+    await until(lambda: peers.find("i1"))
+    shutdown.draining.set()
+    await until(lambda: (beat := peers.find("i1")) is not None and beat.draining and not beat.ready)
+    reply = await MemoryBus(broker, inbox_prefix="_INBOX").request("$SRV.STATS.pagewire-probe", b"", timeout=1)
+    assert json.loads(reply.data)["metadata"]["draining"] == "true"
+    assert (built[0].drains, running.done()) == (1, False)
+    built[0].may_end.set()
+    await asyncio.wait_for(running, 5)
+    assert built[0].ended
+    await bus.close()
 
 
 async def test_a_service_that_fails_ends_its_heartbeat_too() -> None:

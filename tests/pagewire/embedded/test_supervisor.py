@@ -1,9 +1,12 @@
 import asyncio
 import os
+import signal
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.process import INSTANCE
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -40,6 +44,11 @@ def pids(folder: Path) -> list[int]:
 def start_times(folder: Path) -> list[int]:
     """When each process has started, in nanoseconds."""
     return [int(path.name.partition("-")[2]) for path in sorted(folder.iterdir())]
+
+
+def starts_by_name(folder: Path) -> Mapping[str, int]:
+    """How often each program was started."""
+    return Counter(path.name.partition("-")[0] for path in folder.iterdir())
 
 
 def alive(pid: int) -> bool:
@@ -97,9 +106,9 @@ async def test_a_command_that_does_not_exist_is_named() -> None:
         await Supervisor([Program("worker", ("/nowhere/to/be",), environment)], QUICK).run()
 
 
-@pytest.mark.parametrize("body", ["time.sleep(60)", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
+@pytest.mark.parametrize("body", ["time.sleep(60)", "signal.signal(signal.SIGUSR1, signal.SIG_IGN); time.sleep(60)"])
 async def test_cancelling_ends_every_process(tmp_path: Path, body: str) -> None:
-    """One that ignores SIGTERM is killed after the deadline."""
+    """One that ignores the signal is killed after the deadline."""
     programs = [program(tmp_path, body, name) for name in ("one", "two")]
     supervisor = asyncio.create_task(Supervisor(programs, QUICK).run())
     await until(lambda: len(pids(tmp_path)) >= 2)
@@ -123,7 +132,7 @@ async def test_kill_starts_a_program_again(tmp_path: Path) -> None:
 async def test_the_end_of_a_program_is_reported_before_its_restart(tmp_path: Path) -> None:
     ended: list[tuple[str, int]] = []
 
-    def on_ended(name: str) -> None:
+    def on_ended(name: str, instance: str) -> None:
         ended.append((name, len(pids(tmp_path))))
 
     supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], QUICK, on_ended)
@@ -134,6 +143,64 @@ async def test_the_end_of_a_program_is_reported_before_its_restart(tmp_path: Pat
     running.cancel()
     await asyncio.wait({running})
     assert ended == [("worker", 1)]
+
+
+async def test_a_successor_starts_while_its_predecessor_drains(tmp_path: Path) -> None:
+    body = """
+        (folder / f"predecessor-{os.getpid()}").write_text(os.environ.get("PAGEWIRE_PREDECESSOR", "none"))
+        time.sleep(60)
+    """
+
+    def named() -> Mapping[str, str]:
+        return {**os.environ, INSTANCE: f"i{len(starts())}"}
+
+    def starts() -> list[Path]:
+        return sorted(tmp_path.glob("predecessor-*"), key=lambda path: path.stat().st_mtime_ns)
+
+    ended: list[tuple[str, str]] = []
+    worker = replace(program(tmp_path, body), environment=named)
+    supervisor = Supervisor([worker], QUICK, lambda name, instance: ended.append((name, instance)))
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: starts() and starts()[0].read_text())
+    old = int(starts()[0].name.partition("-")[2])
+    supervisor.replace("worker", "another")
+    supervisor.replace("worker", "i0")
+    supervisor.replace("worker", "i0")
+    await until(lambda: len(starts()) == 2 and starts()[1].read_text())
+    assert [path.read_text() for path in starts()] == ["none", str(old)]
+    assert (alive(old), supervisor.instances, ended) == (True, {"worker": "i1"}, [])
+    os.kill(old, signal.SIGTERM)
+    await until(lambda: ended)
+    assert ended == [("worker", "i0")]
+    assert alive(int(starts()[1].name.partition("-")[2]))
+    running.cancel()
+    await asyncio.wait({running})
+    assert len(starts()) == 2, "the end of a process that drains is no failure"
+
+
+async def test_a_process_that_has_a_successor_and_does_not_end_is_killed(tmp_path: Path) -> None:
+    policy = RestartPolicy(drain=0.1)
+    supervisor = Supervisor([program(tmp_path, "time.sleep(60)")], policy)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: len(pids(tmp_path)) == 1)
+    supervisor.replace("worker", "")
+    await until(lambda: len(pids(tmp_path)) == 2 and not alive(pids(tmp_path)[0]))
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_stopped_program_drains_and_is_not_started_again(tmp_path: Path) -> None:
+    other = program(tmp_path, "time.sleep(60)", "other")
+    supervisor = Supervisor([program(tmp_path, "time.sleep(60)"), other], QUICK)
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: len(pids(tmp_path)) == 2)
+    supervisor.stop("worker")  # the signal ends a program that does not handle it
+    await until(lambda: sum(map(alive, pids(tmp_path))) == 1)
+    supervisor.kill("other")
+    await until(lambda: len(pids(tmp_path)) == 3)
+    assert starts_by_name(tmp_path) == {"worker": 1, "other": 2}
+    running.cancel()
+    await asyncio.wait({running})
 
 
 async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:

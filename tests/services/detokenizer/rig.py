@@ -17,6 +17,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context
+from pagewire.shared.heartbeater import Heartbeater
 from pagewire.shared.messages import Decoder, Wire, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach, Attached
@@ -133,6 +134,9 @@ class Rig:
     ended_items: list[str] = field(default_factory=list)
     """Acknowledgements that were sent to the work queue."""
     replays: list[Replay] = field(default_factory=list)
+    may_fail: bool = False
+    """Whether the service may end with an error."""
+    serving: "asyncio.Task[None] | None" = None
     _next_step: int = 0
 
     async def reader(self, encoding: Encoding = Encoding.JSON) -> Reader:
@@ -255,25 +259,36 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    folder: Path, *, broker: MemoryBroker | None = None, wrap: Callable[[MemoryBus], MemoryBus] = lambda bus: bus
+    folder: Path,
+    *,
+    broker: MemoryBroker | None = None,
+    wrap: Callable[[MemoryBus], MemoryBus] = lambda bus: bus,
+    instance: str = "d1",
 ) -> AsyncIterator[Rig]:
-    """A running detokenizer of the model in `folder`, for at most 20 s. `wrap` may put something around its bus."""
+    """A running detokenizer of the model in `folder`, for at most 20 s. `wrap` may put something around its bus.
+
+    Several of one broker get each other's heartbeats; the scheduler and the executor of paper are those of the first.
+    """
     broker = broker or MemoryBroker()
     bus = MemoryBus(broker)
-    service = Detokenizer(Context(Settings(model=str(folder)), wrap(bus), "d1", lambda: None))
-    world = Rig(broker, MemoryBus(broker), MemoryBus(broker, inbox_prefix="_INBOX"), service)
-    await world.serve()
-    serving = asyncio.create_task(service.run())
+    heartbeater = Heartbeater(bus, "detokenizer", instance)
+    service = Detokenizer(Context(Settings(model=str(folder)), wrap(bus), instance, heartbeater.announce))
+    world = Rig(broker, MemoryBus(broker), MemoryBus(broker, inbox_prefix="_INBOX"), service, instance)
+    if instance == "d1":
+        await world.serve()
+    world.serving = serving = asyncio.create_task(service.run())
+    heartbeats = asyncio.create_task(heartbeater.run(service))
     try:
         async with asyncio.timeout(20):
             await until(lambda: service.heartbeat().ready or serving.done())
             yield world
     finally:
+        heartbeats.cancel()
         serving.cancel()
         await asyncio.wait({serving})
         for connection in (bus, world.bus, world.client):
             await connection.close()
-        if not serving.cancelled():
+        if not serving.cancelled() and not world.may_fail:
             serving.result()
 
 

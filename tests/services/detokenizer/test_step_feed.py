@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.shared.messages import unpack
+from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.rig import HELLO, rig
 from tests.support.waiting import until
@@ -35,7 +36,7 @@ class TestLostSteps:
             await reader.end()
             assert len(reader.deltas) == 3
 
-    async def test_what_nobody_has_any_more_ends_the_request_with_an_error(self, folder: Path) -> None:
+    async def test_what_nobody_has_any_more_is_asked_of_the_scheduler(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
             other = await world.open(request_id="r2")
@@ -45,12 +46,26 @@ class TestLostSteps:
             world.step((100, 1, HELLO[1], Finish.NONE), lost=True)
             world.ring.clear()
             world.step((100, 2, HELLO[2], Finish.NONE), (200, 1, HELLO[1], Finish.LENGTH))
-            error = await reader.error()
-            assert (error.code, error.retryable, error.tokens_emitted) == (503, True, 1)
-            assert len(reader.deltas) == 1
+            world.step((100, 3, HELLO[3], Finish.NONE))
             await other.end()
             await until(lambda: world.aborted)
-            assert world.aborted[0][0] == [100]
+            assert world.aborted == [([100], AbortReason.LOST_TOKENS)]
+            world.step((100, 4, HELLO[4], Finish.NONE))
+            await world.attach((HELLO[:4],), step=2)
+            await until(lambda: len(reader.deltas) == 5)
+            world.step((100, 5, HELLO[5], Finish.LENGTH))
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO[:6]
+
+    async def test_work_that_the_scheduler_does_not_know_any_more_returns_to_its_queue(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            ack = await world.store_item()
+            await world.open()
+            await world.attach(ack=ack, scheduler="gone")
+            world.step((100, 0, HELLO[0], Finish.NONE))
+            world.step((100, 2, HELLO[2], Finish.NONE))
+            (item,) = await world.broker.store.pull_work("m", 1, expires=5)
+            assert item.deliveries == 2
 
     async def test_an_executor_that_is_gone_leaves_the_rest_to_the_scheduler(self, folder: Path) -> None:
         async with rig(folder) as world:

@@ -269,7 +269,7 @@ class TestAttachment:
             await world.attach(term=2, generation=2, first_sequence=1, executor="e2")
             world.step((100, 0, HELLO[0], Finish.LENGTH), term=1)
             world.step((1, 0, HELLO[0], Finish.NONE), term=2, step=0, executor="e2")
-            assert (await world.attach(term=1, generation=1)).state == AttachState.UNKNOWN
+            assert (await world.attach(term=1, generation=1)).state == AttachState.STALE
             world.step((1, 1, HELLO[1], Finish.LENGTH), term=2, step=1, executor="e2")
             await reader.end()
             assert [d.token_ids[0] for d in reader.deltas] == HELLO[:2]

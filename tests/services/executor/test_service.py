@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,14 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
+from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import NoResponders
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
 from tests.services.executor.fakes import CAPACITY, PATIENCE, FakeDevice, add, plan, sampling, token_at
+from tests.support.waiting import until
 
 INSTANCE = "executor0"
 MODEL = "tiny"
@@ -37,7 +39,8 @@ class Bench:
         self.steps: asyncio.Queue[Message] = asyncio.Queue()
         self.beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
         settings = Settings(served_model_name=MODEL)
-        self.executor = Executor(Context(settings, MemoryBus(broker), INSTANCE, self.beat))
+        self.follows = Drain.ALONE
+        self.executor = Executor(Context(settings, MemoryBus(broker), INSTANCE, self.beat, lambda: self.follows))
 
     def beat(self) -> None:
         self.beats.put_nowait(self.executor.heartbeat())
@@ -269,3 +272,79 @@ async def test_it_is_free_as_soon_as_the_process_of_its_scheduler_has_ended(serv
         bench.bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", b"")
         assert (await bench.beats.get()).load["free"] == 1
         assert (await bench.claim(2, "b")).accepted
+
+
+async def announce(bench: Bench, service: str, instance: str, **values: Any) -> None:
+    """Sends a heartbeat of another service."""
+    known = {"ready": True, "term": 0, "plan": 0, "step": 0, "load": {}}
+    beat = Heartbeat(service, instance, **{**known, **values})
+    bench.bus.publish(f"{subjects.HEARTBEAT}.{service}.{instance}", encode(beat))
+    await bench.bus.flush()
+
+
+@pytest.mark.anyio
+async def test_a_free_executor_that_drains_ends_at_once_and_is_claimed_no_more(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
+        await asyncio.wait_for(bench.executor.drain(), PATIENCE)
+        assert bench.executor.heartbeat().load["free"] == 0
+        assert not (await bench.claim(5)).accepted
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("term", [0, 6])
+async def test_an_executor_that_drains_waits_until_its_scheduler_has_left(serve: Serve, term: int) -> None:
+    async with serve(FakeDevice()) as bench:
+        await announce(bench, "scheduler", "a", term=0)
+        await bench.claim(5, "a")
+        await announce(bench, "scheduler", "a", term=0)
+        draining = asyncio.create_task(bench.executor.drain())
+        await until(lambda: bench.executor.heartbeat().load["leaving"])
+        await asyncio.sleep(0.05)
+        assert not draining.done(), "the scheduler has not begun its term yet"
+        await announce(bench, "scheduler", "a", term=5)
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        await announce(bench, "scheduler", "a", term=term)
+        await asyncio.wait_for(draining, PATIENCE)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("load", ["waiting", "free"])
+async def test_an_executor_that_drains_serves_until_its_successor_has_started(serve: Serve, load: str) -> None:
+    async with serve(FakeDevice()) as bench:
+        bench.follows = Drain.SUCCESSOR
+        draining = asyncio.create_task(bench.executor.drain())
+        await announce(bench, "executor", "other", load={"waiting": 0.0, "free": 0.0})
+        await asyncio.sleep(0.05)
+        assert not draining.done()
+        assert bench.executor.heartbeat().load["leaving"] == 0
+        await announce(bench, "executor", "other", load={load: 1.0})
+        await asyncio.wait_for(draining, PATIENCE)
+
+
+@pytest.mark.anyio
+async def test_an_executor_is_free_at_once_when_a_scheduler_that_drains_gives_it_up(serve: Serve) -> None:
+    async with serve(FakeDevice()) as bench:
+        await bench.claim(5, "a")
+        for term, draining, free in ((5, False, 0), (0, False, 0), (5, True, 0), (0, True, 1)):
+            await announce(bench, "scheduler", "a", term=term, draining=draining, ready=not draining)
+            assert bench.executor.heartbeat().load["free"] == free
+        assert (await bench.claim(6, "b")).accepted
+
+
+@pytest.mark.anyio
+async def test_the_device_is_opened_when_the_predecessor_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies of the weights may not fit."""
+    device = FakeDevice()
+    monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
+    predecessor = await asyncio.create_subprocess_exec("sleep", "60")
+    monkeypatch.setenv("PAGEWIRE_PREDECESSOR", str(predecessor.pid))
+    bench = Bench(device, MemoryBroker())
+    running = asyncio.create_task(bench.executor.run())
+    await until(lambda: bench.executor.heartbeat().load["waiting"])
+    predecessor.terminate()
+    await predecessor.wait()
+    async with asyncio.timeout(PATIENCE):
+        assert (await bench.beats.get()).ready
+    running.cancel()
+    await asyncio.wait({running})

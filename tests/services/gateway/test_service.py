@@ -1,24 +1,27 @@
 """The gateway as a service on a real socket, and the official client of OpenAI against it."""
 
 import asyncio
+import http.client
+import json
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 import openai
 import pytest
 
 from pagewire.client.sync import LoopThread
-from pagewire.services.gateway import server
 from pagewire.services.gateway.service import Gateway
 from pagewire.shared import heartbeater, subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.listener import listen
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
-from pagewire.shared.runtime import run_service
+from pagewire.shared.runtime import Shutdown, run_service
 from tests.support.responder import MODEL, WORDS, Responder
 from tests.support.waiting import until
 
@@ -30,7 +33,12 @@ class Running:
 
     responder: Responder
     port: int
+    peers: Peers
+    thread: LoopThread
     task: "asyncio.Task[None]"
+
+    def __init__(self, *, supervised: bool) -> None:
+        self.shutdown = Shutdown(supervised=supervised)
 
     async def start(self, api_key: str) -> None:
         broker = MemoryBroker()
@@ -39,7 +47,7 @@ class Running:
         await peers.listen("gateway")
         settings = Settings(model="bundled", port=0, api_key=api_key)
         bus = MemoryBus(broker, inbox_prefix="_INBOX")
-        self.task = asyncio.create_task(run_service("gateway", Gateway, settings, bus, "g1"))
+        self.task = asyncio.create_task(run_service("gateway", Gateway, settings, bus, "g1", self.shutdown))
         await until(lambda: peers.find("g1"))
         beat = peers.find("g1")
         assert beat is not None
@@ -50,6 +58,13 @@ class Running:
             )
         await until(lambda: (found := peers.find("g1")) and found.ready)
         self.port = int(beat.load["port"])
+        self.peers = peers
+
+    async def beat(self, service: str, instance: str, **load: float) -> None:
+        """Sends a heartbeat of a service that is ready."""
+        beat = Heartbeat(service, instance, True, 0, 0, 0, load)
+        self.responder.bus.publish(f"{subjects.HEARTBEAT}.{service}.{instance}", encode(beat))
+        await self.responder.bus.flush()
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -57,9 +72,10 @@ class Running:
 
 
 @contextmanager
-def running(api_key: str = "") -> Iterator[Running]:
+def running(api_key: str = "", *, supervised: bool = False) -> Iterator[Running]:
     thread = LoopThread()
-    gateway = Running()
+    gateway = Running(supervised=supervised)
+    gateway.thread = thread
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heartbeater, "INTERVAL", 600)  # that it is ready must be announced: no later beat will tell
         thread.run(gateway.start(api_key))
@@ -99,7 +115,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
-            server.listen("127.0.0.1", port)
+            listen("127.0.0.1", port)
 
 
 def test_it_listens_no_more_once_it_has_ended() -> None:
@@ -107,3 +123,84 @@ def test_it_listens_no_more_once_it_has_ended() -> None:
         pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", gateway.port)).close()
+
+
+@contextmanager
+def connection(gateway: Running) -> Iterator[Callable[[str], tuple[int, str]]]:
+    """An HTTP connection that stays open between requests, as far as the server allows it.
+
+    Gives a function that returns the status and the header `Connection` of a request for text or of a GET request.
+    """
+    client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
+
+    def ask(path: str) -> tuple[int, str]:
+        if path.startswith("/v1"):
+            body = json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 5})
+            client.request("POST", path, body, {"Content-Type": "application/json"})
+        else:
+            client.request("GET", path)
+        with client.getresponse() as response:
+            response.read()
+            return response.status, response.getheader("Connection", "")
+
+    with closing(client):
+        yield ask
+
+
+def ask_once(gateway: Running, path: str) -> tuple[int, str]:
+    """Does the same over a connection of its own."""
+    with connection(gateway) as ask:
+        return ask(path)
+
+
+def drain(gateway: Running, signal: Callable[[Shutdown], None]) -> None:
+    """Sends the gateway a signal; returns when its heartbeat says that it drains."""
+
+    async def signalled() -> None:
+        signal(gateway.shutdown)
+        await until(lambda: (beat := gateway.peers.find("g1")) is not None and beat.draining)
+
+    gateway.thread.run(signalled())
+
+
+def test_it_ends_at_once_when_nothing_runs() -> None:
+    with running() as gateway:
+        drain(gateway, Shutdown.signal)
+        gateway.thread.run(asyncio.wait_for(asyncio.shield(gateway.task), 5))
+
+
+def test_it_serves_until_its_successor_is_ready_and_then_closes_each_connection() -> None:
+    with running(supervised=True) as gateway, connection(gateway) as ask:
+        assert ask("/v1/completions") == (200, "")
+        drain(gateway, Shutdown.signal)
+        assert ask("/health") == (200, "")
+        gateway.thread.run(gateway.beat("gateway", "elsewhere", port=1.0))
+        assert ask_once(gateway, "/v1/completions") == (200, "")
+        gateway.thread.run(gateway.beat("gateway", "g2", port=float(gateway.port)))
+        deadline = time.monotonic() + 5
+        while (answer := ask("/health")) == (200, ""):
+            assert time.monotonic() < deadline
+        assert answer == (503, "close")
+        gateway.thread.run(asyncio.wait_for(asyncio.shield(gateway.task), 10))
+
+
+def test_what_is_sent_over_an_open_connection_is_still_answered() -> None:
+    with running(supervised=True) as gateway, connection(gateway) as ask:
+        assert ask("/v1/completions") == (200, "")
+        drain(gateway, Shutdown.signal)
+        gateway.thread.run(gateway.beat("gateway", "g2", port=float(gateway.port)))
+        time.sleep(0.1)  # it has seen its successor by then
+        assert ask("/v1/completions") == (200, "close")
+
+
+def test_while_the_stack_stops_it_refuses_what_is_new() -> None:
+    with running(supervised=True) as gateway, connection(gateway) as ask:
+        assert ask("/v1/completions") == (200, "")
+        drain(gateway, Shutdown.stop)
+        assert ask("/v1/completions") == (503, "close")
+        assert ask_once(gateway, "/health") == (503, "close")
+        assert ask_once(gateway, "/livez") == (200, "close")
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="-", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="stopping") as caught:
+                client.completions.create(model=MODEL, prompt="x")
+            assert caught.value.response.headers["Retry-After"] == "1"

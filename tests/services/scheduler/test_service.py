@@ -16,7 +16,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Item, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import STEP_TOKENS, Settings
-from pagewire.shared.context import Context
+from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import Internal, InvalidRequest
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
@@ -52,6 +52,8 @@ class Executor:
     slots: int = SLOTS
     num_blocks: int = 64
     max_step_tokens: int = 0
+    leaving: bool = False
+    """Whether it is about to end."""
     lose_plans: int = 0
     """Plans that do not arrive."""
     lose_steps: int = 0
@@ -76,7 +78,8 @@ class Executor:
             self.term,
             self.model.plan,
             self.model.step - 1,
-            {"free": float(not self.term)},
+            {"free": float(not self.term), "leaving": float(self.leaving)},
+            draining=self.leaving,
         )
         self.bus.publish(f"{subjects.HEARTBEAT}.executor.{self.instance}", encode(beat))
 
@@ -209,6 +212,7 @@ class Scene:
 @asynccontextmanager
 async def scene(
     *,
+    follows: Drain = Drain.ALONE,
     ack_wait: float = 30.0,
     budget: int | None = 16,
     executor: Mapping[str, int] = MappingProxyType({}),
@@ -220,7 +224,7 @@ async def scene(
     device = Executor(MemoryBus(broker), **executor)  # type: ignore[arg-type]
     detokenizer = Detokenizer(MemoryBus(broker))
     await detokenizer.start()
-    scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None))
+    scheduler = Scheduler(Context(settings, MemoryBus(broker), "sched", lambda: None, lambda: follows))
     running = asyncio.create_task(scheduler.run())
     await asyncio.wait({asyncio.create_task(device.start()), running}, return_when=asyncio.FIRST_COMPLETED)
     beating = asyncio.create_task(beat(device, detokenizer))
@@ -622,3 +626,91 @@ async def test_a_search_that_cannot_run_here_is_refused(
         await s.until_idle()
         assert not s.detokenizer.attached
         assert not s.executor.plans
+
+
+class TestDrain:
+    """A scheduler that is about to end, and one whose executor is."""
+
+    async def other(self, s: Scene, *, ready: bool = False, claiming: bool = False) -> None:
+        """Lets another scheduler send a heartbeat."""
+        beat = Heartbeat("scheduler", "other", ready, 0, 0, 0, {"claiming": float(claiming)})
+        s.bus.publish(f"{subjects.HEARTBEAT}.scheduler.other", encode(beat))
+        await s.bus.flush()
+
+    async def returned(self, s: Scene) -> list[str]:
+        """The requests that wait in the queue."""
+        items = await s.bus.store.pull_work(QUEUE, 100, expires=0.01)
+        return sorted(Decoder(WorkItem).decode(item.data).request_id for item in items)
+
+    @pytest.mark.parametrize("follows", [Drain.ALONE, Drain.SUCCESSOR])
+    async def test_it_gives_work_and_executor_to_one_that_looks_for_an_executor(self, follows: Drain) -> None:
+        async with scene(follows=follows, executor={"free_running": False}) as s:
+            await s.work("r", [5, 6], max_tokens=9)
+            await s.detokenizer.until(lambda: s.load("running") == 1)
+            assert s.scheduler.heartbeat().term == s.executor.term
+            await self.other(s, claiming=True)
+            await asyncio.wait_for(s.scheduler.drain(), 5)
+            assert await self.returned(s) == ["r"]
+            beat = s.scheduler.heartbeat()
+            assert (beat.ready, beat.term, beat.load["claiming"]) == (False, 0, 0)
+
+    async def test_it_goes_on_until_its_successor_has_come(self) -> None:
+        async with scene(follows=Drain.SUCCESSOR) as s:
+            draining = asyncio.create_task(s.scheduler.drain())
+            await self.other(s, ready=True)
+            await s.work("r", [5, 6])
+            await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
+            await s.until_idle()
+            assert not draining.done(), "another replica is no successor"
+            await self.other(s, claiming=True)
+            await asyncio.wait_for(draining, 5)
+
+    async def test_alone_it_finishes_what_runs_and_returns_what_waits(self) -> None:
+        async with scene(executor={"free_running": False}) as s:
+            names = [f"r{i:02}" for i in range(SLOTS + 3)]
+            for i, name in enumerate(names):
+                await s.work(name, [i, i], max_tokens=4)
+            await s.detokenizer.until(lambda: s.load("running") == SLOTS and s.load("waiting") == 3)
+            draining = asyncio.create_task(s.scheduler.drain())
+            await s.detokenizer.until(lambda: s.load("waiting") == 0)
+            await s.work("late", [1], max_tokens=4)
+            s.executor.free_running = True
+            s.executor.run()
+            await asyncio.wait_for(draining, 5)
+            ran = {attach.request_id for attach in s.detokenizer.attached if attach.first_sequence <= SLOTS}
+            assert await self.returned(s) == ["late", *sorted(set(names) - ran)]
+            assert s.load("requests") == 0
+
+    async def test_a_free_executor_takes_over_at_once_from_one_that_is_leaving(self) -> None:
+        async with scene(executor={"free_running": False}) as s:
+            await s.work("r", [5, 6], max_tokens=9)
+            await s.detokenizer.until(lambda: s.load("running") == 1)
+            second = Executor(MemoryBus(s.broker), "exec2")
+            await second.start()
+            s.executor.leaving = True
+            await s.detokenizer.until(lambda: second.term > s.executor.term)
+            await s.until_idle()
+            last = s.detokenizer.attached[-1]
+            assert (len(s.detokenizer.attached), last.executor) == (2, "exec2")
+            assert s.detokenizer.tokens[last.first_sequence] == generate([5, 6], 9, [])
+
+    async def test_an_executor_that_is_leaving_finishes_what_runs_and_gets_nothing_new(self) -> None:
+        async with scene(executor={"free_running": False}) as s:
+            await s.work("r", [5, 6], max_tokens=9)
+            await s.detokenizer.until(lambda: s.load("running") == 1)
+            s.executor.leaving = True
+            await s.detokenizer.until(
+                lambda: s.scheduler._executor is not None and s.scheduler._executor.leaving.is_set()
+            )
+            await s.work("late", [1, 2])
+            s.executor.free_running = True
+            s.executor.run()
+            await s.detokenizer.until(lambda: not s.scheduler.heartbeat().ready)
+            assert s.load("requests") == 0
+            assert [attach.request_id for attach in s.detokenizer.attached] == ["r"]
+            assert s.detokenizer.tokens[1] == generate([5, 6], 9, [])
+            second = Executor(MemoryBus(s.broker), "exec2")
+            await second.start()
+            await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
+            await s.until_idle()
+            assert second.plans

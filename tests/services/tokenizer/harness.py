@@ -12,7 +12,7 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Item, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
+from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.client import ErrorFrame
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -50,8 +50,8 @@ class FakeDetokenizer:
         await self.bus.flush()
         return self
 
-    def beat(self, *, ready: bool = True) -> None:
-        beat = Heartbeat("detokenizer", self.instance, ready, 0, 0, 0, {})
+    def beat(self, *, ready: bool = True, draining: bool = False) -> None:
+        beat = Heartbeat("detokenizer", self.instance, ready, 0, 0, 0, {}, draining=draining)
         self.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{self.instance}", encode(beat))
 
     def _hear(self, message: Message) -> None:
@@ -112,7 +112,11 @@ class Setup:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings | None = None, *, max_payload: int = 1 << 20, broker: MemoryBroker | None = None
+    settings: Settings | None = None,
+    *,
+    max_payload: int = 1 << 20,
+    broker: MemoryBroker | None = None,
+    follows: Drain = Drain.ALONE,
 ) -> AsyncIterator[Setup]:
     """Runs the service until the block ends."""
     broker = broker or MemoryBroker(max_payload=max_payload)
@@ -123,7 +127,9 @@ async def serving(
         announced.append(tokenizer.heartbeat().ready)
         ready.set()
 
-    tokenizer = Tokenizer(Context(settings or Settings(model="bundled"), MemoryBus(broker), "tok1", announce))
+    tokenizer = Tokenizer(
+        Context(settings or Settings(model="bundled"), MemoryBus(broker), "tok1", announce, lambda: follows)
+    )
     task = asyncio.create_task(tokenizer.run())
     waiting = asyncio.create_task(ready.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from pagewire.services.tokenizer import dispatcher
@@ -13,6 +15,7 @@ from pagewire.shared.errors import (
     ConnectionLost,
     DuplicateRequest,
     MessageTooLarge,
+    NoResponders,
     Overloaded,
     PayloadTooLarge,
     RequestError,
@@ -26,6 +29,7 @@ from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.peers import Peers
 from pagewire.shared.placement import rank
 from tests.services.tokenizer.harness import FakeDetokenizer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +43,7 @@ class Scene:
     """Detokenizers a and b of one broker, and the dispatcher under test."""
 
     def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
         self.bus = MemoryBus(broker)
         self.peers = Peers(self.bus)
         self.monitor = StoreMonitor(self.bus.store, on_change=lambda: None)
@@ -96,7 +101,8 @@ async def test_the_stream_is_open_before_the_work_is_stored(scene: Scene, monkey
     assert opened_before == [1]
 
 
-async def test_without_a_detokenizer_nothing_is_stored(scene: Scene) -> None:
+async def test_without_a_detokenizer_nothing_is_stored(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     await scene.start()
     with pytest.raises(Unavailable):
         await scene.dispatch()
@@ -119,7 +125,8 @@ async def test_the_next_best_takes_over_from_one_that_has_just_gone(scene: Scene
     assert work.detokenizer == scene.second.instance
 
 
-async def test_when_all_have_just_gone_the_client_is_told(scene: Scene) -> None:
+async def test_when_all_have_just_gone_the_client_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     await scene.start(scene.first)
     await scene.first.bus.close()
     with pytest.raises(Unavailable) as caught:
@@ -239,7 +246,38 @@ async def test_a_detokenizer_that_does_not_answer_is_told_to_give_up(
     assert await scene.stored() == []
 
 
+async def test_a_request_waits_for_a_detokenizer_that_restarts(scene: Scene) -> None:
+    await scene.start()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await scene.bus.flush()
+    assert not dispatching.done()
+    await scene.first.start()
+    assert await dispatching is Outcome.STORED
+
+
+async def test_the_successor_of_one_that_dies_before_it_answers_opens_the_stream(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
+    scene.first.answers_open = False
+    await scene.start(scene.first, scene.second)
+    dispatching = asyncio.create_task(scene.dispatch())
+    await until(lambda: scene.first.opened)
+    scene.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{scene.first.instance}", b"")
+    assert await dispatching is Outcome.STORED
+    (work,) = await scene.stored()
+    assert work.detokenizer == scene.second.instance
+
+
+async def test_the_work_carries_what_opens_the_stream_elsewhere(scene: Scene) -> None:
+    await scene.start(scene.first)
+    await scene.dispatch()
+    (work,) = await scene.stored()
+    assert Decoder(OpenStream).decode(work.opening) == OPENING
+
+
 async def test_a_frozen_detokenizer_ends_in_an_error(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     monkeypatch.setattr(dispatcher, "ANSWER_TIMEOUT", 0.05)
     monkeypatch.setattr(dispatcher, "ABORT_TIMEOUT", 0.2)
 
@@ -247,6 +285,70 @@ async def test_a_frozen_detokenizer_ends_in_an_error(scene: Scene, monkeypatch: 
     await scene.start(scene.first)
     with pytest.raises(Unavailable):
         await scene.dispatch()
+    assert await scene.stored() == []
+
+
+async def test_a_stream_that_may_be_open_is_kept_through_a_restart_of_the_broker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The detokenizer has opened it, the answer is lost, and the detokenizer subscribes later than this tokenizer."""
+    await scene.start(scene.first, scene.second)
+    request, failures = (
+        scene.bus.request,
+        iter([ConnectionLost("lost"), NoResponders("nobody"), NoResponders("nobody")]),
+    )
+
+    async def lossy(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        failure = next(failures, None)
+        if isinstance(failure, NoResponders):
+            raise failure
+        answer = await request(subject, data, timeout=timeout, headers=headers)
+        if failure is not None:
+            raise failure
+        return answer
+
+    monkeypatch.setattr(scene.bus, "request", lossy)
+    assert await scene.dispatch() is Outcome.STORED
+    assert (len(scene.first.opened), scene.second.opened) == (2, [])
+    (work,) = await scene.stored()
+    assert work.detokenizer == scene.first.instance
+
+
+async def test_one_that_has_not_subscribed_again_yet_is_not_gone(scene: Scene) -> None:
+    await scene.start(scene.first)
+    await scene.first.bus.close()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await asyncio.sleep(0)
+    again = FakeDetokenizer(MemoryBus(scene.broker), scene.first.instance)
+    await again.start()
+    assert await dispatching is Outcome.STORED
+    assert len(again.opened) == 1
+
+
+async def test_requests_wait_for_the_successor_of_a_detokenizer_that_drains(scene: Scene) -> None:
+    await scene.start(scene.first)
+    scene.first.beat(ready=False, draining=True)
+    await scene.bus.flush()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await scene.bus.flush()
+    assert not dispatching.done()
+    await scene.second.start()
+    assert await dispatching is Outcome.STORED
+    assert (scene.first.opened, len(scene.second.opened)) == ([], 1)
+
+
+@pytest.mark.parametrize("state", [OpenState.ABSENT, OpenState.ATTACHED])
+async def test_a_server_that_stops_takes_only_what_it_has_accepted(scene: Scene, state: OpenState) -> None:
+    await scene.start(scene.first, scene.second)
+    scene.first.state, scene.second.state = OpenState.ABSENT, state
+    scene.dispatcher.stopping = True
+    if state is OpenState.ATTACHED:
+        assert await scene.dispatch() is Outcome.ATTACHED
+    else:
+        with pytest.raises(Unavailable, match="stopping") as caught:
+            await scene.dispatch()
+        assert caught.value.retry_after_ms
+    assert [opening.joins for opening in scene.first.opened + scene.second.opened] == [True, True]
     assert await scene.stored() == []
 
 

@@ -41,6 +41,7 @@ def test_the_stream_is_told_what_the_client_asked_for() -> None:
         timeout_ms=500,
         fresh=True,
         batch_inbox="_INBOX.b",
+        deadline=123.5,
     )
     assert Decoder(OpenStream).decode(encode(opening)) == opening
 

@@ -1,7 +1,7 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -22,8 +22,8 @@ from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
-from pagewire.shared.errors import ConfigurationError, StorageRefused
+from pagewire.shared.context import Context, Drain
+from pagewire.shared.errors import ConfigurationError, NoResponders, StorageRefused
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelList, TokenizeReply
 from pagewire.shared.messages.heartbeat import Heartbeat
@@ -311,7 +311,8 @@ async def test_the_detokenizers_refusals_reach_the_client(state: OpenState, code
         assert (frame.retry_after_ms is not None) == (code == 429)
 
 
-async def test_without_a_detokenizer_the_service_is_unavailable() -> None:
+async def test_without_a_detokenizer_the_service_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagewire.services.tokenizer.dispatcher.SUCCESSOR_TIMEOUT", 0.1)
     async with serving() as setup:
         setup.detokenizer.beat(ready=False)
         frame = await setup.refused({"prompt": "x"})
@@ -532,3 +533,54 @@ async def test_a_store_that_refuses_is_told_in_the_heartbeat(monkeypatch: pytest
         store.refusal = None
         await until(lambda: setup.announced[-1:] == [True])
         assert setup.tokenizer.heartbeat().load["store_refuses"] == 0.0
+
+
+class TestDrain:
+    """What a client sees of a tokenizer that is about to end."""
+
+    BODY: ClassVar = {"prompt": "x", "sampling": {"max_tokens": 1}}
+
+    async def test_it_leaves_at_once_if_nobody_else_is_expected(self) -> None:
+        async with serving() as setup:
+            await asyncio.wait_for(setup.tokenizer.drain(), 5)
+            with pytest.raises(NoResponders):
+                await setup.ask(self.BODY)
+
+    async def test_it_serves_until_its_successor_is_ready(self) -> None:
+        async with serving(follows=Drain.SUCCESSOR) as setup:
+            draining = asyncio.create_task(setup.tokenizer.drain())
+            await setup.send(self.BODY)
+            for ready in (False, True):
+                assert not draining.done()
+                beat = Heartbeat("tokenizer", "tok2", ready, 0, 0, 0, {})
+                setup.client.publish(f"{subjects.HEARTBEAT}.tokenizer.tok2", encode(beat))
+                await setup.send(self.BODY)
+            await asyncio.wait_for(draining, 5)
+            with pytest.raises(NoResponders):
+                await setup.ask(self.BODY)
+
+    async def test_what_has_arrived_is_dispatched(self) -> None:
+        async with serving() as setup:
+            setup.detokenizer.answers_open = False
+            setup.client.publish(GENERATE, msgspec.json.encode(self.BODY), reply=setup.client.new_inbox())
+            await until(lambda: setup.detokenizer.opened)
+            draining = asyncio.create_task(setup.tokenizer.drain())
+            await setup.client.flush()
+            assert not draining.done()
+            await asyncio.wait_for(draining, 10)
+            assert setup.detokenizer.aborted
+
+    async def test_while_the_stack_stops_it_refuses_what_is_new(self) -> None:
+        async with serving(follows=Drain.STOP) as setup:
+            draining = asyncio.create_task(setup.tokenizer.drain())
+            await asyncio.sleep(0)
+            setup.detokenizer.state = OpenState.ABSENT
+            for subject, body in ((GENERATE, self.BODY), (f"{subjects.TOKENIZE}.{MODEL}", {"text": "x"})):
+                frame = await setup.refused(body, subject=subject)
+                assert (frame.code, frame.error, frame.retryable) == (503, "unavailable", True)
+                assert "stopping" in frame.message
+            assert msgspec.json.decode((await setup.ask({}, subject=subjects.MODELS)).data)["models"]
+            assert await setup.stored() == 0
+            assert not draining.done(), "the supervisor says when it ends"
+            draining.cancel()
+            await asyncio.wait({draining})

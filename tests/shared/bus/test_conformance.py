@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pagewire.shared.bus import Handler, Message
+from pagewire.shared.bus import Handler, Message, StoredItem
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NoResponders, RequestTimeout
 from tests.shared.bus.conftest import World
 from tests.support.waiting import until
@@ -446,6 +446,29 @@ class TestStore:
             assert queue in await one.store.nonempty_queues(model), "a delivered item is not gone"
             await one.store.end_work(item.ack)
             assert queue not in await one.store.nonempty_queues(model)
+
+    async def test_items_are_listed_without_being_delivered(self, world: World) -> None:
+        one, two = await world.connect(), await world.connect()
+        model = unique("m")
+        bodies = [b"%d" % number * (number % 3 * 10_000 + 1) for number in range(250)]
+        for number, body in enumerate(bodies):
+            queue = f"{model}.{'normal' if number % 2 else 'urgent'}.any"
+            await one.store.put_work(queue, body, headers={"trace": str(number)})
+        await one.store.put_work(f"{unique('m')}.normal.any", b"of another model")
+        (taken,) = await two.store.pull_work(f"{model}.urgent.any", 1, expires=5)
+        found: list[StoredItem] = []
+        while items := await one.store.list_work(model, found[-1].sequence if found else 0):
+            found += items
+        assert [item.data for item in found] == bodies, "a delivered item is among them"
+        assert [item.headers for item in found] == [{"trace": str(number)} for number in range(250)]
+        assert sorted({item.sequence for item in found}) == [item.sequence for item in found]
+        await two.store.end_work(taken.ack)
+        assert (await one.store.list_work(model))[0].data == bodies[1]
+        assert await one.store.list_work(model, found[-1].sequence) == []
+        for queue, count in ((f"{model}.urgent.any", 124), (f"{model}.normal.any", 125)):
+            pulled = await two.store.pull_work(queue, count, expires=5)
+            assert len(pulled) == count, "nothing that was listed counts as delivered"
+            assert all(item.deliveries == 1 for item in pulled)
 
     async def test_a_pull_waits_for_the_first_item_only(self, world: World) -> None:
         putter, puller = await world.connect(), await world.connect()

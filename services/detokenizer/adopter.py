@@ -1,0 +1,266 @@
+"""Adopts the streams of detokenizers that are gone or about to end, and settles which detokenizer has a stream.
+
+Two ways lead to an adoption. The scheduler of a running request sends the successor an `Attach` that opens the stream.
+For a request that waits in its queue, the successor finds the item there, which names a detokenizer that is gone.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.stream import Stream, StreamState
+from pagewire.services.detokenizer.streams import Streams, may_start_again
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Headers, Message, Subscription
+from pagewire.shared.errors import BusError, NoResponders, Unavailable
+from pagewire.shared.messages import Decoder, encode, pack, unpack
+from pagewire.shared.messages.adopted import Adopted
+from pagewire.shared.messages.open import OpenStream
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.peers import Peers
+from pagewire.shared.placement import rank
+from pagewire.shared.vocabulary import Vocabulary
+
+OBJECTION_TIME = 0.25
+"""Seconds that others have to object before the streams of queued requests are opened here."""
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks into the queues."""
+LOOK_FOR = 8.0
+"""Seconds for which the queues are looked through after a detokenizer has come or gone: a tokenizer may still store a
+request whose stream was open there."""
+UNSTORED_AFTER = 10.0
+"""Seconds without an attachment after which a stream whose request is in no queue ends: longer than storing takes."""
+CHECK_INTERVAL = 2.0
+"""Seconds between two looks for such streams."""
+PING_TIMEOUT = 0.5
+"""Seconds that an instance that was never heard has to answer."""
+ANNOUNCED = 500
+"""Streams in one message, at most."""
+RECALLS = 16
+"""Records that are looked for at once."""
+
+_ENDED = (0xFFFF_FFFF,) * 3
+"""Stands for the attachment of a request that has ended: none is newer."""
+
+_log = structlog.get_logger()
+_work = Decoder(WorkItem)
+_opening = Decoder(OpenStream)
+_adopted = Decoder(Adopted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    """The stream of a queued request whose detokenizer is gone."""
+
+    opening: OpenStream
+    headers: Headers
+
+
+class Adopter:
+    """One detokenizer among others.
+
+    Attributes:
+        ready: whether this one takes streams.
+        draining: whether it gives its streams away.
+    """
+
+    def __init__(self, bus: Bus, instance: str, registry: Registry, streams: Streams) -> None:
+        self.ready = False
+        self.draining = False
+        self._bus = bus
+        self._instance = instance
+        self._registry = registry
+        self._streams = streams
+        self._changed = asyncio.Event()
+        self._peers = Peers(bus, on_change=self._changed.set)
+        self._heard: set[str] = set()
+        self._claimed: dict[str, _Orphan] = {}
+        """Streams that are opened here unless somebody objects."""
+
+    async def listen(self) -> list[Subscription]:
+        """Subscribes to the heartbeats and the announcements of detokenizers."""
+        return [
+            await self._peers.listen("detokenizer"),
+            await self._bus.subscribe(f"{subjects.ADOPTED}.*", self._on_adopted),
+        ]
+
+    def announce(self, streams: Iterable[Stream]) -> None:
+        """Tells the other detokenizers that these streams are here."""
+        self._publish({stream.request_id: _attached_by(stream) for stream in streams})
+
+    async def run(self, model: str, vocabulary: Vocabulary) -> None:
+        """Looks after orphans until cancelled. `model` is the model's token in subjects."""
+        view: object = None
+        after = 0
+        look_until = next_look = next_check = 0.0
+        while True:
+            alive, now = self._peers.alive("detokenizer"), time.monotonic()
+            seen = {(beat.instance, beat.ready, beat.draining) for beat in alive}
+            if seen != view:
+                if {beat.instance for beat in alive} - self._heard:
+                    self.announce(stream for stream in self._registry.open if stream.adopted)
+                self._heard = {beat.instance for beat in alive}
+                view, after, look_until, next_look = seen, 0, now + LOOK_FOR, now
+            unstored: list[Stream] = []
+            if now >= next_check:
+                next_check = now + CHECK_INTERVAL
+                unstored = [stream for stream in self._registry.open if _may_be_unstored(stream, now)]
+            if self.ready and not self.draining and (unstored or next_look <= now < look_until):
+                next_look = now + LOOK_INTERVAL
+                after = await self._look(model, after, vocabulary, unstored)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(LOOK_INTERVAL / 4):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self, model: str, after: int, vocabulary: Vocabulary, unstored: list[Stream]) -> int:
+        """Looks through the items behind number `after`; returns the number of the last one.
+
+        Returns 0, to begin anew, if it is not known of one of them whether its detokenizer is gone, or if the stream of
+        one could not be opened.
+        """
+        orphans: list[_Orphan] = []
+        gone: dict[str, bool | None] = {}
+        try:
+            while items := await self._bus.store.list_work(model, after):
+                for item in items:
+                    after = item.sequence
+                    work = _work.try_decode(item.data)
+                    if work is None:
+                        continue
+                    stream = self._registry.find(work.request_id)
+                    if stream is not None:
+                        stream.stored = True
+                        if self._belongs_to_another(stream, work.detokenizer):
+                            self._streams.drop(stream)
+                        continue
+                    if work.detokenizer not in gone:
+                        gone[work.detokenizer] = await self._is_gone(work.detokenizer)
+                    if gone[work.detokenizer] and work.opening and self._is_first(work.request_id):
+                        opening = _opening.try_decode(work.opening)
+                        if opening is not None:
+                            orphans.append(_Orphan(opening, item.headers))
+            for stream in unstored:
+                if not stream.stored and stream.attachment is None:
+                    await self._end_unstored(stream)
+        except BusError as error:
+            _log.warning("queues_not_read", reason=str(error), retry_in=LOOK_INTERVAL)
+            return 0
+        opened = not orphans or await self._adopt(orphans, vocabulary)
+        return after if opened and None not in gone.values() else 0
+
+    def _belongs_to_another(self, stream: Stream, owner: str) -> bool:
+        """Returns whether the tokenizer has opened the stream at a live detokenizer, since this one did not answer."""
+        if stream.adopted or stream.state is not StreamState.OPEN or stream.attachment is not None:
+            return False
+        beat = self._peers.find(owner)
+        return owner != self._instance and beat is not None and beat.ready
+
+    async def _end_unstored(self, stream: Stream) -> None:
+        """Ends a stream whose request is in no queue: the tokenizer died before it had stored the request."""
+        if await self._bus.store.get_done(stream.request_id) is not None:
+            self._streams.drop(stream)  # the request has run with another detokenizer
+            return
+        _log.error("request_never_stored", request_id=stream.request_id)
+        self._streams.abort(stream, Unavailable("the request was not queued: send it again"))
+
+    async def _is_gone(self, instance: str) -> bool | None:
+        """Returns whether a detokenizer is gone or gives its streams away; None if that is not known yet."""
+        beat = self._peers.find(instance)
+        if instance == self._instance or beat is not None:
+            return beat is not None and beat.draining and instance != self._instance
+        if self._peers.gone(instance):
+            return True
+        if instance in self._heard:
+            return None
+        try:
+            await self._bus.request(f"{subjects.DETOKENIZER}.{instance}.ping", b"", timeout=PING_TIMEOUT)
+        except NoResponders:
+            return True
+        except BusError:
+            return None
+        return None
+
+    def _is_first(self, request_id: str) -> bool:
+        ready = {beat.instance for beat in self._peers.alive("detokenizer") if beat.ready}
+        return rank(request_id, ready | {self._instance})[0] == self._instance
+
+    async def _adopt(self, orphans: list[_Orphan], vocabulary: Vocabulary) -> bool:
+        """Opens the streams of orphans, except for those that another detokenizer has after all.
+
+        Returns whether all of these are open.
+        """
+        self._claimed = {orphan.opening.request_id: orphan for orphan in orphans}
+        self._publish(dict.fromkeys(self._claimed, (0, 0, 0)))
+        await asyncio.sleep(OBJECTION_TIME)
+        claimed, self._claimed = list(self._claimed.values()), {}
+        opened = True
+        for start in range(0, len(claimed), RECALLS):
+            some = [self._open(orphan, vocabulary) for orphan in claimed[start : start + RECALLS]]
+            opened &= all(await asyncio.gather(*some))
+        return opened
+
+    async def _open(self, orphan: _Orphan, vocabulary: Vocabulary) -> bool:
+        if self._registry.find(orphan.opening.request_id) is not None:
+            return True  # its scheduler has attached it meanwhile
+        if self._registry.full:
+            return False
+        try:
+            await self._streams.adopt(orphan.opening, vocabulary, orphan.headers)
+        except BusError as error:
+            _log.warning("stream_not_adopted", request_id=orphan.opening.request_id, reason=str(error))
+            return False
+        return True
+
+    def _publish(self, attached_by: dict[str, tuple[int, int, int]]) -> None:
+        names = list(attached_by)
+        for start in range(0, len(names), ANNOUNCED):
+            some = names[start : start + ANNOUNCED]
+            numbers = pack(number for name in some for number in attached_by[name])
+            try:
+                self._bus.publish(
+                    f"{subjects.ADOPTED}.{self._instance}", encode(Adopted(self._instance, tuple(some), numbers))
+                )
+            except BusError as error:
+                _log.warning("adoption_not_announced", reason=str(error))
+
+    def _on_adopted(self, message: Message) -> None:
+        adopted = _adopted.read(message)
+        if adopted is None or adopted.instance == self._instance:
+            return
+        numbers = iter(unpack(adopted.attachments))
+        objections = []
+        for request_id, theirs in zip(adopted.request_ids, zip(numbers, numbers, numbers, strict=True), strict=True):
+            stream = self._registry.find(request_id)
+            ours = _attached_by(stream) if stream is not None else (0, 0, 0)
+            if stream is not None and may_start_again(stream):
+                continue
+            if self._yields(request_id, ours, theirs, adopted.instance):
+                self._claimed.pop(request_id, None)
+                if stream is not None:
+                    self._streams.drop(stream)
+            elif stream is not None:
+                objections.append(stream)
+        if objections:
+            self.announce(objections)
+
+    def _yields(self, request_id: str, ours: tuple[int, int, int], theirs: tuple[int, int, int], instance: str) -> bool:
+        """Returns whether the other one has the stream; of two that have no attachment, it is the first in rank."""
+        if ours == _ENDED or theirs != ours:
+            return ours != _ENDED and theirs > ours
+        return self.draining or rank(request_id, [self._instance, instance])[0] == instance
+
+
+def _attached_by(stream: Stream) -> tuple[int, int, int]:
+    return stream.attached_by if stream.state is StreamState.OPEN else _ENDED
+
+
+def _may_be_unstored(stream: Stream, now: float) -> bool:
+    waits = stream.state is StreamState.OPEN and stream.attachment is None and not stream.stored
+    return waits and now - stream.opened_at > UNSTORED_AFTER

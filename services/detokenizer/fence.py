@@ -1,0 +1,79 @@
+"""Keeps a detokenizer that was frozen from sending anything: others have taken its streams for those of a dead one."""
+
+import math
+import time
+from typing import Any, cast
+
+from pagewire.shared.bus import Bus, Handler, Message, Subscription
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.heartbeater import INTERVAL
+from pagewire.shared.peers import SILENCE
+
+LIMIT = SILENCE - INTERVAL
+"""Seconds without a renewal after which others may count this process as gone: they count from its last heartbeat."""
+RENEW_EVERY = 0.1
+"""Seconds between two renewals."""
+
+
+class Frozen(BusUnavailable):
+    """The process stood still for so long that others have adopted its streams."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"the process stood still for more than {LIMIT:g} s: it ends, and others go on with its streams"
+        )
+
+
+class Fence:
+    """Knows by the monotonic clock whether this process has ever stood still for `LIMIT` seconds."""
+
+    def __init__(self) -> None:
+        """It is open until `renew` is called for the first time: nobody knows of a process that is not ready."""
+        self._renewed_at = math.inf
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing may be sent any more."""
+        if time.monotonic() - self._renewed_at > LIMIT:
+            self._closed = True
+        return self._closed
+
+    def check(self) -> None:
+        """Raises Frozen if the fence is closed."""
+        if self.closed:
+            raise Frozen
+
+    def renew(self) -> None:
+        """Says that the process runs, every `RENEW_EVERY` seconds. Raises Frozen if it did not."""
+        self.check()
+        self._renewed_at = time.monotonic()
+
+
+class _Fenced:
+    """An object whose attributes cannot be reached once the fence is closed."""
+
+    def __init__(self, guarded: Any, fence: Fence, **replaced: Any) -> None:
+        self._guarded = guarded
+        self._fence = fence
+        self._replaced = replaced
+
+    def __getattr__(self, name: str) -> Any:
+        self._fence.check()
+        return self._replaced.get(name) or getattr(self._guarded, name)
+
+
+def fenced(bus: Bus, fence: Fence) -> Bus:
+    """Returns `bus` behind a fence: once that is closed, no message is delivered, and whatever is sent raises Frozen.
+
+    That includes what its store sends.
+    """
+
+    async def subscribe(subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        def guarded(message: Message) -> None:
+            if not fence.closed:
+                handler(message)
+
+        return await bus.subscribe(subject, guarded, queue=queue)
+
+    return cast("Bus", _Fenced(bus, fence, subscribe=subscribe, store=_Fenced(bus.store, fence)))

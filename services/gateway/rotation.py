@@ -1,0 +1,41 @@
+"""Takes a gateway out of rotation: its connections are closed after their next answer, and requests may be refused."""
+
+from collections.abc import Awaitable, Collection
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagewire.services.gateway import errors
+from pagewire.shared.errors import Unavailable
+
+RETRY_AFTER_MS = 1000
+
+
+class Rotation:
+    """The application, as long as the gateway does not drain.
+
+    Attributes:
+        closes: whether the next answer of each connection is its last.
+        refuses: whether requests for text are answered with 503.
+    """
+
+    def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
+        """`paths`: those of the requests that can be refused."""
+        self.closes = False
+        self.refuses = False
+        self._app = app
+        self._paths = paths
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Passes the request on, or answers 503."""
+        if not self.closes:
+            return self._app(scope, receive, send)
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            await send(message)
+
+        if self.refuses and scope["path"] in self._paths:
+            stopping = Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
+            return errors.response(stopping)(scope, receive, send_last)
+        return self._app(scope, receive, send_last)

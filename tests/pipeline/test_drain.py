@@ -1,0 +1,241 @@
+"""Services are restarted one by one, and the whole stack is stopped, under load: no stream is lost, cut or doubled."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pagewire import AsyncClient, SamplingParams
+from pagewire.embedded.stack import Address, Stack
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import PagewireError, Unavailable
+from tests.pagewire.serving import Served, serving
+from tests.support.checkpoints import checkpoint
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+
+STREAMS = 64
+STOPPED = 192
+"""Streams that run when the whole stack is stopped."""
+TOKENS = 200
+SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+PROMPTS = ["The morning train", "An old woman", "Two children", "How far is the sea?", "One", "A stone bridge"]
+ROLLING = ("tokenizer", "scheduler", "executor", "gateway")
+"""The services that are restarted, in this order."""
+
+
+def settings(**changes: object) -> Settings:
+    known = {"model": str(checkpoint("llama")), "dtype": "float32", "num_kv_blocks": 2000, "log_level": "error"}
+    return Settings(**{**known, "port": 0, "nats_port": 0, "max_num_seqs": STREAMS, **changes})  # type: ignore[arg-type]
+
+
+async def until_unhealthy(served: Served) -> None:
+    """Returns once `/health` answers 503."""
+    async with asyncio.timeout(10):
+        while await asyncio.to_thread(health, served) != 503:
+            pass
+
+
+def health(served: Served) -> int:
+    """The status of `/health`."""
+    try:
+        with urllib.request.urlopen(f"{served.http}/health", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def processes(service: str) -> list[int]:
+    """The processes of a service that this one has started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(parent) == os.getpid() and state != "Z" and f"services.{service}" in command:
+            found.append(int(folder.name))
+    return found
+
+
+async def over_http(address: Address, prompt: str, on_text: Callable[[], None] = lambda: None) -> str:
+    """The text of one stream over a connection of its own."""
+    host, _, port = address.http.removeprefix("http://").partition(":")
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+    data = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nContent-Type: application/json"
+    writer.write(f"{head}\r\n\r\n".encode() + data)
+    try:
+        return await read_text(reader, on_text)
+    finally:
+        writer.close()
+
+
+async def read_text(reader: asyncio.StreamReader, on_text: Callable[[], None]) -> str:
+    """The text of a response with events."""
+    text, line = "", (await reader.readline()).decode()
+    assert " 200 " in line, line + (await reader.read(2000)).decode()
+    while line != "data: [DONE]\n":
+        line = (await reader.readline()).decode()
+        assert line, "the connection was closed before the end"
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            text += event["choices"][0]["text"]
+            on_text()
+    return text
+
+
+async def over_nats(client: AsyncClient, prompt: str, on_text: Callable[[], None] = lambda: None) -> str:
+    """The text of one stream."""
+    text, tokens = "", 0
+    async for delta in client.stream(prompt, SAMPLING):
+        text += delta.text
+        tokens += len(delta.token_ids)
+        on_text()
+    assert tokens == TOKENS
+    return text
+
+
+@dataclass
+class Load:
+    """Streams that begin again whenever they have ended, until `stop` is called."""
+
+    ask: list[Callable[[str, Callable[[], None]], Awaitable[str]]]
+    wanted: dict[str, str]
+    ended: int = 0
+    pause: float = 0.0
+    """Longest time that any stream waited for its next text, in seconds, since it was set to 0."""
+    running: bool = True
+    failed: list[Exception] = field(default_factory=list)
+
+    async def run(self, number: int) -> None:
+        ask, prompt = self.ask[number % len(self.ask)], PROMPTS[number % len(PROMPTS)]
+        last = time.monotonic()
+
+        def on_text() -> None:
+            nonlocal last
+            now = time.monotonic()
+            self.pause, last = max(self.pause, now - last), now
+
+        while self.running:
+            try:
+                text = await ask(prompt, on_text)
+                assert text == self.wanted[prompt]
+            except (PagewireError, AssertionError, OSError) as error:
+                self.failed.append(error)
+                return
+            self.ended += 1
+
+
+@asynccontextmanager
+async def load(address: Address, client: AsyncClient, streams: int) -> AsyncIterator[Load]:
+    """Runs streams over NATS and HTTP during the block, and to their end after it."""
+    wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
+    made = Load([lambda *a: over_nats(client, *a), lambda *a: over_http(address, *a)], wanted)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(streams):
+            tasks.create_task(made.run(number))
+        try:
+            await until(lambda: made.ended >= streams or made.failed, timeout=60)
+            yield made
+        finally:
+            made.running = False
+    assert made.failed == []
+
+
+async def restart(stack: Stack, service: str, running: Load) -> None:
+    """Ends a service and returns once its successor is ready and the old process has ended."""
+    (old,) = processes(service)
+    os.kill(old, signal.SIGTERM)
+    await until(lambda: processes(service) not in ([], [old]) or running.failed, timeout=60)
+    await until(lambda: old not in processes(service) or running.failed, timeout=60)
+    await stack.ready()
+
+
+@pytest.mark.timeout(300)
+async def test_a_rolling_restart_loses_nothing() -> None:
+    async with Stack(settings()) as stack:
+        address = await stack.ready()
+        async with AsyncClient(address.nats) as client, load(address, client, STREAMS) as running:
+            for service in ROLLING:
+                running.pause = 0.0
+                await restart(stack, service, running)
+                enough = running.ended + STREAMS
+                await until(lambda enough=enough: running.ended > enough or running.failed, timeout=60)  # type: ignore[misc]
+                print(f"{service}: longest pause {running.pause:.2f} s")
+                assert running.failed == [], service
+
+
+class Many:
+    """Streams over NATS and HTTP, half each, of a `pagewire serve`."""
+
+    def __init__(self, served: Served, client: AsyncClient, count: int) -> None:
+        self.begun = 0
+        address = Address(served.nats, served.http)
+        self.prompts = [PROMPTS[number % len(PROMPTS)] for number in range(count)]
+        self.tasks = [
+            asyncio.create_task(
+                over_http(address, prompt, self._begin()) if number % 2 else over_nats(client, prompt, self._begin())
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+
+    def _begin(self) -> Callable[[], None]:
+        first = True
+
+        def on_text() -> None:
+            nonlocal first
+            self.begun += first
+            first = False
+
+        return on_text
+
+
+def serve() -> AbstractContextManager[Served]:
+    flags = ("--dtype", "float32", "--num-kv-blocks", "2000", "--max-num-seqs", str(STOPPED))
+    return serving("--model", str(checkpoint("llama")), *flags)
+
+
+async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_rest() -> None:
+    with serve() as served:
+        async with AsyncClient(served.nats) as client:
+            wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
+            many = Many(served, client, STOPPED)
+            await until(lambda: many.begun == STOPPED or any(task.done() for task in many.tasks), timeout=60)
+            assert sum(not task.done() for task in many.tasks) > STOPPED // 2
+            served.process.send_signal(signal.SIGTERM)
+            await until_unhealthy(served)
+            with pytest.raises(Unavailable, match="stopping"):
+                await client.generate(PROMPTS[0], SAMPLING)
+            with pytest.raises(AssertionError, match="503"):
+                await over_http(Address(served.nats, served.http), PROMPTS[0])
+            assert await asyncio.gather(*many.tasks) == [wanted[prompt] for prompt in many.prompts]
+        assert served.process.wait(10) == 0
+
+
+async def test_a_second_signal_ends_a_stack_at_once() -> None:
+    with serve() as served:
+        async with AsyncClient(served.nats) as client:
+            many = Many(served, client, STOPPED)
+            await until(lambda: many.begun, timeout=60)
+            served.process.send_signal(signal.SIGTERM)
+            await until_unhealthy(served)
+            served.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(served.process.wait, 10) == 0
+            for task in many.tasks:
+                task.cancel()
+            await asyncio.wait(many.tasks)

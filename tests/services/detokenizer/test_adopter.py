@@ -1,0 +1,312 @@
+"""Streams of detokenizers that are gone, frozen or drained go on at another one, and only there."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pagewire.services.detokenizer.fence import Frozen
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages import encode, pack
+from pagewire.shared.messages.attach import AttachState
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.open import Encoding, OpenState, OpenStream
+from pagewire.shared.messages.step import Finish
+from pagewire.shared.messages.work import Sampling, WorkItem
+from pagewire.shared.placement import rank
+from tests.services.detokenizer.rig import HELLO, REQUEST, Reader, Rig, finish_hello, rig
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+
+def opening(reader: Reader, **values: Any) -> OpenStream:
+    return msgspec.structs.replace(REQUEST, reply=reader.inbox, deadline=time.time() + 60, **values)
+
+
+def queue(folder: Path) -> str:
+    return subjects.work_queue(subjects.model_token(folder.name), 0, subjects.ANY)
+
+
+async def store(broker: MemoryBroker, folder: Path, stream: OpenStream, detokenizer: str) -> None:
+    """Puts the work of a stream into its queue."""
+    item = WorkItem(
+        stream.request_id, detokenizer, (pack([1]),), 1, Sampling(8), 0, stream.deadline, opening=encode(stream)
+    )
+    await broker.store.put_work(queue(folder), encode(item))
+
+
+def say(world: Rig, instance: str, *, ready: bool = True, draining: bool = False) -> None:
+    beat = Heartbeat("detokenizer", instance, ready, 0, 0, 0, {}, draining=draining)
+    world.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{instance}", encode(beat))
+
+
+def end(world: Rig, instance: str) -> None:
+    world.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{instance}", b"")
+
+
+class TestRunningRequests:
+    """Their scheduler attaches them to the successor, with what opens the stream."""
+
+    async def test_the_stream_goes_on_where_the_scheduler_knew_it(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.reader()
+            answer = await world.attach((HELLO[:3],), step=2, opening=encode(opening(reader)))
+            assert answer.state == AttachState.OPEN
+            world.step((100, 3, HELLO[3], Finish.LENGTH), step=3)
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO[:4]
+            assert [d.start for d in reader.deltas] == [0, 1, 2, 3]
+
+    async def test_frames_that_the_predecessor_has_sent_are_not_sent_again(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.reader()
+            await world.attach((HELLO[:3],), step=2, opening=encode(opening(reader)), sent=pack([2]))
+            world.step((100, 3, HELLO[3], Finish.LENGTH), step=3)
+            await reader.end()
+            assert [d.start for d in reader.deltas] == [2, 3]
+            again = await world.resume(reader.accepted.resume, 0)
+            await again.end()
+            assert [d.start for d in again.deltas] == [0, 1, 2, 3]
+
+    async def test_steps_that_were_read_before_the_adoption_are_not_lost(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            world.generate(HELLO[:5])
+            await until(lambda: world.service.heartbeat().reads == {1: 4})
+            reader = await world.reader()
+            await world.attach((HELLO[:2],), step=1, opening=encode(opening(reader)))
+            await until(lambda: len(reader.deltas) == 5)
+            world.generate(HELLO[5:], Finish.LENGTH, start=5)
+            await reader.end()
+            assert [d.token_ids[0] for d in reader.deltas] == HELLO
+            assert not world.replays
+
+    async def test_steps_from_before_this_one_started_are_asked_for_once(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            for position in range(4):
+                token = HELLO[position]
+                world.step((100, position, token, Finish.NONE), (200, position, token, Finish.NONE), lost=True)
+            world.step((100, 4, HELLO[4], Finish.NONE), (200, 4, HELLO[4], Finish.NONE))
+            await until(lambda: world.service.heartbeat().reads == {1: 4})
+            readers = [await world.reader() for _ in range(2)]
+            await asyncio.gather(
+                world.attach((HELLO[:1],), step=0, opening=encode(opening(readers[0]))),
+                world.attach(
+                    (HELLO[:2],),
+                    step=1,
+                    opening=encode(opening(readers[1], request_id="r2")),
+                    request_id="r2",
+                    first_sequence=200,
+                ),
+            )
+            await until(lambda: all(len(reader.deltas) == 5 for reader in readers))
+            assert len(world.replays) == 1
+
+    async def test_an_end_before_this_one_started_is_found(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            for position in range(4):
+                last = Finish.LENGTH if position == 3 else Finish.NONE
+                world.step((100, position, HELLO[position], last), lost=True)
+            reader = await world.reader()
+            await world.attach((HELLO[:1],), step=0, opening=encode(opening(reader)))
+            assert (await reader.end()).usage.completion_tokens == 4
+
+    async def test_steps_that_the_executor_has_no_longer_are_asked_of_the_scheduler(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            world.step((100, 6, HELLO[6], Finish.NONE), step=6)
+            await until(lambda: world.service.heartbeat().reads == {1: 6})
+            reader = await world.reader()
+            await world.attach((HELLO[:1],), step=0, opening=encode(opening(reader)))
+            await until(lambda: world.aborted)
+            await world.attach((HELLO[:7],), step=6)
+            await until(lambda: len(reader.deltas) == 7)
+
+    async def test_a_request_that_had_ended_is_told_from_its_record(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as world:
+            first = await world.open()
+            await finish_hello(world)
+            await first.end()
+        async with rig(folder, broker=broker, instance="d2") as world:
+            reader = await world.reader()
+            answer = await world.attach(opening=encode(opening(reader)))
+            assert answer.state == AttachState.ENDED
+            await reader.end()
+            assert reader.bodies[1:] == first.bodies[1:]
+
+    async def test_the_deadline_is_that_of_the_request(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.reader()
+            late = msgspec.structs.replace(opening(reader), deadline=time.time() + 0.1)
+            await world.attach(opening=encode(late))
+            assert (await reader.error()).code == 408
+
+    async def test_another_request_of_the_same_id_keeps_its_stream(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(digest=b"another")
+            answer = await world.attach((HELLO,), opening=encode(opening(reader)))
+            assert answer.state == AttachState.ENDED
+            assert not reader.deltas
+
+
+class TestQueuedRequests:
+    """The successor finds their items in the queue."""
+
+    async def test_the_one_that_is_first_in_rank_opens_them_when_the_process_ends(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
+            say(one, "dead")
+            readers = {}
+            for number in range(8):
+                reader = readers[f"r{number}"] = await one.reader()
+                await store(one.broker, folder, opening(reader, request_id=f"r{number}"), "dead")
+            await one.bus.flush()
+            assert not any(reader.messages for reader in readers.values())
+            end(one, "dead")
+            await until(lambda: all(reader.messages for reader in readers.values()))
+            for name, reader in readers.items():
+                assert f".{rank(name, ['d1', 'd2'])[0]}." in reader.accepted.cancel
+            assert one.load["streams"] + two.load["streams"] == 8
+            await until(lambda: all(reader.queued for reader in readers.values()))
+
+    async def test_one_that_starts_finds_what_a_dead_one_has_left(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        client = MemoryBus(broker, inbox_prefix="_INBOX")
+        reader = Reader(client, Encoding.JSON)
+        await client.subscribe(reader.inbox, reader.receive)
+        await store(broker, folder, opening(reader), "dead")
+        async with rig(folder, broker=broker) as world:
+            await until(lambda: reader.messages)
+            again = await world.reader()
+            assert await world.open_for(again) == OpenState.ATTACHED, "the work is in the queue"
+            await finish_hello(world)
+            await again.end()
+
+    async def test_work_that_is_stored_after_the_death_is_found_too(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            say(world, "dead")
+            end(world, "dead")
+            reader = await world.reader()
+            await store(world.broker, folder, opening(reader), "dead")
+            await until(lambda: reader.messages)
+
+    async def test_nobody_takes_the_streams_of_a_live_one(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
+            reader = await two.open()
+            await store(two.broker, folder, opening(reader), "d2")
+            say(one, "dead")
+            end(one, "dead")
+            other = await one.reader()
+            await store(one.broker, folder, opening(other, request_id="r2"), "dead")
+            await until(lambda: other.messages)
+            assert "d2" in reader.accepted.cancel
+            assert sum(hasattr(frame, "cancel") for frame in reader.frames) == 1
+
+    async def test_a_request_that_is_in_no_queue_ends_with_an_error(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its tokenizer died between the opening of the stream and the storing of the work."""
+        monkeypatch.setattr("pagewire.services.detokenizer.adopter.UNSTORED_AFTER", 0.2)
+        async with rig(folder) as world:
+            queued = await world.open(request_id="r2")
+            await store(world.broker, folder, opening(queued, request_id="r2"), "d1")
+            reader = await world.open()
+            error = await reader.error()
+            assert (error.code, error.retryable) == (503, True)
+            assert queued.last is None
+
+
+class TestTwoOwners:
+    """Of two that have a stream, one drops it without a word."""
+
+    async def test_the_older_attachment_yields(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
+            first = await one.open()
+            await one.attach()
+            one.generate(HELLO[:2])
+            await until(lambda: len(first.deltas) == 2)
+            await two.attach((HELLO[:2],), step=1, move=1, opening=encode(opening(first)), sent=pack([2]))
+            await until(lambda: one.load["streams"] == 0)
+            one.generate(HELLO[2:], Finish.LENGTH, start=2)
+            await first.end()
+            assert [d.start for d in first.deltas] == list(range(len(HELLO)))
+            await until(lambda: two.load["streams"] == 0)
+            assert await broker.store.get_done("r1")
+
+    async def test_the_newer_attachment_stays_and_says_so(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
+            first = await one.open()
+            await one.attach(generation=2)
+            await two.attach(opening=encode(opening(first)))
+            await until(lambda: two.load["streams"] == 0)
+            assert one.load["streams"] == 1
+
+    async def test_the_subjects_of_the_first_one_reach_the_adopter(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as one, rig(folder, broker=broker, instance="d2") as two:
+            reader = await one.open()
+            await one.attach()
+            await two.attach((HELLO[:2],), step=-1, move=1, opening=encode(opening(reader)))
+            await until(lambda: one.load["streams"] == 0)
+            resumed = await one.resume(f"{subjects.RESUME}.d1.r1", 1)
+            await until(lambda: len(resumed.deltas) == 1)
+            assert await one.cancel(f"{subjects.CANCEL}.d1.r1") == "cancelled"
+            await resumed.end()
+
+    async def test_one_that_was_frozen_sends_nothing_and_ends(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with rig(folder) as world:
+            world.may_fail = True
+            reader = await world.open(timeout_ms=200)
+            await world.attach()
+            heard = len(reader.messages)
+            monkeypatch.setattr("pagewire.services.detokenizer.fence.LIMIT", -1.0)
+            world.generate(HELLO, Finish.LENGTH)
+            assert world.serving is not None
+            await asyncio.wait({world.serving})
+            assert isinstance(world.serving.exception(), Frozen)
+            assert not [frame for frame in reader.frames[heard:] if not hasattr(frame, "request_id")]
+            assert reader.last is None
+            assert await world.broker.store.get_done("r1") is None
+
+
+class TestDrain:
+    """It goes on until another one has its streams."""
+
+    async def test_queued_and_running_streams_move(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker) as one:
+            running, queued = await one.open(), await one.open(request_id="r2")
+            await store(one.broker, folder, opening(queued, request_id="r2"), "d1")
+            await one.attach()
+            draining = asyncio.create_task(one.service.drain())
+            await until(lambda: one.service.heartbeat().draining)
+            assert not one.service.heartbeat().ready
+            one.generate(HELLO[:2])
+            await until(lambda: len(running.deltas) == 2)
+            async with rig(folder, broker=broker, instance="d2") as two:
+                await two.attach((HELLO[:2],), step=1, move=1, opening=encode(opening(running)), sent=pack([2]))
+                await draining
+                await until(lambda: two.load["streams"] == 2)
+                assert running.last is None
+                assert queued.last is None
+                one.generate(HELLO[2:], Finish.LENGTH, start=2)
+                await running.end()
+                assert [d.start for d in running.deltas] == list(range(len(HELLO)))
+
+    async def test_what_nobody_takes_is_finished_here(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open()
+            await world.attach()
+            draining = asyncio.create_task(world.service.drain())
+            world.generate(HELLO, Finish.LENGTH)
+            await reader.end()
+            await draining

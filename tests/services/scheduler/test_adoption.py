@@ -1,0 +1,168 @@
+"""Requests whose detokenizer is gone, drains or has missed tokens, and the scheduler that finds them another one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pagewire.shared import subjects
+from pagewire.shared.bus.memory import MemoryBus
+from pagewire.shared.messages import Decoder, encode, pack, unpack
+from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
+from pagewire.shared.messages.attach import NEW, AttachState
+from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
+from pagewire.shared.messages.work import Sampling, WorkItem
+from tests.services.scheduler.test_service import QUEUE, Detokenizer, Scene, scene
+from tests.support.executor import generate
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = [5, 6]
+OPENING = b"opens the stream"
+
+
+def say(s: Scene, instance: str, *, ready: bool = True, draining: bool = False, step: int = 0, term: int = 1) -> None:
+    beat = Heartbeat("detokenizer", instance, ready, term, 0, step, {UNSENT: 0}, {term: step}, draining)
+    s.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{instance}", encode(beat))
+
+
+def end(s: Scene, instance: str) -> None:
+    s.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{instance}", b"")
+
+
+async def work(s: Scene, max_tokens: int, detokenizer: str = "detok") -> None:
+    item = WorkItem("r", detokenizer, (pack(PROMPT),), 1, Sampling(max_tokens), 0, 2e9, opening=OPENING)
+    await s.bus.store.put_work(QUEUE, encode(item))
+
+
+@asynccontextmanager
+async def successor(s: Scene, name: str = "next") -> AsyncIterator[Detokenizer]:
+    found = Detokenizer(MemoryBus(s.broker), instance=name)
+    await found.start()
+    say(s, name)
+    yield found
+
+
+async def test_the_successor_gets_the_tokens_so_far_and_the_opening() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        say(s, "detok")
+        await work(s, 20)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        assert s.detokenizer.attached[0].step == NEW
+        s.executor.run()
+        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        async with successor(s) as found:
+            end(s, "detok")
+            await found.until(lambda: bool(found.attached))
+            attach = found.attached[0]
+            assert (attach.opening, attach.move) == (OPENING, 1)
+            assert attach.first_sequence == s.detokenizer.attached[0].first_sequence
+            assert unpack(attach.tokens[0]) == generate(PROMPT, 20, [])[: len(unpack(attach.tokens[0]))]
+            assert attach.step == s.scheduler.heartbeat().step
+            s.executor.free_running = True
+            s.executor.run()
+            await found.until(lambda: found.tokens[attach.first_sequence] == generate(PROMPT, 20, []))
+
+
+async def test_without_a_successor_the_executor_goes_on_and_the_next_one_gets_everything() -> None:
+    async with scene(ack_wait=1.0) as s:
+        s.executor.free_running = False
+        say(s, "detok")
+        await work(s, 20)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        end(s, "detok")
+        await s.bus.flush()
+        s.executor.free_running = True
+        s.executor.run()
+        await s.detokenizer.until(lambda: not s.load("running"))
+        assert s.load("requests") == 1
+        async with successor(s) as found:
+            await found.until(lambda: bool(found.attached))
+            attach = found.attached[0]
+            assert unpack(attach.tokens[0]) == generate(PROMPT, 20, [])
+            assert any(attach.finishes)
+
+
+async def test_an_ended_request_is_kept_until_its_detokenizer_has_read_the_end() -> None:
+    async with scene() as s:
+        say(s, "detok", step=0)
+        await work(s, 6)
+        await s.detokenizer.until(lambda: bool(s.detokenizer.attached) and not s.load("running"))
+        assert s.load("requests") == 1
+        say(s, "detok", step=100)
+        await s.until_idle()
+
+
+async def test_an_item_that_names_a_dead_detokenizer_goes_to_the_first_in_rank() -> None:
+    async with scene() as s:
+        say(s, "dead")
+        end(s, "dead")
+        async with successor(s) as found:
+            await work(s, 6, "dead")
+            await found.until(lambda: bool(found.attached))
+            assert found.attached[0].opening == OPENING
+            await found.until(lambda: found.tokens[found.attached[0].first_sequence] == generate(PROMPT, 6, []))
+
+
+async def test_an_item_that_names_one_that_nobody_knows_does_too() -> None:
+    async with scene() as s, successor(s) as found:
+        await work(s, 6, "unknown")
+        await found.until(lambda: bool(found.attached))
+
+
+async def test_a_draining_detokenizer_keeps_its_requests_until_another_one_is_ready() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        say(s, "detok", ready=False, draining=True)
+        await work(s, 20)
+        await s.detokenizer.until(lambda: bool(s.detokenizer.attached))
+        assert not s.detokenizer.attached[0].opening
+        async with successor(s) as found:
+            await found.until(lambda: bool(found.attached))
+            assert found.attached[0].opening == OPENING
+
+
+async def test_one_that_does_not_have_the_stream_gets_the_opening() -> None:
+    async with scene() as s:
+        s.detokenizer.state = AttachState.UNKNOWN
+        await work(s, 6)
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
+        assert [attach.opening for attach in s.detokenizer.attached] == [b"", OPENING]
+
+
+async def test_what_has_certainly_been_sent_is_told() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        say(s, "detok")
+        await work(s, 20)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        s.executor.run()
+        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        beat = s.scheduler.heartbeat()
+        say(s, "detok", step=beat.step - 1, term=beat.term)
+        await s.bus.flush()
+        async with successor(s) as found:
+            end(s, "detok")
+            await found.until(lambda: bool(found.attached))
+            attach = found.attached[0]
+            assert unpack(attach.sent) == [len(unpack(attach.tokens[0])) - 1]
+
+
+async def test_a_detokenizer_that_has_missed_tokens_is_attached_again() -> None:
+    async with scene() as s:
+        s.executor.free_running = False
+        await work(s, 20)
+        await s.detokenizer.until(lambda: bool(s.executor.plans))
+        s.executor.run()
+        await s.detokenizer.until(lambda: s.scheduler.heartbeat().step > 0)
+        first = s.detokenizer.attached[0]
+        for sequence, known in ((first.first_sequence, 1), (first.first_sequence + 50, 0)):
+            request = encode(AbortSequences(first.term, pack([sequence]), AbortReason.LOST_TOKENS))
+            reply = await s.bus.request(f"{subjects.ABORT}.sched.abort", request, timeout=2)
+            assert Decoder(AbortedSequences).decode(reply.data).known == known
+        await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 2)
+        again = s.detokenizer.attached[1]
+        assert (again.first_sequence, again.step) == (first.first_sequence, s.scheduler.heartbeat().step)
+        assert unpack(again.tokens[0]) == generate(PROMPT, 20, [])[: len(unpack(again.tokens[0]))]
+        assert s.load("running") == 1
