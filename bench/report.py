@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks.md and README.md, and the pictures, from the raw results in bench/results.
+"""Writes the tables of the documents, and the pictures, from the raw results in bench/results.
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, and is replaced as a whole.
 """
@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagewire.bench import ablation, busy, chat, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
+from pagewire.bench import ablation, busy, chaos, chat, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
 from pagewire.bench._output import CHECKOUT, markdown
 from pagewire.bench._simulation.figures import mean
 from pagewire.shared.errors import ConfigurationError
 
 RESULTS = CHECKOUT / "bench" / "results"
-PAGES = (CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "README.md")
+PAGES = (CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "README.md", CHECKOUT / "docs" / "faults.md")
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
 """Streams that use the pipeline fully."""
@@ -27,7 +27,7 @@ _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main(arguments: list[str]) -> int:
-    """Writes both pages and all pictures.
+    """Writes all pages and all pictures.
 
     Raises:
         ConfigurationError: this is an installed wheel, which has no pages.
@@ -88,6 +88,12 @@ def _sim() -> list[str]:
             if run.replicas in SHOWN_REPLICAS and run.clients == SHOWN_CLIENTS
         ]
     )
+
+
+def _chaos() -> list[str]:
+    """Returns a table per run."""
+    tables = [chaos.table_of(run) for run in _runs("chaos*.json")]
+    return [line for table in tables for line in (*table, "")][:-1]
 
 
 def _full_pipeline() -> list[pipeline.Figures]:
@@ -155,6 +161,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "changes": _sourced("ablation.json", lambda: ablation.changes(_ablation(), SMALL_MODEL, SHOWN_CHANGES)),
     "replicas": _sourced("replicas.json", lambda: replicas.table(_read(replicas.Run, "replicas.json"))),
     "sim": _sourced("sim.json", _sim),
+    "chaos": _sourced("chaos*.json", _chaos),
 }
 """By the names in the marks."""
 PICTURES: Mapping[str, Callable[[], str]] = {

@@ -30,6 +30,7 @@ PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 REPLICATED = ("executor", "scheduler")
 """The services with one process per replica."""
 GATEWAY = "gateway"
+BROKER = "broker"
 FRONT = (GATEWAY, "tokenizer")
 """The services that take requests from outside."""
 DRAIN_ORDER = (
@@ -69,19 +70,28 @@ class Address:
 class Stack:
     """`async with Stack(settings) as stack: address = await stack.ready()`. The stack ends with the block."""
 
-    def __init__(self, settings: Settings, services: Sequence[str] = (*PIPELINE, GATEWAY)) -> None:
-        """Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine."""
+    def __init__(
+        self,
+        settings: Settings,
+        services: Sequence[str] = (*PIPELINE, GATEWAY),
+        nats_urls: Mapping[str, str] | None = None,
+    ) -> None:
+        """`nats_urls`: by process, the URL by which it reaches the broker, where that is not the broker's own.
+
+        Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine.
+        """
         _refuse_unsupported(settings)
         check_replicas(settings)
         self._settings = settings
         self._programs = {
             name: service for service in services for name in program_names(service, replicas_of(service, settings))
         }
+        self._nats_urls = nats_urls or {}
         self._broker: Broker | None = None
         self._api_keys: ApiKeys | None = None
         self._bus: Bus | None = None
-        self._watchdog: Watchdog | None = None
         self._supervisor: Supervisor | None = None
+        self._watchdog: Watchdog | None = None
         self._listener: socket.socket | None = None
         """Where the gateways listen, one after the other."""
         self._running: asyncio.Task[None] | None = None
@@ -127,8 +137,24 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self._close()
 
-    async def ready(self) -> Address:
-        """Returns the addresses once every service is ready.
+    @property
+    def settings(self) -> Settings:
+        """The settings of the services, with the broker's URL and their credentials; before the start, as given."""
+        return self._settings
+
+    @property
+    def programs(self) -> Mapping[str, str]:
+        """The services by the names of their processes."""
+        return self._programs
+
+    def pid(self, program: str) -> int | None:
+        """Returns the process id of a service, or of the `broker`; None while it does not run."""
+        if program == BROKER:
+            return self._broker.pid if self._broker is not None else None
+        return self._supervisor.pid(program) if self._supervisor is not None else None
+
+    async def ready(self, since: float = 0.0) -> Address:
+        """Returns the addresses once every service is ready, and has said so after `since` on the monotonic clock.
 
         Raises:
             ConfigurationError: a service cannot run with the settings.
@@ -136,7 +162,7 @@ class Stack:
         """
         assert self._running is not None
         assert self._watchdog is not None
-        waiting = asyncio.create_task(self._watchdog.all_ready(self._programs))
+        waiting = asyncio.create_task(self._watchdog.all_ready(self._programs, since))
         try:
             done, _ = await asyncio.wait(
                 {waiting, self._running}, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
@@ -250,6 +276,8 @@ class Stack:
             inherited |= _own_gpu(program, inherited)
         if self._programs[program] == GATEWAY and self._listener is not None:
             inherited[LISTENER] = str(self._listener.fileno())
+        if program in self._nats_urls:
+            settings = msgspec.structs.replace(settings, nats_url=self._nats_urls[program])
         return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}
 
     def _credentials(self, service: str) -> tuple[str, str]:

@@ -107,6 +107,13 @@ class Supervisor:
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
+    def pid(self, name: str) -> int | None:
+        """Returns the id of the latest process of a program, None while that does not run."""
+        run = self._latest.get(name)
+        if run is None or run.process is None or run.process.returncode is not None:
+            return None
+        return run.process.pid
+
     def kill(self, name: str) -> None:
         """Kills a program, which is then restarted."""
         run = self._latest.get(name)

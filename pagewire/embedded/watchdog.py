@@ -1,6 +1,7 @@
 """Observes the heartbeats of a supervisor's services: whether all are ready, and whether one is frozen."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 import structlog
@@ -46,13 +47,21 @@ class Watchdog:
         """Subscribes to heartbeats."""
         await self._peers.listen()
 
-    async def all_ready(self, programs: Iterable[str]) -> dict[str, dict[str, float]]:
-        """Waits until every program is ready; returns the load that each reports, by name."""
+    async def all_ready(self, programs: Iterable[str], since: float = 0.0) -> dict[str, dict[str, float]]:
+        """Waits until every program is ready; returns the load that each reports, by name.
+
+        Only heartbeats that arrive after `since`, on the monotonic clock, count.
+        """
         while True:
             self._heartbeat_arrived.clear()
-            beats = {name: self._last(name)[0] for name in programs}
-            ready = {name: beat.load for name, beat in beats.items() if beat is not None and beat.ready}
-            if len(ready) == len(beats):
+            lasts = {name: self._last(name) for name in programs}
+            oldest = time.monotonic() - since
+            ready = {
+                name: beat.load
+                for name, (beat, age) in lasts.items()
+                if beat is not None and beat.ready and age < oldest
+            }
+            if len(ready) == len(lasts):
                 return ready
             await self._heartbeat_arrived.wait()
 

@@ -12,7 +12,7 @@ from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.stream import Stream, StreamState
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import BusError, NoResponders
+from pagewire.shared.errors import BusError, NoResponders, Unavailable
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach
@@ -28,7 +28,7 @@ _aborted = Decoder(AbortedSequences)
 
 
 class Finalizer:
-    """Stores a stream's record, sends its last frames, then ends its work item.
+    """Stores a stream's record, sends its last frames, then ends its work item. `Unavailable` leaves no record.
 
     In this order a crash at any point does no harm: another detokenizer finds either the work item, with or without the
     record, or nothing left to do. A store that is full or gone delays the last frame by at most
@@ -71,7 +71,10 @@ class Finalizer:
         self._tasks.create_task(self._return_work(ack))
 
     async def _finalize(self, stream: Stream) -> None:
-        await self._records.write(stream.request_id, encode(stream.record()))
+        # A request that ended because a service was missing may be sent again, and runs then. A scheduler would take a
+        # record for the end of that one too, when its work is delivered twice.
+        if not isinstance(stream.error, Unavailable):
+            await self._records.write(stream.request_id, encode(stream.record()))
         stream.state = StreamState.ENDED
         self._registry.move_to_ended(stream)
         _report(stream)

@@ -121,9 +121,8 @@ class Scheduler:
 
     async def _search(self) -> tuple[int, Claimed]:
         last = "" if self._executor is None else self._executor.name
-        left = self._executor is not None and self._executor.leaving.is_set()
-        # What an executor that drains has left unfinished need not wait here while another scheduler has an executor.
-        due = time.monotonic() + (0.0 if left and self._successor() else HAND_BACK_AFTER)
+        # What an executor has left unfinished need not wait for its successor while another scheduler has an executor.
+        due = time.monotonic() + (0.0 if last and self._successor() else HAND_BACK_AFTER)
         while True:
             if self._handed_over:
                 await asyncio.Event().wait()

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -79,6 +80,16 @@ async def test_ready_once_every_service_says_so(watched: Watchdog, fake: Fake) -
     assert not waiting.done()
     fake.beat("scheduler", "s1")
     assert (await waiting)["executor"] == {"port": 7.0}
+
+
+async def test_only_heartbeats_after_a_given_time_count(watched: Watchdog, fake: Fake) -> None:
+    fake.beat("executor", "e1")
+    await watched.all_ready(["executor"])
+    waiting = asyncio.create_task(watched.all_ready(["executor"], since=time.monotonic()))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    fake.beat("executor", "e1")
+    await waiting
 
 
 async def test_a_silent_service_that_answers_no_ping_is_killed(fake: Fake, killed: list[str]) -> None:

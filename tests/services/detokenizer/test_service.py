@@ -310,6 +310,7 @@ async def test_a_request_that_no_service_could_take_may_be_sent_again(folder: Pa
         reader = await world.open()
         await world.abort("r1", "unavailable", "the store is full")
         assert (await reader.error()).code == 503
+        assert await world.broker.store.get_done("r1") is None, "a scheduler would drop the work of the new stream"
         again = await world.open()
         await finish_hello(world)
         await again.end()

@@ -343,6 +343,17 @@ async def test_an_executor_whose_process_has_ended_is_lost_at_once() -> None:
             await until(lambda: successor.plans)
 
 
+async def test_the_work_of_a_lost_executor_does_not_wait_for_another_while_another_scheduler_has_one() -> None:
+    async with scene(executor={"free_running": False}) as s:
+        await s.work("r", [5, 6], max_tokens=20)
+        await s.detokenizer.until(lambda: len(s.executor.plans) >= 1)
+        other = Heartbeat("scheduler", "other", ready=True, term=0, plan=0, step=0, load={})
+        s.bus.publish(f"{subjects.HEARTBEAT}.scheduler.other", encode(other))
+        s.bus.publish(f"{subjects.HEARTBEAT}.executor.{s.executor.instance}", b"")
+        async with asyncio.timeout(SILENCE / 2):
+            assert len(await s.bus.store.pull_work(QUEUE, 1, expires=SILENCE)) == 1
+
+
 def admitted(executor: Executor) -> set[int]:
     """First token of each prompt that has got a slot in the executor's present term."""
     plans = [plan for plan in executor.plans if plan.term == executor.term]

@@ -1,0 +1,154 @@
+"""Compares what a client has seen with the undisturbed answer."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from pagewire.bench._chaos.requests import Request
+
+EXACT, LOST, DUPLICATED, REORDERED, WRONG, HUNG = "exact", "lost", "duplicated", "reordered", "wrong", "hung"
+FAILURES = (LOST, DUPLICATED, REORDERED, WRONG, HUNG)
+
+
+@dataclass(slots=True)
+class Choice:
+    """One completion, as far as it has arrived."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    """Empty over HTTP, which has no ids."""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request was refused before its first token, and its client has sent it again."""
+
+    at: float
+    message: str
+    accepted: bool
+    """Whether the stack had accepted it before."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that a client has seen of one request. Times are those of the monotonic clock."""
+
+    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+    choices: dict[int, Choice] = field(default_factory=dict)
+    error: str = ""
+    """Why it has ended without an answer."""
+    hung: bool = False
+    """Whether nothing has ended it in time."""
+    cancelled: bool = False
+    """Whether its client has cancelled it."""
+    complete: bool = True
+    """Whether the client waited for the end. Over HTTP, a client that cancels goes away."""
+    progress: list[float] = field(default_factory=list)
+    """When the client was one step further than before: accepted, more text, the end."""
+    keep_alives: int = 0
+    reconnections: int = 0
+    """Connections that have broken and were replaced."""
+    refusals: list[Refusal] = field(default_factory=list)
+    broken_off: list[dict[int, Choice]] = field(default_factory=list)
+    """What earlier connections had brought."""
+    conflicts: list[str] = field(default_factory=list)
+    """Frames for the same place that were not the same: a reader that does not drop repetitions sees both."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of a text has arrived."""
+        return any(choice.text for choice in self.choices.values())
+
+    def choice(self, index: int) -> Choice:
+        """Returns one completion."""
+        return self.choices.setdefault(index, Choice())
+
+    def pauses(self) -> Iterable[tuple[float, float]]:
+        """Returns the times between which the client was not one step further."""
+        return pairwise([self.began, *self.progress, self.ended])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one request."""
+
+    outcome: str
+    """`EXACT` or one of `FAILURES`."""
+    reason: str = ""
+
+
+def judge(request: Request, wanted: Seen, seen: Seen) -> Verdict:
+    """Compares one request with its undisturbed answer. Refusals are not judged here."""
+    if seen.hung:
+        return Verdict(HUNG, seen.error or "it has not ended")
+    if seen.error:
+        return Verdict(LOST, seen.error)
+    if seen.conflicts:
+        return Verdict(DUPLICATED, seen.conflicts[0])
+    for earlier in seen.broken_off:
+        for index, part in earlier.items():
+            if not _begins(wanted.choice(index), part):
+                return Verdict(
+                    WRONG, f"choice {index}, before its connection broke: {_difference(wanted, index, part)}"
+                )
+    for index in sorted(wanted.choices.keys() | seen.choices.keys()):
+        verdict = _judge_choice(request, wanted, seen, index)
+        if verdict.outcome != EXACT:
+            return verdict
+    return Verdict(EXACT)
+
+
+def _judge_choice(request: Request, wanted: Seen, seen: Seen, index: int) -> Verdict:
+    if index not in wanted.choices:
+        return Verdict(WRONG, f"there is a choice {index}")
+    expected, found = wanted.choices[index], seen.choice(index)
+    if found == expected:
+        return Verdict(EXACT)
+    difference = f"choice {index}: {_difference(wanted, index, found)}"
+    if request.cancel_after and seen.cancelled and _begins(expected, found):
+        ends = {None} if not seen.complete else {"cancelled"}
+        return Verdict(EXACT) if found.finish_reason in ends else Verdict(WRONG, difference)
+    want, have = _units(expected, found)
+    if want == have:
+        return Verdict(WRONG, difference)
+    if sorted(want) == sorted(have):
+        return Verdict(REORDERED, difference)
+    if len(have) < len(want) and _is_subsequence(have, want):
+        return Verdict(LOST, difference)
+    if len(have) > len(want) and _is_subsequence(want, have):
+        return Verdict(DUPLICATED, difference)
+    return Verdict(WRONG, difference)
+
+
+def _units(expected: Choice, found: Choice) -> tuple[Sequence[int | str], Sequence[int | str]]:
+    """Returns what is compared: token ids, or the words of texts without them."""
+    if expected.token_ids:
+        return expected.token_ids, found.token_ids
+    return expected.text.split(" "), found.text.split(" ")
+
+
+def _begins(expected: Choice, part: Choice) -> bool:
+    ids = part.token_ids
+    return expected.text.startswith(part.text) and expected.token_ids[: len(ids)] == ids
+
+
+def _is_subsequence(part: Sequence[int | str], whole: Sequence[int | str]) -> bool:
+    rest = iter(whole)
+    return all(any(other == unit for other in rest) for unit in part)
+
+
+def _difference(wanted: Seen, index: int, found: Choice) -> str:
+    expected = wanted.choice(index)
+    want, have = _units(expected, found)
+    at = next(
+        (i for i, pair in enumerate(zip(want, have, strict=False)) if pair[0] != pair[1]), min(len(want), len(have))
+    )
+    return (
+        f"{len(have)} of {len(want)} tokens or words, the first difference at {at} of {found.text[-40:]!r}, "
+        f"ended by {found.finish_reason} {found.stop_reason!r} instead of {expected.finish_reason} "
+        f"{expected.stop_reason!r}"
+    )

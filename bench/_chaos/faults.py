@@ -1,0 +1,169 @@
+"""A stack whose services and broker can be killed, frozen, terminated and cut off, and whose store can be filled."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from pagewire.bench._chaos.proxy import HOST, Proxy
+from pagewire.bench._chaos.schedule import CUT, FULL, KILL, STOP, Fault
+from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE, Address, Stack, program_names, replicas_of
+from pagewire.shared.bus import Bus, nats
+from pagewire.shared.config import Settings
+from pagewire.shared.discovery import ask
+from pagewire.shared.errors import BusError
+
+MAX_STORE = 32 << 20
+"""Bytes of the store: little, so that it is soon full."""
+OTHER = "OTHER"
+"""The stream of somebody else that fills the store."""
+PIECE = 1 << 20
+"""Bytes of each of its messages, until not even a small one fits."""
+RECOVERY = 60.0
+"""Seconds until the stack must be ready again."""
+POLL = 0.02
+"""Seconds between two looks at processes."""
+_API = "$JS.API.STREAM"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A fault that has happened. Times are those of the monotonic clock."""
+
+    fault: Fault
+    began: float
+    over: float
+    """When it had ended by itself: the process was continued, the store had room."""
+    recovered: float
+    """When every service had said that it was ready again."""
+
+
+class Arena:
+    """A running stack, and the means to disturb it; `arena` starts one."""
+
+    def __init__(self, stack: Stack, proxies: Mapping[str, Proxy], address: Address, bus: Bus) -> None:
+        self.stack = stack
+        self.address = address
+        self._proxies = proxies
+        self._bus = bus
+
+    async def apply(self, *faults: Fault) -> list[Applied]:
+        """Lets faults happen at the same time; returns once they are over and the stack is ready again.
+
+        Raises:
+            TimeoutError: it does not become ready.
+        """
+        began = time.monotonic()
+        overs = await asyncio.gather(*(self._apply(fault) for fault in faults))
+        async with asyncio.timeout(RECOVERY):
+            await self.stack.ready(since=max(overs))
+            await self._records_stored()
+        recovered = time.monotonic()
+        return [Applied(fault, began, over, recovered) for fault, over in zip(faults, overs, strict=True)]
+
+    async def cold_start(self) -> float:
+        """Kills the idle executor; returns the seconds from then until its successor is ready."""
+        (applied,) = await self.apply(Fault("kill:executor"))
+        return applied.recovered - applied.began
+
+    def _program(self, fault: Fault) -> str:
+        """Returns the process that a fault hits."""
+        if fault.target == BROKER:
+            return BROKER
+        programs = [name for name, service in self.stack.programs.items() if service == fault.target]
+        return programs[fault.replica % len(programs)]
+
+    async def _apply(self, fault: Fault) -> float:
+        """Lets a fault happen; returns when it was over."""
+        program = self._program(fault)
+        if fault.action == CUT:
+            self._proxies[program].cut()
+            await asyncio.sleep(fault.seconds)
+            self._proxies[program].mend()
+        elif fault.action == FULL:
+            await self._fill(fault.seconds)
+        elif fault.action == STOP:
+            pid = await self._running(program)
+            _send(pid, signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+            _send(pid, signal.SIGCONT)  # unless it was given up and killed meanwhile
+        else:
+            pid = await self._running(program)
+            _send(pid, signal.SIGKILL if fault.action == KILL else signal.SIGTERM)
+            # One that is terminated may have a successor before it ends.
+            while self.stack.pid(program) in {pid, None} or _runs(pid):  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(POLL)
+        return time.monotonic()
+
+    async def _running(self, program: str) -> int:
+        """Returns the process id of a program, once it runs."""
+        while (pid := self.stack.pid(program)) is None:  # noqa: ASYNC110 - processes send no events
+            await asyncio.sleep(POLL)
+        return pid
+
+    async def _fill(self, seconds: float) -> None:
+        """Fills the store with a stream of somebody else, and removes that after some time."""
+        other = {"name": OTHER, "subjects": ["other"], "storage": "file"}
+        await self._bus.request(f"{_API}.CREATE.{OTHER}", msgspec.json.encode(other), timeout=30)
+        size = PIECE
+        while size > 64:
+            reply = await self._bus.request("other", bytes(size), timeout=30)
+            if b'"error"' in reply.data:
+                size //= 4
+        await asyncio.sleep(seconds)
+        await self._bus.request(f"{_API}.DELETE.{OTHER}", b"", timeout=30)
+
+    async def _records_stored(self) -> None:
+        """Waits until no record of an ended request is in memory alone: a kill would lose it."""
+        while True:
+            with suppress(BusError):
+                found = await ask(self._bus, "detokenizer")
+                if found and not any(float(each.metadata.get("load.records_waiting", 0)) for each in found):
+                    return
+            await asyncio.sleep(POLL)
+
+
+@asynccontextmanager
+async def arena(settings: Settings) -> AsyncIterator[Arena]:
+    """Starts a stack in which every service reaches the broker through a proxy of its own."""
+    port, http = _free_ports(2)  # a service that starts again must be found where it was
+    settings = msgspec.structs.replace(settings, port=http, nats_port=port, nats_max_store=MAX_STORE)
+    services = (*PIPELINE, GATEWAY)
+    programs = [name for service in services for name in program_names(service, replicas_of(service, settings))]
+    async with AsyncExitStack() as exits:
+        proxies = {name: await exits.enter_async_context(Proxy(port)) for name in programs}
+        urls = {name: proxy.url for name, proxy in proxies.items()}
+        stack = await exits.enter_async_context(Stack(settings, services, urls))
+        address = await stack.ready()
+        ours = stack.settings
+        bus = await nats.connect(
+            ours.nats_url, name="chaos", user=ours.nats_user, password=ours.nats_password, inbox_prefix="_INBOX"
+        )
+        exits.push_async_callback(bus.close)
+        yield Arena(stack, proxies, address, bus)
+
+
+def _runs(pid: int) -> bool:
+    """Returns whether a child process has not ended."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Returns ports that nobody listens on."""
+    with ExitStack() as exits:
+        probes = [exits.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [probe.getsockname()[1] for probe in probes]

@@ -1,0 +1,179 @@
+"""The figures of a run: what became of its requests, and the pauses that clients saw, per kind of fault."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pagewire.bench._chaos.checks import EXACT, FAILURES, LOST, Seen, Verdict, judge
+from pagewire.bench._chaos.faults import Applied
+from pagewire.bench._chaos.requests import Request
+from pagewire.bench._chaos.schedule import FULL, KINDS, TERMINATE
+from pagewire.bench._output import markdown
+
+ROOM_WITHIN = 5.0
+"""Seconds after a full store has room within which new requests may still be refused."""
+NONE = "none"
+"""Stands for a fault where there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that has ended, and what became of it."""
+
+    request: Request
+    seen: Seen
+    verdict: Verdict
+    refused_at: float = 0.0
+    """When it was refused for no good reason; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A time in which a client was not one step further."""
+
+    seconds: float
+    began: float
+    """On the monotonic clock."""
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All faults of one kind."""
+
+    kind: str
+    faults: int
+    requests: int
+    """Requests that were running during one of them."""
+    outcomes: dict[str, int]
+    """Number of requests by outcome, without the exact ones."""
+    refused: int
+    """Times that a request was refused before its first token, where that is allowed, and sent again."""
+    keep_alives: int
+    recovery: float
+    """Median of the seconds until every service was ready again."""
+    pauses: list[float]
+    """By fault, the longest pause that a client saw in it, in seconds."""
+
+
+def examine(request: Request, wanted: Seen, seen: Seen, faults: Sequence[Applied]) -> Ended:
+    """Judges a request. It is lost as well if it was refused although the fault is no reason for that."""
+    verdict = judge(request, wanted, seen)
+    for refusal in seen.refusals if verdict.outcome == EXACT else ():
+        if not any(_may_refuse(fault, refusal.at, accepted=refusal.accepted) for fault in faults):
+            reason = f"refused{' after it was accepted' * refusal.accepted}: {refusal.message}"
+            return Ended(request, seen, Verdict(LOST, reason), refusal.at)
+    return Ended(request, seen, verdict)
+
+
+def _may_refuse(applied: Applied, at: float, *, accepted: bool) -> bool:
+    """Returns whether new requests may be refused then: while the store is full, and by what is being drained."""
+    if applied.fault.action == FULL:
+        return applied.began <= at <= applied.recovered + ROOM_WITHIN
+    return applied.fault.action == TERMINATE and not accepted and applied.began <= at <= applied.recovered
+
+
+def cause(each: Ended, faults: Sequence[Applied]) -> Applied | None:
+    """Returns the fault that a request's outcome is counted under.
+
+    For a hung one, that is the first one after its last step. For a refused one it is the last one before the refusal,
+    and for others before the end, unless the stack had recovered from it before the request began.
+    """
+    seen = each.seen
+    if seen.hung:
+        last = max([seen.began, *seen.progress])
+        return next((fault for fault in faults if fault.recovered >= last), None)
+    at = each.refused_at or seen.ended
+    before = [fault for fault in faults if fault.began <= at and fault.recovered >= seen.began]
+    return before[-1] if before else None
+
+
+def pauses(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Pause]:
+    """Returns, by fault, the longest time that a client waited for a step. A pause belongs to one fault.
+
+    If several faults happened during a pause, that is the one that had most of it.
+    """
+    longest = [Pause(0.0, 0.0, "")] * len(faults)
+    for each in ended:
+        if each.request.timed and not each.seen.refusals:
+            for begin, end in each.seen.pauses():
+                shares = [min(end, fault.recovered) - max(begin, fault.began) for fault in faults]
+                hit = max(range(len(faults)), key=shares.__getitem__, default=-1)
+                if hit >= 0 and shares[hit] > 0 and end - begin > longest[hit].seconds:
+                    longest[hit] = Pause(end - begin, begin, str(each.request))
+    return longest
+
+
+def rows(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Row]:
+    """Returns a row per kind of fault that has happened, and one for failures without any."""
+    longest = pauses(faults, ended)
+    by_kind: dict[str, list[Ended]] = {}
+    for each in ended:
+        found = cause(each, faults)
+        by_kind.setdefault(found.fault.kind if found else NONE, []).append(each)
+    result = []
+    for kind in (*KINDS, NONE):
+        same = [i for i, fault in enumerate(faults) if fault.fault.kind == kind]
+        theirs = by_kind.get(kind, [])
+        counts = {name: sum(each.verdict.outcome == name for each in theirs) for name in FAILURES}
+        if same or any(counts.values()):
+            result.append(
+                Row(
+                    kind,
+                    len(same),
+                    len(theirs),
+                    counts,
+                    sum(len(each.seen.refusals) for each in theirs),
+                    sum(each.seen.keep_alives for each in theirs),
+                    statistics.median([faults[i].recovered - faults[i].over for i in same] or [0.0]),
+                    [longest[i].seconds for i in same],
+                )
+            )
+    return result
+
+
+def table(label: str, found: Sequence[Row], cold_start: float) -> list[str]:
+    """Returns a line per kind of fault, in Markdown; `label` names the device."""
+    head = " | ".join((label, "faults", "requests", *FAILURES, "refused", "keep-alives", "pause s, median", "longest"))
+    lines = [
+        _line(row.kind + (f" (cold start {cold_start:.1f} s)" * (row.kind == "kill:executor")), row) for row in found
+    ]
+    everything = Row(
+        "all",
+        sum(row.faults for row in found),
+        sum(row.requests for row in found),
+        {name: sum(row.outcomes[name] for row in found) for name in FAILURES},
+        sum(row.refused for row in found),
+        sum(row.keep_alives for row in found),
+        0.0,
+        [pause for row in found for pause in row.pauses],
+    )
+    return markdown(head, [*lines, _line("all", everything)])
+
+
+def _line(name: str, row: Row) -> str:
+    counts = (row.faults, row.requests, *row.outcomes.values(), row.refused, row.keep_alives)
+    pauses = (statistics.median(row.pauses), max(row.pauses)) if row.pauses else (0.0, 0.0)
+    return " | ".join((name, *map(str, counts), *(f"{pause:.2f}" for pause in pauses)))
+
+
+def failures(ended: Iterable[Ended], faults: Sequence[Applied], start: float) -> list[str]:
+    """Returns a line per request that did not end exactly, with what happened and when."""
+    lines = []
+    for each in ended:
+        if each.verdict.outcome != EXACT:
+            hit = cause(each, faults)
+            during = (
+                f"{hit.fault.kind} of {hit.fault.seconds:.1f} s at {hit.began - start:.1f} s" if hit else "no fault"
+            )
+            lines.append(
+                f"{each.verdict.outcome}: {each.request}, {each.seen.began - start:.1f} to"
+                f" {each.seen.ended - start:.1f} s, {during}: {each.verdict.reason}"
+            )
+    return lines
+
+
+def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:
+    """Returns rows as JSON."""
+    return [asdict(row) for row in found]

@@ -1,0 +1,72 @@
+"""The faults of a run: which, when and for how long, all from a seed."""
+
+import random
+from argparse import ArgumentTypeError
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
+
+SERVICES = (*PIPELINE, GATEWAY)
+KILL, STOP, TERMINATE, CUT, FULL = "kill", "stop", "term", "cut", "full"
+KINDS = (
+    *(f"{action}:{target}" for action in (KILL, STOP, TERMINATE) for target in (*SERVICES, BROKER)),
+    *(f"{CUT}:{service}" for service in SERVICES),
+    f"{FULL}:{BROKER}",
+)
+"""SIGKILL, SIGSTOP and later SIGCONT, SIGTERM, a lost network, a full store."""
+SHORT, LONG = (0.3, 1.5), (2.5, 4.5)
+"""Seconds for which a service is frozen or cut off: within the silence after which it counts as gone, and beyond."""
+FILLED = (0.5, 3.0)
+"""Seconds for which the store is full."""
+REST = (0.1, 0.8)
+"""Seconds between the recovery of the stack and the next fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault."""
+
+    kind: str
+    """One of `KINDS`."""
+    rest: float = 0.0
+    """Seconds to wait before it."""
+    seconds: float = 0.0
+    """How long it lasts, where it does not end by itself."""
+    replica: int = 0
+    """Which replica it hits, modulo their number."""
+
+    @property
+    def action(self) -> str:
+        """What is done."""
+        return self.kind.partition(":")[0]
+
+    @property
+    def target(self) -> str:
+        """The service it is done to, or the broker."""
+        return self.kind.partition(":")[2]
+
+
+def select(text: str) -> tuple[str, ...]:
+    """Returns the kinds that a list such as `kill:detokenizer,stop` names; `stop` stands for all kinds of that action.
+
+    Raises:
+        ArgumentTypeError: there is no such kind.
+    """
+    named = [name.strip() for name in text.split(",")]
+    actions = {kind.partition(":")[0] for kind in KINDS}
+    for name in named:
+        if name not in KINDS and name not in actions:
+            raise ArgumentTypeError(f"there is no fault {name}: choose from {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in named or kind.partition(":")[0] in named)
+
+
+def schedule(seed: int, kinds: Sequence[str] = KINDS) -> Iterator[Fault]:
+    """Yields faults without end. Every kind comes once before any comes again; their order is random."""
+    rng = random.Random(f"faults {seed}")
+    while True:
+        for kind in rng.sample(kinds, len(kinds)):
+            action = kind.partition(":")[0]
+            lasts = FILLED if action == FULL else rng.choice((SHORT, LONG))
+            seconds = rng.uniform(*lasts) if action in {STOP, CUT, FULL} else 0.0
+            yield Fault(kind, rng.uniform(*REST), seconds, rng.randrange(1 << 16))

@@ -1,0 +1,59 @@
+"""One trial: all requests at once, and faults when every one of them is under way."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+from pagewire.bench._chaos.checks import Seen
+from pagewire.bench._chaos.faults import POLL, Arena
+from pagewire.bench._chaos.figures import Ended, examine
+from pagewire.bench._chaos.readers import Reader, open_reader
+from pagewire.bench._chaos.requests import Request
+from pagewire.bench._chaos.schedule import Fault
+from pagewire.embedded.stack import Address
+from pagewire.shared.errors import ConfigurationError
+
+
+@asynccontextmanager
+async def open_readers(requests: Sequence[Request], address: Address) -> AsyncIterator[list[Reader]]:
+    """Opens a reader for each request."""
+    async with AsyncExitStack() as exits:
+        readers = []
+        for request in requests:
+            reader = await open_reader(request.transport, address)
+            exits.push_async_callback(reader.close)
+            readers.append(reader)
+        yield readers
+
+
+async def answers(address: Address, requests: Sequence[Request]) -> dict[int, Seen]:
+    """Returns the undisturbed answer to each request, by number, all asked at once; nothing is cancelled.
+
+    Raises:
+        ConfigurationError: a request has failed without any fault.
+    """
+    wanted = {request.number: Seen() for request in requests}
+    async with open_readers(requests, address) as readers, asyncio.TaskGroup() as tasks:
+        for request, reader in zip(requests, readers, strict=True):
+            tasks.create_task(reader.read(replace(request, cancel_after=0), wanted[request.number]))
+    for request in requests:
+        seen = wanted[request.number]
+        if seen.hung or seen.error or seen.refusals:
+            raise ConfigurationError(f"{request} fails without any fault: {seen.error or seen.refusals or 'no end'}")
+    return wanted
+
+
+async def disturb(
+    stack: Arena, requests: Sequence[Request], wanted: Mapping[int, Seen], faults: Sequence[Fault]
+) -> list[Ended]:
+    """Sends all requests, lets the faults happen at once when each stream has begun, and judges the answers."""
+    seen = [Seen() for _ in requests]
+    async with open_readers(requests, stack.address) as readers, asyncio.TaskGroup() as tasks:
+        for request, reader, its in zip(requests, readers, seen, strict=True):
+            tasks.create_task(reader.read(request, its))
+        timed = [its for request, its in zip(requests, seen, strict=True) if request.timed]
+        while not all(its.begun or its.ended for its in timed):  # noqa: ASYNC110 - many things end it
+            await asyncio.sleep(POLL / 4)
+        applied = await stack.apply(*faults)
+    return [examine(request, wanted[request.number], its, applied) for request, its in zip(requests, seen, strict=True)]

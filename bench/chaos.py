@@ -1,0 +1,196 @@
+"""Kills, freezes, terminates and cuts off services and the broker, and fills the store, under streams that are checked.
+
+Clients keep requests of all shapes running over NATS and HTTP. Each is compared with its answer from before the first
+fault. Faults come one at a time: the next one comes when every service is ready again. The same seed gives the same
+requests and the same faults in the same order. A service is cut off by a proxy between it and the broker. The exit code
+is 1 if a request was lost, duplicated, reordered, wrong or hung.
+
+A pause is the longest time that any client waited for the next step of its stream during a fault; keep-alives are no
+step. With a simulated device the tokens are not a model's.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import cycle
+from typing import Any
+
+from pagewire.bench._chaos import figures
+from pagewire.bench._chaos.checks import Seen
+from pagewire.bench._chaos.faults import Applied, Arena, arena
+from pagewire.bench._chaos.figures import Ended
+from pagewire.bench._chaos.readers import Reader, open_reader
+from pagewire.bench._chaos.requests import HTTP, NATS, Request, mixture
+from pagewire.bench._chaos.schedule import KINDS, schedule, select
+from pagewire.bench._chaos.trial import answers
+from pagewire.bench._output import json_file, write
+from pagewire.shared import logs
+from pagewire.shared.config import Settings
+
+TOKENS = {"cpu": 48, "sim": 600}
+"""Tokens of an answer, at most, by kind of device: answers take about as long as a fault."""
+
+
+@dataclass
+class Run:
+    """A stack under faults. Times are those of the monotonic clock."""
+
+    device: str
+    executors: int
+    start: float = 0.0
+    seconds: float = 0.0
+    cold_start: float = 0.0
+    """Seconds that an idle executor needs, from its end until its successor is ready."""
+    faults: list[Applied] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    unrecovered: str = ""
+    """The fault after which the stack has not become ready again."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the stack or a request has failed."""
+        return bool(self.unrecovered or figures.failures(self.ended, self.faults, self.start))
+
+
+def main(arguments: list[str]) -> int:
+    """Prints a table per device and all failures, and writes `--json`."""
+    parser = argparse.ArgumentParser(prog="pagewire bench chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="of the requests and the faults")
+    parser.add_argument("--minutes", type=float, default=2.0, help="time under faults, per device")
+    parser.add_argument("--device", nargs="+", default=["cpu", "sim:h100"], help="devices, one after the other")
+    parser.add_argument("--model", default="", help="model of the stack; default: the default model")
+    parser.add_argument("--executors", type=int, default=1, help="replicas: executors, each with a scheduler")
+    parser.add_argument("--clients", type=int, default=8, help="requests at a time, half of them over HTTP")
+    parser.add_argument(
+        "--kinds", type=select, default=KINDS, help=f"such as kill:executor,stop; all: {' '.join(KINDS)}"
+    )
+    parser.add_argument("--json", type=json_file, dest="output", help="JSON file for the raw results")
+    given = parser.parse_args(arguments)
+    logs.configure(Settings(log_level="error"), service="bench")
+    runs = []
+    for device in given.device:
+        settings = Settings(
+            model=given.model,
+            device=device,
+            data_parallel_size=given.executors,
+            seed=1,  # of requests without a seed of their own: a simulated device draws all tokens by seed
+            num_kv_blocks=2048,
+            log_level="error",
+        )
+        run = asyncio.run(measure(settings, given.seed, given.minutes * 60, given.kinds, given.clients))
+        print("\n".join(report(run)))
+        runs.append(run)
+    write(given.output, "chaos", arguments, runs=[_raw(run) for run in runs])
+    return int(any(run.failed for run in runs))
+
+
+def table_of(raw: Mapping[str, Any]) -> list[str]:
+    """Returns the table of a run, from its raw results."""
+    return figures.table(
+        label(raw["device"], raw["executors"]), [figures.Row(**row) for row in raw["rows"]], raw["cold_start"]
+    )
+
+
+def label(device: str, executors: int) -> str:
+    """Returns the device and the number of executors, in words."""
+    simulated = " (simulated)" if device.startswith("sim:") else ""
+    return f"{device}{simulated}, {executors} executor{'s' * (executors > 1)}"
+
+
+def report(run: Run) -> list[str]:
+    """Returns the table of a run and a line per failure."""
+    lines = table_of(_raw(run))
+    lines += ["", *figures.failures(run.ended, run.faults, run.start)]
+    if run.unrecovered:
+        lines.append(f"the stack has not become ready again after {run.unrecovered}")
+    return lines
+
+
+async def measure(settings: Settings, seed: int, seconds: float, kinds: Sequence[str], clients: int) -> Run:
+    """Runs a stack under faults for some time."""
+    run = Run(settings.device, settings.data_parallel_size)
+    async with arena(settings) as stack:
+        requests = mixture(seed, TOKENS[settings.device.partition(":")[0]])
+        wanted = await answers(stack.address, requests)
+        run.cold_start = await stack.cold_start()
+        run.start = time.monotonic()
+        ending = asyncio.Event()
+        seen: list[tuple[Request, Seen]] = []
+        async with asyncio.TaskGroup() as tasks:
+            for number, transport in zip(range(clients), cycle((NATS, HTTP)), strict=False):
+                theirs = [request for request in requests if request.transport == transport]
+                rng = random.Random(f"client {seed} {number}")
+                tasks.create_task(_talk(await open_reader(transport, stack.address), theirs, rng, seen, ending))
+            try:
+                await _disturb(stack, seed, seconds, kinds, run)
+            finally:
+                ending.set()
+        run.seconds = time.monotonic() - run.start
+    run.ended = [figures.examine(request, wanted[request.number], each, run.faults) for request, each in seen]
+    return run
+
+
+async def _talk(
+    reader: Reader,
+    requests: Sequence[Request],
+    rng: random.Random,
+    ended: list[tuple[Request, Seen]],
+    ending: asyncio.Event,
+) -> None:
+    """Sends requests one after the other until the run ends."""
+    try:
+        while not ending.is_set():
+            request, seen = rng.choice(requests), Seen()
+            await reader.read(request, seen)
+            ended.append((request, seen))
+    finally:
+        await reader.close()
+
+
+async def _disturb(stack: Arena, seed: int, seconds: float, kinds: Sequence[str], run: Run) -> None:
+    for fault in schedule(seed, kinds):
+        await asyncio.sleep(fault.rest)
+        if time.monotonic() > run.start + seconds:
+            return
+        began = time.monotonic()
+        try:
+            run.faults += await stack.apply(fault)
+        except TimeoutError:
+            run.faults.append(Applied(fault, began, began, time.monotonic()))
+            run.unrecovered = f"{fault.kind} at {began - run.start:.1f} s"
+            return
+        applied = run.faults[-1]
+        print(
+            f"{began - run.start:7.1f} s  {fault.kind:<18} {applied.over - began:4.1f} s,"
+            f" ready after {applied.recovered - applied.over:.1f} s",
+            file=sys.stderr,
+        )
+
+
+def _raw(run: Run) -> dict[str, Any]:
+    return {
+        "device": run.device,
+        "simulated": run.device.startswith("sim:"),
+        "executors": run.executors,
+        "seconds": run.seconds,
+        "cold_start": run.cold_start,
+        "rows": figures.as_json(figures.rows(run.faults, run.ended)),
+        "failures": figures.failures(run.ended, run.faults, run.start),
+        "unrecovered": run.unrecovered,
+        "faults": [
+            {
+                **asdict(applied.fault),
+                "began": applied.began - run.start,
+                "over": applied.over - run.start,
+                "recovered": applied.recovered - run.start,
+                "pause": pause.seconds,
+                "pause_began": pause.began - run.start,
+                "pause_of": pause.request,
+            }
+            for applied, pause in zip(run.faults, figures.pauses(run.faults, run.ended), strict=True)
+        ],
+    }

@@ -1,0 +1,36 @@
+from argparse import ArgumentTypeError
+from collections import Counter
+from itertools import islice
+
+import pytest
+
+from pagewire.bench._chaos.schedule import KINDS, Fault, schedule, select
+
+
+def test_a_seed_gives_the_same_faults_each_time() -> None:
+    first, again, other = (list(islice(schedule(seed), 60)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+
+
+def test_every_kind_comes_as_often_as_every_other() -> None:
+    faults = list(islice(schedule(1), 10 * len(KINDS)))
+    assert set(Counter(fault.kind for fault in faults).values()) == {10}
+
+
+def test_what_is_frozen_or_cut_off_is_so_for_less_and_for_more_than_the_silence_that_counts_as_death() -> None:
+    for kind in ("stop:scheduler", "cut:executor"):
+        lasting = [fault.seconds for fault in islice(schedule(1, [kind]), 40)]
+        assert min(lasting) < 2 < max(lasting)
+    assert next(schedule(1, ["kill:broker"])).seconds == 0
+
+
+def test_kinds_are_chosen_by_name_and_by_action() -> None:
+    assert select("stop:scheduler, cut") == ("stop:scheduler", *(kind for kind in KINDS if kind.startswith("cut:")))
+    assert set(select("kill,stop,term,cut,full")) == set(KINDS)
+    with pytest.raises(ArgumentTypeError, match="no fault burn"):
+        select("kill,burn")
+
+
+def test_a_fault_says_what_is_done_to_whom() -> None:
+    assert (Fault("stop:scheduler").action, Fault("stop:scheduler").target) == ("stop", "scheduler")
