@@ -13,10 +13,12 @@ from pagewire.kernels import philox
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.philox import uniform
 from pagewire.kernels.sampling_table import SAMPLING_TENSORS, Penalties, SamplingTable
+from pagewire.shared import sampling
 
 TILE = 2048
 WARPS = 16
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
+NOT_FINITE: tl.constexpr = tl.constexpr(sampling.NOT_FINITE)
 
 
 @jit
@@ -60,7 +62,7 @@ def tile_maxima_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: the largest scaled logit of one tile of one row."""
+    """One program: the largest scaled logit of one tile of one row; infinity if there is NaN."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     if tl.load(ends + row) < 0:
@@ -71,7 +73,7 @@ def tile_maxima_kernel(
     token = tile * TILE + tl.arange(0, TILE)
     start = logits + row * VOCABULARY
     x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
-    tl.store(maxima + row * TILES + tile, tl.max(x, 0))
+    tl.store(maxima + row * TILES + tile, tl.max(tl.where(tl.abs(x) >= 0, x, INFINITY), 0))
 
 
 @jit
@@ -185,6 +187,9 @@ def sample_kernel(
     index = tl.arange(0, PADDED)
     top = tl.load(tops + index, mask=index < TILES, other=float("-inf"))
     peak = tl.max(top, 0)
+    if tl.abs(peak) == INFINITY:
+        tl.store(tokens + row, NOT_FINITE)
+        return
     heat = tl.load(temperature + slot)
     greedy = heat <= 0
     heat = tl.where(greedy, 1.0, heat)
@@ -242,6 +247,8 @@ def sample(
     penalties: Penalties | None = None,
 ) -> None:
     """Writes the sampled token of every row to `tokens` int32 [R]; -1 where `ends` is negative.
+
+    A row with NaN, or whose largest logit is infinite, gets `pagewire.shared.sampling.NOT_FINITE`.
 
     `logits` [R, vocabulary], after `edit_logits`, are contiguous and of any float type; `slots` is int32 [R]; `ends`
     int32 [R] is the position of the token to sample; `maxima` float32 [R, ceil(vocabulary / TILE)] is scratch memory.
@@ -314,6 +321,9 @@ def reference(
     for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist(), strict=True)):
         if end < 0:
             tokens.append(-1)
+            continue
+        if not logits[row].max().isfinite():
+            tokens.append(sampling.NOT_FINITE)
             continue
         reached = distribution(table, logits[row], slot, penalties).cumsum(0)
         u = philox.reference(int(table.columns["key"][slot]) & 0xFFFF_FFFF_FFFF_FFFF, end)

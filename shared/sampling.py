@@ -23,6 +23,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy."""
 MIN_TEMPERATURE = 0.01
 """Lower temperatures that are not greedy are raised to this, because they overflow."""
+NOT_FINITE = -2
+"""What samplers return in place of a token for a row that has NaN or whose largest logit is infinite."""
 
 
 def _as_given(value: float, _vocab_size: int) -> float:

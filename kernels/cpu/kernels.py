@@ -173,7 +173,10 @@ class CpuKernels:
         return out
 
     def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
-        """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones; NaN counts as lowest."""
+        """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones.
+
+        A row with NaN, or whose largest output is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
+        """
         out = np.empty(x.shape[0], np.int64)
         self._multiply(self._linear_argmax, x, weights, address(out))
         return out

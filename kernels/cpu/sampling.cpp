@@ -42,9 +42,8 @@ public:
 
     bool holds(int64_t logits) const { return count == logits; }
 
-    // Returns the index of the first largest number of `x`. NaN counts as the lowest finite number, infinity as the
-    // highest.
-    int64_t greedy(float* x) {
+    // Returns the index of the first largest number of `x`; `NOT_FINITE` if that number is infinite or there is NaN.
+    int64_t greedy(const float* x) {
         int64_t at = 0;
         Int odd = {};
         peak = -INFINITE;
@@ -52,19 +51,17 @@ public:
             Vec peaks = splat(-INFINITE);
             each(x, begin, [&](int64_t, Vec v) {
                 peaks = larger(peaks, v);
-                odd |= (v != v) | (v == INFINITE);
+                odd |= v != v;
             });
             if (float most = largest(peaks); most > peak) peak = most, at = begin;
         }
         for (int l = 0; l < LANES; l++)
-            if (odd[l]) {
-                for (int64_t i = 0; i < count; i++) x[i] = x[i] != x[i] ? LOWEST : std::min(x[i], -LOWEST);
-                return greedy(x);
-            }
+            if (odd[l]) return NOT_FINITE;
+        if (std::abs(peak) == INFINITE) return NOT_FINITE;
         return std::find(x + at, x + count - 1, peak) - x;
     }
 
-    // Samples a token. `greedy` must have been called for the same row.
+    // Samples a token. `greedy` must have been called for the same row, and have found a token.
     int64_t draw(const float* x, const SamplingRecord& how, double number) {
         float scale = 1.0f / std::max((float)how.temperature, std::numeric_limits<float>::min());
         float bound = how.min_p > 0 ? std::log(how.min_p) : -INFINITE;
@@ -106,10 +103,9 @@ private:
     // exponentials. Returns the sum of the exponentials.
     template <typename Visit>
     float weigh(const float* x, float scale, int64_t begin, Visit visit) const {
-        float top = std::max(peak, LOWEST);
         Vec sums = {};
         each(x, begin, [&](int64_t i, Vec v) {
-            Vec logit = (v - top) * scale, weight = exponential(logit);
+            Vec logit = (v - peak) * scale, weight = exponential(logit);
             visit(i, logit, weight);
             sums += weight;
         });
@@ -205,7 +201,8 @@ private:
 
 extern "C" {
 
-// Samples the tokens at `positions` of `slots` from `logits` [rows, vocabulary], which are overwritten.
+// Samples the tokens at `positions` of `slots` from `logits` [rows, vocabulary], which are overwritten. The token of a
+// row without one is `NOT_FINITE`.
 void sample(float* logits, int64_t vocabulary, const SamplingTable* table, const int64_t* slots, const int64_t* positions,
             int64_t rows, int64_t* tokens, int threads) {
     parallel(rows, 1, threads, [&](int64_t begin, int64_t end) {
@@ -218,7 +215,7 @@ void sample(float* logits, int64_t vocabulary, const SamplingTable* table, const
             for (int64_t i = 0; i < table->stop_width && positions[r] < how.min_length; i++)
                 if (int64_t id = stop_ids[i]; id >= 0) x[id] = -INFINITE;
             tokens[r] = row.greedy(x);
-            if (how.temperature > 0) tokens[r] = row.draw(x, how, uniform(how.key, positions[r]));
+            if (how.temperature > 0 && tokens[r] != NOT_FINITE) tokens[r] = row.draw(x, how, uniform(how.key, positions[r]));
         }
     });
 }

@@ -115,6 +115,8 @@ class StepEffects:
     """Sequences that a stop string has ended: the device does not know yet."""
     gapped: set[Stream] = field(default_factory=set)
     """Streams that have lost a token."""
+    not_finite: set[Stream] = field(default_factory=set)
+    """Streams with a sequence whose logits were not finite."""
     tokens: int = 0
     """Tokens that were appended."""
 
@@ -157,6 +159,9 @@ class SequenceMap:
             if bound is None:
                 continue
             stream, choice = bound
+            if finish == Finish.NOT_FINITE:
+                effects.not_finite.add(stream)
+                continue
             if token == NO_TOKEN:
                 stream.cached_tokens += choice.count_cached(start)
                 continue

@@ -26,6 +26,8 @@ MAX_SUBSCRIBERS = 64
 MAX_LOST_SCHEDULERS = 5
 """Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
 
+NOT_FINITE = "the model's logits are NaN or infinite, so no token can be sampled: check the weights and the dtype"
+
 _log = structlog.get_logger()
 
 
@@ -100,6 +102,9 @@ class Streams:
                 self._abort_sequences(stream, AbortReason.SUPERSEDED)
             self._sequences.unbind(stream, before)
         stream.attachment = attach
+        if Finish.NOT_FINITE in attach.finishes:
+            self.abort(stream, Internal(NOT_FINITE))
+            return _attached(stream, AttachState.ENDED)
         choices = stream.choices
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
             finish = attach.finishes[index] if attach.finishes else Finish.NONE
@@ -128,6 +133,8 @@ class Streams:
         for stream in effects.ended:
             if stream.finished and stream.state is StreamState.OPEN:
                 self._finish(stream)
+        for stream in effects.not_finite:
+            self.abort(stream, Internal(NOT_FINITE))
         for stream in effects.gapped:
             self.abort(stream, Unavailable("tokens of the request were lost: send it again"))
         self._sender.drain()

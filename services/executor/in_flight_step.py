@@ -9,6 +9,7 @@ import numpy.typing as npt
 from pagewire.services.executor.columns import packed
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, StepBatch
 from pagewire.shared.messages.step import Finish
+from pagewire.shared.sampling import NOT_FINITE
 
 UInt8 = npt.NDArray[np.uint8]
 
@@ -48,10 +49,13 @@ class InFlightStep(msgspec.Struct, frozen=True):
     """[R] whether the row samples the last token that fits into the sequence's maximum length."""
 
     def finishes(self, tokens: Int64) -> UInt8:
-        """Returns the `Finish` of each row [R], given the sampled `tokens` [R]."""
+        """Returns the `Finish` of each row [R], given the sampled `tokens` [R], some of which may be `NOT_FINITE`."""
         finishes = self.full * _LENGTH
         if self.stop_ids.size:
             finishes[self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)] = Finish.STOP
+        failed = tokens == NOT_FINITE
+        if np.count_nonzero(failed):
+            finishes[failed] = Finish.NOT_FINITE
         return finishes
 
     def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> Columns:
@@ -61,7 +65,8 @@ class InFlightStep(msgspec.Struct, frozen=True):
             sequences, starts, counts = sequences[alive], starts[alive], counts[alive]
             tokens, finishes = tokens[alive], finishes[alive]
         # `packed` turns the token -1 into NO_TOKEN.
-        return Columns(packed(sequences), packed(starts), packed(counts), packed(tokens), finishes.tobytes())
+        sampled = np.maximum(tokens, -1)
+        return Columns(packed(sequences), packed(starts), packed(counts), packed(sampled), finishes.tobytes())
 
     def candidate_columns(self, candidates: Candidates) -> CandidateColumns:
         """Returns the candidates that the device reported for this step, packed."""

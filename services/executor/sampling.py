@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.philox import UInt64, philox4x32
-from pagewire.shared.sampling import Record
+from pagewire.shared.sampling import NOT_FINITE, Record
 
 CANDIDATES = 1024
 """Number of the largest logits that are tried for top_p before the whole vocabulary is sorted."""
 
 _MASK = (1 << 64) - 1
-_LOWEST = torch.finfo(torch.float32).min
 
 
 def sequence_key(seed: int, prompt_index: int, choice_index: int) -> int:
@@ -43,8 +42,8 @@ def sample(
 ) -> Tensor:
     """Returns one token id per row, int64 [R], for float32 logits [R, V]. The logits are overwritten.
 
-    Temperature 0 picks the largest logit, and the lowest id among equal ones. NaN counts as the lowest finite number
-    and +inf as the highest, so that a row of a broken model still gets some token.
+    Temperature 0 picks the largest logit, and the lowest id among equal ones. A row with NaN, or whose largest logit is
+    infinite, gets `NOT_FINITE` in place of a token.
 
     Args:
         logits: float32 [R, V].
@@ -55,17 +54,15 @@ def sample(
     for row, ids in banned:
         logits[row, list(ids)] = -torch.inf
     peaks, picked = logits.max(dim=1)
-    if not peaks.isfinite().all():
-        torch.nan_to_num(logits, nan=_LOWEST, neginf=-torch.inf, out=logits)
-        peaks, picked = logits.max(dim=1)
+    finite = peaks.isfinite()
     drawn = np.flatnonzero(records["temperature"])
     if drawn.size:
         records, index = records[drawn], torch.from_numpy(drawn).to(logits.device)
-        scaled = logits[index] - peaks[index, None].clamp_min(_LOWEST)
+        scaled = logits[index] - peaks[index, None]
         scaled.div_(_column(records["temperature"], logits))
         _filter(scaled, records)
         picked[index] = _invert(scaled.exp_(), uniforms(records["key"], positions[drawn]))
-    return picked
+    return picked.masked_fill_(~finite, NOT_FINITE)
 
 
 def _invert(weights: Tensor, numbers: npt.NDArray[np.float64]) -> Tensor:

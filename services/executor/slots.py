@@ -15,6 +15,7 @@ from pagewire.shared.sampling import RECORD
 from pagewire.shared.splitfuse import Pending, compose
 
 _STOP = np.uint8(Finish.STOP)
+_NOT_FINITE = np.uint8(Finish.NOT_FINITE)
 
 
 class PlanViolation(PagewireError):
@@ -40,9 +41,9 @@ class _NewSequence(NamedTuple):
 class SlotTable:
     """One sequence per slot:
 
-        free ──(plan adds or forks)──> running ──(stop id or length)──> finished
-         ^                                |                                |
-         └─────────(plan removes)─────────┴────────────────────────────────┘
+        free ──(plan adds or forks)──> running ──(stop id, length or logits that are not finite)──> finished
+         ^                                |                                                            |
+         └─────────(plan removes)─────────┴────────────────────────────────────────────────────────────┘
 
     A finished sequence keeps its slot, without running, until a plan removes it.
 
@@ -138,7 +139,7 @@ class SlotTable:
         return InFlightStep(batch, self._sequences[slots], self._admissions[slots], self._stop_ids.table[slots], full)
 
     def record(self, step: InFlightStep, tokens: Int64) -> Columns:
-        """Records the `tokens` [R] of a step, -1 where a row sampled none, and returns the columns of its output.
+        """Records the `tokens` [R] of a step, as `Pending.wait` returns them, and returns the columns of its output.
 
         Steps are recorded in order of launch. A row that was launched after its sequence had ended is dead and left out
         of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
@@ -148,7 +149,7 @@ class SlotTable:
         slots = batch.slots
         alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
         here = alive & (self._admissions[slots] == step.admissions)
-        stops = alive & (finishes == _STOP)
+        stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
         if np.count_nonzero(stops):
             self._stopped[slots[stops]] = step.admissions[stops]
             self._running[slots[here & stops]] = False

@@ -5,7 +5,7 @@ from enum import IntEnum
 from pagewire.shared.messages.codec import Wire
 
 NO_TOKEN = 0xFFFF_FFFF
-"""In `StepOutput.tokens`: the row sampled no token, because its prompt is not complete."""
+"""In `StepOutput.tokens`: the row sampled no token, because its prompt is not complete or its logits are not finite."""
 
 RING_STEPS = 4096
 """Step outputs that an executor keeps for readers that have missed some."""
@@ -20,6 +20,8 @@ class Finish(IntEnum):
     """It sampled one of its `stop_ids`."""
     LENGTH = 2
     """It reached `max_tokens`."""
+    NOT_FINITE = 3
+    """No token could be sampled: its logits were NaN, or the largest was infinite. The request ends with an error."""
 
 
 class StepOutput(Wire, frozen=True):

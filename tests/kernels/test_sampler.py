@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pagewire.kernels import philox
 from pagewire.kernels.sampler import TILE, distribution, reference, sample
 from pagewire.kernels.sampling_table import Penalties, SamplingTable
+from pagewire.shared.sampling import NOT_FINITE
 from tests.kernels.batches import DEVICE, int32
 from tests.kernels.sampling_cases import penalties, sampling_table
 
@@ -40,6 +41,9 @@ def check(
     for row, (slot, end, token) in enumerate(zip(slots, ends, tokens, strict=True)):
         if end < 0:
             assert token == -1
+            continue
+        if token == NOT_FINITE:
+            assert not logits[row].max().isfinite()
             continue
         p = distribution(table, logits[row], slot, costs)
         assert p[token] > 0, "a filtered token was picked"
@@ -124,6 +128,19 @@ def test_far_apart_logits_end_the_search() -> None:
 
 def test_rows_without_a_sample_give_minus_one() -> None:
     assert picked(sampling_table(2), normal(2), [0, 1], [-1, -1]) == [-1, -1]
+
+
+def test_rows_that_are_not_finite_are_marked() -> None:
+    logits = normal(5)
+    logits[0, TILE + 3] = torch.nan
+    logits[1, 5] = torch.inf
+    logits[2] = -torch.inf
+    logits[3] = torch.nan
+    logits[4, 7:] = -torch.inf
+    for filters in ({}, {"temperature": 0.0}, {"top_k": 5, "top_p": 0.9}):
+        tokens = check(sampling_table(5, **filters), logits, [0, 1, 2, 3, 4], [4] * 5)
+        assert tokens[:4] == [NOT_FINITE] * 4
+        assert 0 <= tokens[4] < 7
 
 
 def test_bfloat16_logits() -> None:

@@ -95,8 +95,8 @@ class Pending(Protocol):
     def wait(self) -> Int64:
         """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
 
-        Called once per step, in order of launch. If a stop id in an earlier step has ended a row's sequence, the row's
-        token is arbitrary.
+        A row whose logits are not finite has `pagewire.shared.sampling.NOT_FINITE` in place of its token. Called once
+        per step, in order of launch. If an earlier step has ended a row's sequence, the row's token is arbitrary.
         """
 
 

@@ -11,7 +11,7 @@ from pagewire.shared.messages import unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.open import Encoding, OpenState
-from pagewire.shared.messages.step import Finish
+from pagewire.shared.messages.step import NO_TOKEN, Finish
 from tests.services.detokenizer.rig import END, HELLO, finish_hello, ids, rig
 from tests.support.waiting import until
 
@@ -253,6 +253,25 @@ class TestAttachment:
             assert final.choices[0].finish_reason == "stop"
             assert final.usage.completion_tokens == len(HELLO) + 1
             await until(lambda: world.ended_items == [ack])
+
+    @pytest.mark.parametrize("missed", [False, True])
+    async def test_logits_that_are_not_finite_end_the_request(self, folder: Path, missed: bool) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(n=2)
+            await world.attach(([], []))
+            world.generate(HELLO[:1])
+            if missed:
+                answer = await world.attach(
+                    (HELLO[:2], HELLO[:1]), term=2, finishes=bytes([Finish.NOT_FINITE, Finish.NONE])
+                )
+                assert answer.state == AttachState.ENDED
+            else:
+                world.step((101, 0, NO_TOKEN, Finish.NOT_FINITE))
+            error = await reader.error()
+            assert (error.code, error.error, error.tokens_emitted) == (500, "internal", 1)
+            assert "NaN" in error.message
+            await until(lambda: world.aborted)
+            assert world.aborted == [([100, 101], AbortReason.CANCELLED)]
 
     async def test_a_stop_string_in_tokens_that_only_the_scheduler_knew(self, folder: Path) -> None:
         async with rig(folder) as world:

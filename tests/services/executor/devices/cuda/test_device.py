@@ -9,7 +9,7 @@ import torch
 
 from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS
 from pagewire.services.executor.sampling import sequence_key
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling import NOT_FINITE, record
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     GREEDY,
@@ -84,6 +84,27 @@ def test_a_row_behind_the_end_of_its_sequence_is_dead() -> None:
     second = device.launch(batch_of((0, len(PROMPT), [0], True), (1, len(PROMPT), [0], True)))
     assert first.wait().tolist() == [expected[0], expected[0]]
     assert second.wait().tolist() == [-1, expected[1]]
+
+
+def test_logits_that_are_not_finite_end_their_row_alone() -> None:
+    broken = 300
+    prompt = [7, 41, 5, 88]
+    alone = cuda_device("llama", captured=False)
+    alone.add(1, [3], GREEDY)
+    expected = alone.launch(batch_of((1, 0, prompt, True))).wait().tolist()
+    device = cuda_device("llama", captured=False)
+    with torch.no_grad():
+        device._model.embedding[broken] = torch.nan
+    device.add(0, [9], GREEDY)
+    device.add(1, [3], GREEDY)
+    first = device.launch(batch_of((0, 0, [*prompt, broken], True), (1, 0, prompt, True)))
+    second = device.launch(batch_of((0, 5, [0], True), (1, 4, [0], True)))
+    assert first.wait().tolist() == [NOT_FINITE, *expected]
+    dead, alive = second.wait().tolist()
+    assert dead == -1
+    assert alive >= 0
+    device.add(0, [9], GREEDY)
+    assert device.launch(batch_of((0, 0, prompt, True))).wait().tolist() == expected, "of a block that held NaN"
 
 
 def test_a_slot_comes_to_life_again_with_a_new_sequence_and_its_own_stop_ids() -> None:
