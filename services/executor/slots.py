@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pagewire.services.executor.columns import column, pairs
+from pagewire.services.executor.devices.edits import words_of
 from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
 from pagewire.services.executor.in_flight_step import Columns, InFlightStep
@@ -115,6 +116,10 @@ class SlotTable:
             raise PlanViolation(f"the plan's budget is {plan.budget} tokens per step")
         self._budget = plan.budget
 
+    def tokens(self, slot: int) -> Int64:
+        """Returns the tokens that the sequence of a slot came with, for one that no step was launched of."""
+        return self._tokens[slot, : self._known[slot]].copy()
+
     def pending(self) -> Pending:
         """Returns what each unfinished sequence could compute next, in order."""
         slots = self._order[self._running[self._order]]
@@ -173,6 +178,7 @@ class SlotTable:
             )
         if len(added.sampling.record) != RECORD.itemsize:
             raise PlanViolation(f"sequence {added.sequence} has a sampling record of an unknown layout")
+        self._check_edits(added)
         end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
         return _NewSequence(
             added.slot, added.sequence, tokens, added.computed, column(added.blocks), added.limit, end, stop_ids
@@ -238,6 +244,16 @@ class SlotTable:
         if len(named) + np.count_nonzero(others) > len(self._order):
             raise PlanViolation("the plan's order names a slot twice")
         self._order = np.concatenate((named, self._order[others[self._order]]))
+
+    def _check_edits(self, added: AddSlot) -> None:
+        sampling = added.sampling
+        if len(sampling.bias_ids) != len(sampling.biases):
+            raise PlanViolation(f"sequence {added.sequence} has not one bias per id")
+        named = [column(sampling.bias_ids), column(sampling.allowed_ids)]
+        if sampling.bad_words:
+            named += words_of(column(sampling.bad_words))
+        if any((ids >= self._capacity.vocab_size).any() for ids in named):
+            raise PlanViolation(f"sequence {added.sequence} names token ids beyond the vocabulary")
 
     def _check_occupied(self, slots: Int64) -> None:
         known = (slots >= 0) & (slots < len(self._occupied))

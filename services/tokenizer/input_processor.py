@@ -30,7 +30,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.client_requests import decode_request, encode_request, encoding_of
 from pagewire.shared.errors import DeadlineExceeded, RequestError
 from pagewire.shared.messages import pack
-from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
+from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.replies import Replier
@@ -105,6 +105,7 @@ class InputProcessor:
         try:
             async with asyncio.timeout(_seconds_left(expires)):
                 ids = await self._tokenize(prompt)
+                words = await self._bad_words(request.sampling)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
         check_ids(ids, self._model.vocab_size)
@@ -117,6 +118,7 @@ class InputProcessor:
             max_tokens=tokens_to_generate(lengths, request.sampling, self._limits),
             eos=self._model.eos,
             vocab_size=self._model.vocab_size,
+            bad_words=words,
         )
         left = _seconds_left(expires)
         batch_inbox = message.headers.get(BATCH_INBOX, "")
@@ -146,6 +148,12 @@ class InputProcessor:
             case TokenPrompts(prompts):
                 return prompts
 
+    async def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
+        texts = sampling.bad_word_texts(params)
+        if not texts:
+            return ()
+        return sampling.bad_word_ids(await self._model.encoder.encode(texts, special=False))
+
 
 def digest_of(request: GenerateRequest) -> bytes:
     """Returns a fingerprint of the body: equal in either encoding, with any request id, streamed or not.
@@ -154,7 +162,10 @@ def digest_of(request: GenerateRequest) -> bytes:
         InvalidRequest: a field cannot be encoded; the message names it.
     """
     # Structs leave out defaults by identity, not by value, when they are encoded: dictionaries leave out nothing.
-    body = msgspec.structs.asdict(request) | {"sampling": msgspec.structs.asdict(request.sampling)}
+    params = msgspec.structs.asdict(request.sampling)
+    if request.sampling.logit_bias is not None:  # the encoder sorts keys that are texts only
+        params["logit_bias"] = sorted(request.sampling.logit_bias.items())
+    body = msgspec.structs.asdict(request) | {"sampling": params}
     del body["request_id"], body["stream"]
     return hashlib.sha256(encode_request(body, _canonical)).digest()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagewire.services.executor.devices.candidates import top_candidates
 from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.shared.sampling import Record
@@ -28,6 +28,9 @@ class Backend(Protocol):
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """Returns the attention of one step; `positions` [T] are the positions of the batch's tokens."""
+
+    def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
+        """Edits the float32 logits [R, V] of the tokens at `positions` [R] of the slots `rows` [R] in place."""
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """Samples the tokens [R] at `positions` [R] of the slots `rows` [R] from float32 logits [R, V].
@@ -84,9 +87,16 @@ class CpuDevice:
         self._backend = backend
         self._cores = cores
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         """See `Device.add`."""
-        self._slots.add(slot, blocks, sampling, stop_ids)
+        self._slots.add(slot, blocks, sampling, stop_ids, edits)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
@@ -125,9 +135,15 @@ class CpuDevice:
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
             return tokens, None
         logits = self._model.logits(hidden)
+        edited = self._slots.any_edits(slots, positions)
+        if edited:
+            self._backend.edit(logits, self._slots, slots, positions)
         counts = self._slots.num_candidates[slots]
         candidates = top_candidates(logits, rows, counts) if counts.any() else None
-        return self._backend.sample(logits, self._slots, slots, positions), candidates
+        tokens = self._backend.sample(logits, self._slots, slots, positions)
+        if edited:
+            self._slots.append(slots, positions, tokens)
+        return tokens, candidates
 
     def close(self) -> None:
         """Drops the model and the KV pool."""

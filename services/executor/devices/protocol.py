@@ -1,7 +1,7 @@
 """The interface between the step loop and a device. A device knows slots, blocks and tokens, not sequences or plans."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -85,6 +85,27 @@ class Candidates:
     """[N] natural log-probabilities of the tokens, all finite."""
 
 
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What changes a sequence's logits, beside its stop ids and its record. Ids are within the vocabulary."""
+
+    bias_ids: Int64
+    """[B] ids, each once."""
+    biases: Float32
+    """[B] is added to the logits of these ids."""
+    allowed_ids: Int64
+    """[A] the only ids that may be sampled; empty: all."""
+    bad_words: Int64
+    """[N] of each text that may not be generated, the number of its ids and then these. The last id is banned where
+    the output ends with the others."""
+    penalized: bool
+    """Whether the record has penalties."""
+    num_prompt_tokens: int
+    """Number of the sequence's tokens that belong to the prompt. The others are output."""
+    tokens: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    """Tokens of the sequence so far."""
+
+
 class Pending(Protocol):
     """A launched step."""
 
@@ -114,11 +135,18 @@ class Device(Protocol):
     def busy(self) -> float:
         """Seconds in which the device has computed since it was opened, by the device's clock."""
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         """Puts a sequence into a free slot. Block i of `blocks` holds positions [i * block_size, (i + 1) * block_size).
 
         `sampling` [] are the sampling parameters. `stop_ids` end the sequence and are not sampled below the record's
-        `min_length`.
+        `min_length`. `edits` is None for a sequence without any, and given if the record has penalties.
         """
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.devices.roofline import Roofline
 from pagewire.shared.sampling import RECORD, Record
 
@@ -95,8 +95,15 @@ class SimDevice:
         """See `Device.busy`; by the simulated clock."""
         return self._clock.busy
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
-        """See `Device.add`."""
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
+        """See `Device.add`. Edits have no effect: there are no logits."""
         self._records[slot], self._stop_ids[slot] = sampling, frozenset(stop_ids)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """The compiled sampler picks what sorting everything in float64 picks."""
 
 import math
+from ctypes import addressof
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.cpu.kernels import CpuKernels, SamplingTable, address
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
 from pagewire.services.executor.sampling import uniforms
 from pagewire.shared.sampling import NOT_FINITE
 from tests.services.executor.test_sampling import BROKEN, LAST_POSITION, How, filtered, hows, possible, records
@@ -24,10 +25,13 @@ def draw(
     table = records(hows[::-1])
     table["min_length"] = min_length
     stop_ids = np.tile(np.array([*banned, -1]), (count, 1))
-    sampling = SamplingTable(address(table), address(stop_ids), len(banned) + 1)
+    edits = (LogitEdits * count)()
+    sampling = SamplingTable(address(table), address(stop_ids), len(banned) + 1, addressof(edits))
     positions = np.array([how.position for how in hows])
     x = torch.tensor(np.array(logits), dtype=torch.float32)
     slots = np.arange(count)[::-1].copy()
+    if banned:
+        kernels.edit_logits(x, sampling, slots, positions)
     ids: list[int] = kernels.sample(x, sampling, slots, positions).tolist()
     return ids
 

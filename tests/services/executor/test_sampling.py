@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.sampling import CANDIDATES, sample, sequence_key, uniforms
-from pagewire.shared.sampling import NOT_FINITE, RECORD, Record
+from pagewire.services.executor.sampling import CANDIDATES, edit, sample, sequence_key, uniforms
+from pagewire.shared.sampling import NOT_FINITE, RECORD, Record, record
 
 torch.set_num_threads(1)
 
@@ -44,7 +44,7 @@ class How(NamedTuple):
 
 
 def records(hows: Sequence[How]) -> Record:
-    found = np.zeros(len(hows), RECORD)
+    found = np.tile(record(), len(hows))
     for name in set(How._fields) & set(RECORD.names or ()):
         found[name] = [getattr(how, name) for how in hows]
     return found
@@ -52,7 +52,9 @@ def records(hows: Sequence[How]) -> Record:
 
 def draw(logits: npt.ArrayLike, hows: Sequence[How], banned: Sequence[tuple[int, tuple[int, ...]]] = ()) -> list[int]:
     x, positions = torch.tensor(np.array(logits), dtype=torch.float32), np.array([how.position for how in hows])
-    ids: list[int] = sample(x, records(hows), positions, banned).tolist()
+    if banned:
+        edit(x, records(hows), positions, [None] * len(hows), banned)
+    ids: list[int] = sample(x, records(hows), positions).tolist()
     return ids
 
 

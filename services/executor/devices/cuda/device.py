@@ -14,7 +14,7 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
-from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.shared.sampling import Record
 
@@ -87,10 +87,20 @@ class CudaDevice:
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
         _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         """See `Device.add`."""
         self._held[slot], self._blocks[slot] = 0, len(blocks)
-        self._changes += self._tables.added(slot, blocks, sampling, stop_ids)
+        self._changes += self._tables.added(slot, blocks, sampling, stop_ids, edits)
+        if edits is not None and len(edits.bad_words):
+            # A cached prefix is computed by no step, but a bad word may begin in it if it has output.
+            self._changes.append(self._tables.row("tokens", slot, edits.tokens.astype(np.int32)))
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""

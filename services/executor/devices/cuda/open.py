@@ -66,6 +66,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
     Step(model, dummy_pool, tables, columns, Bucket(min(slots, tokens), tokens, decode=False)).run()
     torch.cuda.synchronize()
+    del tables, columns, dummy_pool  # so that the allocator has room for the real ones
     free, total = torch.cuda.mem_get_info()
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)

@@ -54,7 +54,7 @@ class Step:
         hidden = self._model(inputs.ids, inputs.positions, self._attend)
         last = (self._cu_queries[1:] - 1).clamp_min(0)
         logits = self._model.logits(hidden.index_select(0, last))
-        edit_logits(sampling, logits, self._slots, inputs.ends)
+        edit_logits(sampling, logits, self._slots, inputs.ends, state.tokens)
         sample(sampling, logits, self._slots, inputs.ends, self._maxima, self.tokens)
         bookkeeping(
             state,
@@ -65,4 +65,5 @@ class Step:
             self._tables.checked_stop_ids,
             self.tokens,
             self._finishes,
+            sampling.seen,
         )
