@@ -89,10 +89,12 @@ RECORD = np.dtype(
         ("key", np.uint64),  # key of the sequence's random numbers
         ("min_length", np.int64),  # sequence length, prompt included, below which no stop id is sampled
         ("num_candidates", np.int64),  # number of most likely tokens that are reported with each sampled token
+        ("num_logprobs", np.int64),  # number of log-probabilities that are reported with it, its own included; 0: none
+        ("num_prompt_logprobs", np.int64),  # the same for each token of the prompt
     ],
     align=True,
 )
-"""One sequence's parameters, in the memory layout of a C struct. The executor fills in the last three columns."""
+"""One sequence's parameters, in the memory layout of a C struct. The executor fills in the last five columns."""
 
 
 _NEUTRAL = dict.fromkeys(RECORD.names or (), 0) | {parameter.name: parameter.neutral for parameter in PARAMETERS}

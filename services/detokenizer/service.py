@@ -91,12 +91,14 @@ class Detokenizer:
         """Subscribes to everything, to steps first: no row of an attached sequence may be missed."""
         bus, instance, tasks = self._context.bus, self._context.instance, BoundedTaskGroup(self._tasks)
         common = self._streams, self._registry, self._replier, tasks
+        vocabulary = Vocabulary(tokenizer)
+        self._sender.spell = vocabulary.spell
         model = subjects.model_token(model_folder.served_name(self._context.settings))
         return [
             *await self._steps.subscribe(),
             await self._monitor.listen(),
             await self._schedulers.listen("scheduler"),
-            *await ServiceHandlers(bus, Vocabulary(tokenizer), *common).subscribe(instance),
+            *await ServiceHandlers(bus, vocabulary, *common).subscribe(instance),
             *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, model),
         ]
 

@@ -1,7 +1,7 @@
 """The steps of every executor in order, and which stream each of their rows belongs to."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -10,8 +10,9 @@ from pagewire.services.detokenizer.stream import Choice, Stream, TokenGap
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.errors import BusError
-from pagewire.shared.messages import UNREADABLE, Decoder, encode
+from pagewire.shared.messages import UNREADABLE, Decoder, encode, unpack
 from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.done import TokenLogprobs
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Replay
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
@@ -121,6 +122,16 @@ class StepEffects:
     """Tokens that were appended."""
 
 
+def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
+    """Yields sequence, position and log-probabilities of each token that the step reports them of."""
+    numbers = iter(unpack(output.logprob_tokens))
+    begin = 0
+    for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
+        end = begin + 4 * count
+        yield sequence, position, TokenLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
+        begin = end
+
+
 class SequenceMap:
     """The choice of each sequence, by term. Only the last attachment of a stream counts."""
 
@@ -147,6 +158,10 @@ class SequenceMap:
         sequences = self._terms.get(output.term)
         if sequences is None:
             return effects
+        if output.logprob_tokens:
+            for sequence, position, logprobs in _reported(output):
+                if sequence in sequences:
+                    sequences[sequence][1].report(position, logprobs)
         for sequence, start, count, token, finish in zip(
             memoryview(output.sequences).cast("I"),
             memoryview(output.starts).cast("I"),

@@ -77,6 +77,7 @@ class Streams:
             digest=request.digest,
             completions=open_choices(vocabulary, request),
             prompt_tokens=sum(unpack(request.prompt_lengths)),
+            prompts=request.prompts if request.prompt_logprobs else (),
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
         )
         loop = asyncio.get_running_loop()
@@ -233,7 +234,12 @@ class Streams:
         return Accepted(stream.request_id, cancel, resume, stream.prompt_tokens)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
-        """Appends the tokens that only the scheduler knows, as if they had just been generated."""
+        """Appends the tokens that only the scheduler knows, as if they had just been generated.
+
+        Without their log-probabilities they are not wanted: the scheduler has them generated again.
+        """
+        if choice.logprobs is not None or choice.prompt_logprobs:
+            return
         last = len(tokens) - 1
         for position in range(len(choice.tokens), len(tokens)):
             self.tokens += choice.accept(position, tokens[position], finish if position == last else Finish.NONE)

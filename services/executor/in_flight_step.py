@@ -6,12 +6,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.columns import packed
-from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, StepBatch
+from pagewire.services.executor.columns import column, packed
+from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling import NOT_FINITE
 
 UInt8 = npt.NDArray[np.uint8]
+
+MAX_ENTRIES = 1 << 15
+"""Entries of log-probabilities in one message, about: 8 bytes each."""
 
 _LENGTH = np.uint8(Finish.LENGTH)
 
@@ -33,6 +36,15 @@ class CandidateColumns(NamedTuple):
     """Pairs of a sequence id and the number of candidates of that sequence."""
     ids: bytes
     logprobs: bytes
+
+
+class LogprobColumns(NamedTuple):
+    """Log-probabilities of tokens, packed as in `StepOutput`."""
+
+    tokens: bytes = b""
+    ranks: bytes = b""
+    ids: bytes = b""
+    values: bytes = b""
 
 
 class InFlightStep(msgspec.Struct, frozen=True):
@@ -67,6 +79,23 @@ class InFlightStep(msgspec.Struct, frozen=True):
         # `packed` turns the token -1 into NO_TOKEN.
         sampled = np.maximum(tokens, -1)
         return Columns(packed(sequences), packed(starts), packed(counts), packed(sampled), finishes.tobytes())
+
+    def logprob_columns(self, logprobs: Logprobs, alive: bytes) -> list[LogprobColumns]:
+        """Returns what the device reported of tokens of the packed sequences `alive`, in parts of bounded size."""
+        sequences = self.sequences[logprobs.rows]
+        kept = np.isin(sequences, column(alive))
+        ends = np.cumsum(logprobs.counts)
+        parts = []
+        for some in np.array_split(np.flatnonzero(kept), -(-int(logprobs.counts[kept].sum()) // MAX_ENTRIES) or 1):
+            counts = logprobs.counts[some]
+            entries = np.repeat(ends[some] - np.cumsum(counts), counts) + np.arange(counts.sum())
+            tokens = np.stack((sequences[some], logprobs.positions[some], counts), axis=1)
+            values = logprobs.values[entries].astype("<f4").tobytes()
+            columns = LogprobColumns(
+                packed(tokens), packed(logprobs.ranks[some]), packed(logprobs.ids[entries]), values
+            )
+            parts += [columns] if len(some) else []
+        return parts
 
     def candidate_columns(self, candidates: Candidates) -> CandidateColumns:
         """Returns the candidates that the device reported for this step, packed."""

@@ -5,17 +5,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import structlog
 
 from pagewire.services.executor.columns import column
 from pagewire.services.executor.devices.protocol import Device, Edits
-from pagewire.services.executor.in_flight_step import Columns
+from pagewire.services.executor.in_flight_step import CandidateColumns, Columns, LogprobColumns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepResult
 from pagewire.services.executor.sampling import sequence_key
-from pagewire.services.executor.slots import PlanViolation, SlotTable
+from pagewire.services.executor.slots import PlanViolation, SlotTable, reports_prompt
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
@@ -138,7 +139,7 @@ class StepLoop:
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
-        step, tokens, candidates, plan, plans, elapsed = self._in_flight.collect()
+        step, tokens, candidates, logprobs, prompt_logprobs, plan, plans, elapsed = self._in_flight.collect()
         columns = self._slots.record(step, tokens)
         counters = self.counters
         counters.busy_s = self._device.busy
@@ -148,9 +149,15 @@ class StepLoop:
         counters.sampled += int(np.count_nonzero(np.frombuffer(columns.tokens, "<u4") != NO_TOKEN))
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
+        if prompt_logprobs is not None:
+            for part in step.logprob_columns(prompt_logprobs, columns.sequences):
+                self._answer(Columns(), plan, [], 0.0, logprobs=part)
         if columns.sequences or plans:
-            reported = () if candidates is None else step.candidate_columns(candidates)
-            self._answer(columns, plan, plans, elapsed, *reported)
+            reported = None if candidates is None else step.candidate_columns(candidates)
+            parts = [] if logprobs is None else step.logprob_columns(logprobs, columns.sequences)
+            for part in parts[1:]:
+                self._answer(Columns(), plan, [], 0.0, logprobs=part)
+            self._answer(columns, plan, plans, elapsed, reported, parts[0] if parts else None)
 
     def _take(self, *, wait: bool) -> NewPlans | None:
         if not wait:
@@ -210,8 +217,29 @@ class StepLoop:
         self._device.add(slot, blocks, sampling.record, sampling.stop_ids, edits)
         self._held[slot] = sampling
 
-    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, *candidates: bytes) -> None:
-        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *candidates)
+    def _answer(
+        self,
+        columns: Columns,
+        plan: int,
+        plans: list[Plan],
+        elapsed: float,
+        candidates: CandidateColumns | None = None,
+        logprobs: LogprobColumns | None = None,
+    ) -> None:
+        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6))
+        if candidates is not None or logprobs is not None:
+            counts, ids, likely = candidates or (b"", b"", b"")
+            tokens, ranks, entries, values = logprobs or LogprobColumns()
+            output = msgspec.structs.replace(
+                output,
+                candidate_counts=counts,
+                candidates=ids,
+                logprobs=likely,
+                logprob_tokens=tokens,
+                logprob_ranks=ranks,
+                logprob_ids=entries,
+                logprob_values=values,
+            )
         self._step += 1
         ended = time.time()
         self._emit(StepResult(output, plans, ended - elapsed, ended))
@@ -244,4 +272,6 @@ def sampling_record(added: AddSlot) -> Record:
     complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)
     complete["min_length"] = added.prompt_tokens + sampling.min_tokens
     complete["num_candidates"] = sampling.candidates
+    complete["num_logprobs"] = sampling.logprobs + 1
+    complete["num_prompt_logprobs"] = sampling.prompt_logprobs + 1 if reports_prompt(added) else 0
     return complete

@@ -81,6 +81,23 @@ def _penalize(logits: Tensor, record: Record, seen: Tensor) -> None:
     logits -= float(record["presence_penalty"]) * (seen > 1)
 
 
+def process(logits: Tensor, records: Record) -> Tensor:
+    """Returns edited logits [R, V] after temperature and filters: minus infinity where no token can be sampled.
+
+    Those of greedy rows are as they were.
+    """
+    out = logits.clone()
+    drawn = np.flatnonzero(records["temperature"])
+    if drawn.size:
+        records, index = records[drawn], torch.from_numpy(drawn).to(logits.device)
+        heat = _column(records["temperature"], logits)
+        peaks = logits[index].amax(dim=1, keepdim=True)
+        scaled = (logits[index] - peaks).div_(heat)
+        _filter(scaled, records)
+        out[index] = scaled + peaks / heat
+    return out
+
+
 def sample(logits: Tensor, records: Record, positions: npt.NDArray[np.int64]) -> Tensor:
     """Returns one token id per row, int64 [R], for float32 logits [R, V]. The logits are overwritten.
 

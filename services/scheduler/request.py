@@ -46,6 +46,8 @@ class Request:
 def sequences_of(request: Request, first_id: int, answer: Attached, arrival_order: int) -> list[Sequence]:
     """Returns one sequence per choice, with the longer of the two lists of known tokens: ours or the detokenizer's.
 
+    If log-probabilities are reported, only the detokenizer's tokens count, because it has those of no others.
+
     Choices that have ended, here or at the detokenizer, are in the state FINISHED.
     """
     work = request.work
@@ -53,9 +55,10 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
     stop_ids = set(unpack(work.sampling.stop_ids))
     prompts = [unpack(prompt) for prompt in work.prompts]
     sequences = []
+    reporting = work.sampling.logprobs >= 0 or work.sampling.prompt_logprobs >= 0
     finishes = [sequence.finish for sequence in request.sequences] or [Finish.NONE] * request.num_choices
     for index, (ours, theirs) in enumerate(zip(request.generated(), answer.tokens, strict=True)):
-        known = unpack(max(ours, theirs, key=len))
+        known = unpack(theirs if reporting else max(ours, theirs, key=len))
         prompt = prompts[index // work.n]
         sequence = Sequence(
             id=first_id + index,
@@ -71,7 +74,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
             user=work.user,
             cache_salt=work.cache_salt,
             trace=request.trace,
-            finish=finishes[index],
+            finish=Finish.NONE if reporting and len(theirs) < len(ours) else finishes[index],
         )
         stopped = len(known) > work.sampling.min_tokens and known[-1] in stop_ids
         if index in ended or sequence.finish or stopped or len(known) >= work.sampling.max_tokens:

@@ -48,8 +48,9 @@ class Handlers:
         self._tasks = tasks
         self._replier = Replier(bus)
         dispatcher = Dispatcher(bus, peers, router, monitor, model.token)
+        settings = context.settings
         self._processor = InputProcessor(
-            model, renderer, dispatcher, self._replier, bus.max_payload, context.settings.seed
+            model, renderer, dispatcher, self._replier, bus.max_payload, settings.seed, settings.max_logprobs
         )
         self._requests = 0
 

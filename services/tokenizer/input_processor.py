@@ -70,8 +70,13 @@ class InputProcessor:
         replier: Replier,
         max_payload: int,
         seed: int,
+        max_logprobs: int = 20,
     ) -> None:
-        """`seed`: of the deployment. The seeds of requests without one follow from it; 0: they are drawn."""
+        """`seed`: of the deployment. The seeds of requests without one follow from it; 0: they are drawn.
+
+        `max_logprobs`: most log-probabilities per token that a request may ask for.
+        """
+        self._max_logprobs = max_logprobs
         self._model = model
         self._renderer = renderer
         self._dispatcher = dispatcher
@@ -98,7 +103,7 @@ class InputProcessor:
         encoding = encoding_of(message.headers)
         request = decode_request(message.data, GenerateRequest, encoding)
         request.sampling = self._model.generation.complete(request.sampling, message.data, encoding)
-        prompt = validate(request, self._model.vocab_size)
+        prompt = validate(request, self._model.vocab_size, self._max_logprobs)
         request_id = request.request_id or drawn_id
         _note(span, request_id=request_id)
         expires = arrived + request.timeout_ms / 1000
@@ -175,13 +180,14 @@ def open_stream(
 ) -> OpenStream:
     """Returns the message to the detokenizer."""
     params = request.sampling
+    tail = 0 if params.prompt_logprobs is not None else -PROMPT_TAIL
     return OpenStream(
         request_id=caller.request_id,
         digest=digest,
         reply=caller.reply,
         encoding=caller.encoding,
         stream=request.stream,
-        prompts=tuple(pack(ids[-PROMPT_TAIL:]) for ids in prompts),
+        prompts=tuple(pack(ids[tail:]) for ids in prompts),
         prompt_lengths=pack(map(len, prompts)),
         n=params.n,
         stop=sampling.stop_strings(params),
@@ -192,6 +198,8 @@ def open_stream(
         timeout_ms=timeout_ms,
         fresh=caller.fresh,
         batch_inbox=caller.batch_inbox,
+        logprobs=params.logprobs is not None,
+        prompt_logprobs=params.prompt_logprobs is not None,
     )
 
 

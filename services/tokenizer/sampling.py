@@ -25,7 +25,13 @@ MAX_BEAMS = 16
 """Maximum beams of a search."""
 MAX_BEAM_STOPS = 64
 """Maximum stop tokens of a beam search, the model's own included: every step reports that many more candidates."""
-NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {"seed": (None, -1), "min_tokens": (0,), "stop": ([],)}
+NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
+    "seed": (None, -1),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+}
 """Fields that a beam search refuses in addition to `PARAMETERS`, except for these neutral values."""
 MAX_BIASES = 1024
 """Maximum tokens with a bias."""
@@ -37,14 +43,14 @@ MAX_BAD_WORDS = 128
 """Maximum bad words of a request, each of which counts once with a leading space and once without."""
 MAX_BAD_WORD_TOKENS = 1024
 """Maximum tokens of all of them together."""
-NOT_BUILT = ("logprobs", "prompt_logprobs", "structured_outputs")
+NOT_BUILT = ("structured_outputs",)
 """Unsupported fields, which are refused unless they have their default."""
 
 _DEFAULTS = SamplingParams()
 
 
-def check(params: SamplingParams, vocab_size: int) -> None:
-    """Checks the ranges of values, and that unsupported fields are not used.
+def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> None:
+    """Checks the ranges of values, and that unsupported fields are not used. `max_logprobs` is the deployment's.
 
     Raises:
         InvalidRequest: a parameter is invalid or unsupported; the message names it.
@@ -66,6 +72,10 @@ def check(params: SamplingParams, vocab_size: int) -> None:
     _check_length(params)
     _check_stops(params, vocab_size)
     _check_edits(params, vocab_size)
+    for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        _require(
+            asked is None or 0 <= asked <= max_logprobs, f"{name} must be between 0 and {max_logprobs}, not {asked}"
+        )
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
@@ -152,6 +162,8 @@ def resolve(
         beam_width=beams,
         length_penalty=params.length_penalty,
         candidates=beams + len(stop_ids) if beams else 0,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
         bias_ids=pack(biases),
         biases=array("f", biases.values()).tobytes(),
         allowed_ids=pack(allowed),

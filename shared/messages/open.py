@@ -28,7 +28,8 @@ class OpenStream(Wire, frozen=True):
     stream: bool
     """Whether to send a frame per token instead of one result."""
     prompts: tuple[bytes, ...]
-    """Packed last ids of each prompt: context for decoding the first characters of the text."""
+    """Packed last ids of each prompt: context for decoding the first characters of the text. All ids, if
+    log-probabilities of prompts are reported."""
     prompt_lengths: bytes
     """Packed length of each prompt: the position of the first generated token, and part of the usage."""
     n: int
@@ -49,6 +50,10 @@ class OpenStream(Wire, frozen=True):
     """The request is sent for the first time with a random id: no record of it can exist."""
     batch_inbox: str = ""
     """Inbox for deltas of several streams in one message; empty: none."""
+    logprobs: bool = False
+    """Whether log-probabilities of tokens are reported."""
+    prompt_logprobs: bool = False
+    """Whether log-probabilities of the prompts' tokens are reported."""
 
 
 class OpenState(IntEnum):

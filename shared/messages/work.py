@@ -32,6 +32,11 @@ class Sampling(Wire, frozen=True):
     """Their biases, packed little-endian float32."""
     allowed_ids: bytes = b""
     """Packed ids, each once, of the only tokens that may be sampled; empty: all."""
+    logprobs: int = -1
+    """Number of the likeliest tokens whose log-probabilities are reported beside that of each sampled token; -1: no
+    log-probabilities."""
+    prompt_logprobs: int = -1
+    """The same for each token of the prompt but the first."""
     bad_words: bytes = b""
     """Texts that may not be generated, as packed ids: of each, the number of its ids and then these."""
 

@@ -115,7 +115,7 @@ async def test_greedy_tokens_follow_the_edited_logits(monkeypatch: pytest.Monkey
     wanted = [(case, *pair) for name, case in CASES.items() for pair in prompts(name).items()]
     assert len(wanted) == 2 * len(CASES)
     async with running(settings) as pipeline:
-        greedy = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        greedy: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
         results = await asyncio.gather(
             *(
                 pipeline.client.generate(list(prompt), SamplingParams(**greedy, **case.fields))
@@ -133,7 +133,7 @@ async def test_bad_words_and_min_tokens_by_their_texts() -> None:
     settings = Settings(model=str(folder), dtype="float32", num_kv_blocks=64, log_level="error")
     async with running(settings) as pipeline:
         client = pipeline.client
-        greedy = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
+        greedy: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
         prompt = "The morning train"
         plain = (await client.generate(prompt, SamplingParams(**greedy))).choices[0]
         for count in (2, 1):

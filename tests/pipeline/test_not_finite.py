@@ -41,7 +41,7 @@ async def test_only_requests_with_logits_that_are_not_finite_fail(
 ) -> None:
     if not compiled:
         monkeypatch.setattr(build, "load", unbuilt)
-    settings = Settings(model=str(broken), dtype="float32", num_kv_blocks=24, log_level="critical")
+    settings = Settings(model=str(broken), dtype="float32", num_kv_blocks=24, log_level="error")
     prompts = [[5 + i] * (4 + 3 * i) for i in range(3)]
     greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     async with running(settings) as pipeline:

@@ -48,6 +48,9 @@ class StepBatch(msgspec.Struct, frozen=True):
     """[T] input ids, row after row. The value is ignored where a pending step samples the token."""
     samples: Bool
     """[R] whether the row samples the token at position num_computed_tokens + query_lens."""
+    next_ids: Int64 | None = None
+    """[T] the prompt's token after each token where the log-probabilities of that are reported, -1 elsewhere; None:
+    nowhere."""
 
     @property
     def ends(self) -> Int64:
@@ -106,8 +109,36 @@ class Edits:
     """Tokens of the sequence so far."""
 
 
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What is reported of some tokens: their log-probabilities, or logits, and those of the likeliest tokens there."""
+
+    rows: Int64
+    """[M] row in the batch of each token."""
+    positions: Int64
+    """[M] position of each token in its sequence, ascending in each row."""
+    counts: Int64
+    """[M] number of entries of each token; their sum is N."""
+    ids: Int64
+    """[N] of each token its own id first, then the likeliest ones, the most likely first."""
+    values: Float32
+    """[N] of these ids; at least `LOWEST_LOGPROB`."""
+    ranks: Int64
+    """[M] number of tokens that are at least as likely as the token itself, from 1."""
+
+
 class Pending(Protocol):
     """A launched step."""
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Log-probabilities of the tokens that were sampled in slots that report them, but for rows whose logits are
+        not finite; None if there are none. Only after `wait`."""
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """Log-probabilities of the tokens `StepBatch.next_ids`, always of the model's own distribution; None if there
+        are none. Only after `wait`."""
 
     @property
     def candidates(self) -> Candidates | None:

@@ -17,6 +17,7 @@ class DeviceSlots:
         tables: [slots, blocks of the longest sequence] block ids; entries after a slot's own blocks are arbitrary.
         records: [slots] sampling parameters.
         num_candidates: [slots] the column of that name in `records`.
+        num_logprobs: [slots] the column of that name in `records`.
         stop_ids: ids that end each slot's sequence.
         edits: edits of each slot's logits, or None.
     """
@@ -26,6 +27,7 @@ class DeviceSlots:
         self.tables = np.zeros((slots, -(-capacity.max_model_len // capacity.block_size)), np.int64)
         self.records: Record = np.zeros(slots, RECORD)
         self.num_candidates: Int64 = self.records["num_candidates"]
+        self.num_logprobs: Int64 = self.records["num_logprobs"]
         self.stop_ids = IdLists(slots)
         self.edits: list[SlotEdits | None] = [None] * slots
         self._min_lengths: Int64 = self.records["min_length"]
@@ -77,5 +79,5 @@ class DeviceSlots:
 
 
 _NEUTRAL = record()
-_WITH_EFFECT = (*(parameter.name for parameter in PARAMETERS), "num_candidates")
+_WITH_EFFECT = (*(parameter.name for parameter in PARAMETERS), "num_candidates", "num_logprobs")
 """Columns that change what is sampled or reported, but for the minimum length, which applies to some positions only."""

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.results import PlanRefused, StepResult
@@ -181,6 +181,8 @@ class FakePending:
         self._device = device
         self._tokens = tokens
         self.candidates: Candidates | None = None
+        self.logprobs: Logprobs | None = None
+        self.prompt_logprobs: Logprobs | None = None
 
     def wait(self) -> Int64:
         device = self._device

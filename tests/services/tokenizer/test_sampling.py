@@ -52,10 +52,10 @@ BUILT = {
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "logprobs",
+    "prompt_logprobs",
 }
 ASKED: dict[str, list[object]] = {
-    "logprobs": [0, 5, -1],
-    "prompt_logprobs": [0, 1],
     "structured_outputs": [{"regex": "a*"}, {}],
 }
 
@@ -210,8 +210,15 @@ def test_a_beam_search_needs_enough_allowed_tokens() -> None:
         resolved(beam_width=2, allowed_token_ids=[1, 2, 5])
 
 
-def test_no_log_probabilities_are_still_refused() -> None:
-    assert refused(logprobs=0) == "logprobs is not supported yet: leave it out"
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_log_probabilities_have_a_limit_and_zero_means_the_token_alone(name: str) -> None:
+    check(SamplingParams(**{name: 4}), VOCABULARY, max_logprobs=4)
+    with pytest.raises(InvalidRequest, match=f"^{name} must be between 0 and 4, not 5"):
+        check(SamplingParams(**{name: 5}), VOCABULARY, max_logprobs=4)
+    assert name in refused(**{name: -1})
+    assert name in refused(beam_width=2, **{name: 0})
+    asked = {field: getattr(resolved(**{name: 0}), field) for field in ("logprobs", "prompt_logprobs")}
+    assert asked == {"logprobs": -1, "prompt_logprobs": -1, name: 0}
 
 
 def test_too_many_stop_tokens_are_refused() -> None:
