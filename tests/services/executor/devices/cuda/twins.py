@@ -69,7 +69,7 @@ class Text:
         return len(self.tokens) < self.end
 
 
-def batch_of(*rows: tuple[int, int, Sequence[int], bool]) -> StepBatch:
+def batch_of(*rows: tuple[int, int, Sequence[int], bool], next_ids: Sequence[int] | None = None) -> StepBatch:
     """Rows are (slot, start, ids, samples)."""
     return StepBatch(
         slots=np.array([row[0] for row in rows], np.int64),
@@ -77,6 +77,7 @@ def batch_of(*rows: tuple[int, int, Sequence[int], bool]) -> StepBatch:
         query_lens=np.array([len(row[2]) for row in rows], np.int64),
         token_ids=np.array([token for row in rows for token in row[2]], np.int64),
         samples=np.array([row[3] for row in rows], np.bool_),
+        next_ids=None if next_ids is None else np.array(next_ids, np.int64),
     )
 
 
