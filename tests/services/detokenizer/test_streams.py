@@ -401,6 +401,18 @@ class TestLogprobs:
                 [t, t + 1] for t in HELLO
             ]
 
+    async def test_a_stop_string_cuts_them_at_the_token_that_completes_it(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(stream=False, logprobs=True, stop=("world", "lo wor"))
+            await world.attach()
+            for position, token in enumerate(HELLO):
+                row = (100, PROMPT + position, token)
+                world.publish(step_output(position, row, **reported(row)))
+            (choice,) = (await reader.result()).choices
+            assert choice.stop_reason in {"world", "lo wor"}
+            assert len(choice.token_ids) < len(HELLO)
+            assert [next(iter(found)) for found in choice.logprobs or ()] == choice.token_ids
+
     async def test_tokens_that_only_the_scheduler_knows_are_generated_again(self, folder: Path) -> None:
         async with rig(folder) as world:
             await world.open(logprobs=True)
