@@ -111,6 +111,10 @@ class Timed:
         attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
         return attend if self._decoder else self._timed("attention", attend)
 
+    def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
+        """See `Backend.edit`."""
+        self._timed("sampling", self._backend.edit)(logits, slots, rows, positions)
+
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
         tokens: Int64 = self._timed("sampling", self._backend.sample)(logits, slots, rows, positions)

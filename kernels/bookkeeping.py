@@ -10,6 +10,7 @@ from pagewire.kernels.slot_state import STATE_TENSORS, SlotState
 BLOCK = 64
 STOP: tl.constexpr = tl.constexpr(1)
 LENGTH: tl.constexpr = tl.constexpr(2)
+NOT_FINITE: tl.constexpr = tl.constexpr(3)
 
 
 @jit
@@ -49,13 +50,15 @@ def bookkeeping_kernel(
     tl.store(known + slot, end + 1, mask=samples)
     if seen is not None:
         place = seen + slot * VOCABULARY + token
-        tl.store(place, tl.load(place, mask=samples, other=0) + 2, mask=samples)
+        counted = samples & (token >= 0)
+        tl.store(place, tl.load(place, mask=counted, other=0) + 2, mask=counted)
     lane = tl.arange(0, PADDED)
     wanted = samples[:, None] & (lane < STOPS)[None, :]
     stops = tl.load(stop_ids + slot[:, None] * STOPS + lane[None, :], mask=wanted, other=-1)
     stopped = tl.max((wanted & (stops == token[:, None])).to(tl.int32), 1) > 0
     full = samples & (end + 1 >= tl.load(last + slot, mask=samples, other=0))
     finish = tl.where(stopped, STOP, tl.where(full, LENGTH, 0))
+    finish = tl.where(samples & (token < 0), NOT_FINITE, finish)
     tl.store(alive + slot, 0, mask=samples & (finish != 0))
     tl.store(finishes + row, finish.to(tl.uint8), mask=mask)
 
@@ -71,7 +74,8 @@ def bookkeeping(
     finishes: torch.Tensor,
     seen: torch.Tensor | None = None,
 ) -> None:
-    """Applies the results of a step to `state`. Writes `finishes` uint8 [R]: 0 continues, 1 stopped, 2 at its length.
+    """Applies the results of a step to `state`. Writes `finishes` uint8 [R]: 0 continues, 1 stopped, 2 at its length,
+    3 without a token.
 
     `slots`, `num_computed_tokens`, `ends` (as `step_inputs` wrote them) and `sampled` are int32 [R], `cu_queries` int32
     [R + 1], `stop_ids` int32 [S, longest list] padded with -1. The sampled token is counted in `seen`, see `Penalties`.
@@ -121,6 +125,7 @@ def reference(
                 state.tokens[slot, end] = token
             state.known[slot] = end + 1
             finish = 1 if token in stop_ids[slot].tolist() else 2 if end + 1 >= state.last[slot] else 0
+            finish = 3 if token < 0 else finish
             if finish:
                 state.alive[slot] = 0
         finishes.append(finish)

@@ -12,36 +12,24 @@ import triton.language as tl
 from pagewire.kernels import philox
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.philox import uniform
-from pagewire.kernels.sampling_table import SAMPLING_TENSORS, Penalties, SamplingTable
+from pagewire.kernels.sampling_table import SAMPLING_TENSORS, SamplingTable
+from pagewire.shared import sampling
 
 TILE = 2048
 WARPS = 16
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
+NOT_FINITE: tl.constexpr = tl.constexpr(sampling.NOT_FINITE)
 
 
 @jit
 def scaled_logits(  # type: ignore[no-untyped-def]
     logits: tl.tensor,
     token: tl.tensor,
-    slot: tl.tensor,
     temperature: tl.tensor,
-    repetition: tl.tensor,
-    presence: tl.tensor,
-    frequency: tl.tensor,
-    seen: tl.tensor,
     VOCABULARY: tl.constexpr,
 ):
-    """Returns float32 logits of the tokens after penalties and temperature; minus infinity beyond the vocabulary."""
-    mask = token < VOCABULARY
-    x = tl.load(logits + token, mask=mask, other=float("-inf")).to(tl.float32)
-    if seen is not None:
-        factor = tl.load(repetition + slot)
-        once = tl.load(presence + slot)
-        each = tl.load(frequency + slot)
-        if (factor != 1) | (once != 0) | (each != 0):
-            count = tl.load(seen + slot * VOCABULARY + token, mask=mask, other=0)
-            x = tl.where(count > 0, tl.where(x > 0, x / factor, x * factor), x)
-            x -= each * (count // 2).to(tl.float32) + tl.where(count > 1, once, 0.0)
+    """Returns float32 logits of the tokens, divided by the temperature; minus infinity beyond the vocabulary."""
+    x = tl.load(logits + token, mask=token < VOCABULARY, other=float("-inf")).to(tl.float32)
     return x / temperature
 
 
@@ -52,15 +40,11 @@ def tile_maxima_kernel(
     slots: tl.tensor,
     ends: tl.tensor,
     temperature: tl.tensor,
-    repetition: tl.tensor,
-    presence: tl.tensor,
-    frequency: tl.tensor,
-    seen: tl.tensor,
     VOCABULARY: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: the largest scaled logit of one tile of one row."""
+    """One program: the largest scaled logit of one tile of one row; infinity if there is NaN."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     if tl.load(ends + row) < 0:
@@ -70,8 +54,8 @@ def tile_maxima_kernel(
     heat = tl.where(heat > 0, heat, 1.0)
     token = tile * TILE + tl.arange(0, TILE)
     start = logits + row * VOCABULARY
-    x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
-    tl.store(maxima + row * TILES + tile, tl.max(x, 0))
+    x = scaled_logits(start, token, heat, VOCABULARY)
+    tl.store(maxima + row * TILES + tile, tl.max(tl.where(tl.abs(x) >= 0, x, INFINITY), 0))
 
 
 @jit
@@ -82,12 +66,7 @@ def edge(  # type: ignore[no-untyped-def]
     count: tl.tensor,
     maxima: tl.tensor,
     logits: tl.tensor,
-    slot: tl.tensor,
     heat: tl.tensor,
-    repetition: tl.tensor,
-    presence: tl.tensor,
-    frequency: tl.tensor,
-    seen: tl.tensor,
     VOCABULARY: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -111,7 +90,7 @@ def edge(  # type: ignore[no-untyped-def]
         for tile in range(TILES):
             if tl.load(maxima + tile) >= low:
                 token = tile * TILE + tl.arange(0, TILE)
-                x = scaled_logits(logits, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+                x = scaled_logits(logits, token, heat, VOCABULARY)
                 kept = x >= middle
                 weight += tl.where(kept, tl.where(count, 1.0, tl.exp(x - peak)), 0.0)
                 above = tl.where(kept, tl.minimum(above, x), above)
@@ -129,12 +108,7 @@ def tile_masses(  # type: ignore[no-untyped-def]
     peak: tl.tensor,
     maxima: tl.tensor,
     logits: tl.tensor,
-    slot: tl.tensor,
     heat: tl.tensor,
-    repetition: tl.tensor,
-    presence: tl.tensor,
-    frequency: tl.tensor,
-    seen: tl.tensor,
     VOCABULARY: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -146,7 +120,7 @@ def tile_masses(  # type: ignore[no-untyped-def]
     for tile in range(TILES):
         if tl.load(maxima + tile) >= low:
             token = tile * TILE + tl.arange(0, TILE)
-            x = scaled_logits(logits, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+            x = scaled_logits(logits, token, heat, VOCABULARY)
             mass = tl.sum(tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64), 0)
             masses = tl.where(index == tile, mass, masses)
     return masses
@@ -164,10 +138,6 @@ def sample_kernel(
     min_p: tl.tensor,
     top_k: tl.tensor,
     key: tl.tensor,
-    repetition: tl.tensor,
-    presence: tl.tensor,
-    frequency: tl.tensor,
-    seen: tl.tensor,
     VOCABULARY: tl.constexpr,
     TILES: tl.constexpr,
     TILE: tl.constexpr,
@@ -185,6 +155,9 @@ def sample_kernel(
     index = tl.arange(0, PADDED)
     top = tl.load(tops + index, mask=index < TILES, other=float("-inf"))
     peak = tl.max(top, 0)
+    if tl.abs(peak) == INFINITY:
+        tl.store(tokens + row, NOT_FINITE)
+        return
     heat = tl.load(temperature + slot)
     greedy = heat <= 0
     heat = tl.where(greedy, 1.0, heat)
@@ -192,7 +165,7 @@ def sample_kernel(
     if greedy:
         tile = tl.min(tl.where(top == peak, index, TILES - 1), 0)
         token = tile * TILE + lane
-        x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+        x = scaled_logits(start, token, heat, VOCABULARY)
         tl.store(tokens + row, tl.min(tl.where(x == peak, token, VOCABULARY - 1), 0))
         return
 
@@ -203,28 +176,22 @@ def sample_kernel(
     most = tl.load(top_k + slot)
     if (most > 0) & (most < VOCABULARY):
         low = edge(
-            low, peak, most.to(tl.float32), most > 0, tops, start, slot, heat,
-            repetition, presence, frequency, seen, VOCABULARY, TILES, TILE,
+            low, peak, most.to(tl.float32), most > 0, tops, start, heat, VOCABULARY, TILES, TILE,
         )  # fmt: skip
     share = tl.load(top_p + slot)
-    masses = tile_masses(
-        low, peak, tops, start, slot, heat, repetition, presence, frequency, seen, VOCABULARY, TILES, TILE, PADDED
-    )
+    masses = tile_masses(low, peak, tops, start, heat, VOCABULARY, TILES, TILE, PADDED)
     if share < 1:
         goal = (tl.sum(masses, 0) * share).to(tl.float32)
         low = edge(
-            low, peak, goal, most < 0, tops, start, slot, heat,
-            repetition, presence, frequency, seen, VOCABULARY, TILES, TILE,
+            low, peak, goal, most < 0, tops, start, heat, VOCABULARY, TILES, TILE,
         )  # fmt: skip
-        masses = tile_masses(
-            low, peak, tops, start, slot, heat, repetition, presence, frequency, seen, VOCABULARY, TILES, TILE, PADDED
-        )
+        masses = tile_masses(low, peak, tops, start, heat, VOCABULARY, TILES, TILE, PADDED)
 
     target = uniform(tl.load(key + slot), end) * tl.sum(masses, 0)
     reached = tl.cumsum(masses, 0)
     tile = tl.min(tl.where((reached > target) & (masses > 0), index, TILES - 1), 0)
     token = tile * TILE + lane
-    x = scaled_logits(start, token, slot, heat, repetition, presence, frequency, seen, VOCABULARY)
+    x = scaled_logits(start, token, heat, VOCABULARY)
     weight = tl.where(x >= low, tl.exp(x - peak), 0.0).to(tl.float64)
     reached_here = tl.sum(tl.where(index < tile, masses, 0.0), 0) + tl.cumsum(weight, 0)
     picked = tl.min(tl.where((reached_here > target) & (weight > 0), token, VOCABULARY), 0)
@@ -239,30 +206,21 @@ def sample(
     ends: torch.Tensor,
     maxima: torch.Tensor,
     tokens: torch.Tensor,
-    penalties: Penalties | None = None,
 ) -> None:
     """Writes the sampled token of every row to `tokens` int32 [R]; -1 where `ends` is negative.
 
+    A row with NaN, or whose largest logit is infinite, gets `pagewire.shared.sampling.NOT_FINITE`.
+
     `logits` [R, vocabulary], after `edit_logits`, are contiguous and of any float type; `slots` is int32 [R]; `ends`
     int32 [R] is the position of the token to sample; `maxima` float32 [R, ceil(vocabulary / TILE)] is scratch memory.
-    Order: penalties, temperature, min-p, top-k, top-p. Samples the first token whose cumulative probability exceeds the
+    Order: temperature, min-p, top-k, top-p. Samples the first token whose cumulative probability exceeds the
     uniform number.
     """
     rows, vocabulary = logits.shape
     tiles = triton.cdiv(vocabulary, TILE)
     columns = table.columns
-    earlier = (
-        {"repetition": None, "presence": None, "frequency": None, "seen": None}
-        if penalties is None
-        else {
-            "repetition": penalties.repetition,
-            "presence": penalties.presence,
-            "frequency": penalties.frequency,
-            "seen": penalties.seen,
-        }
-    )
     sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE, "num_warps": WARPS}
-    tile_maxima_kernel[rows, tiles](maxima, logits, slots, ends, columns["temperature"], **earlier, **sizes)
+    tile_maxima_kernel[rows, tiles](maxima, logits, slots, ends, columns["temperature"], **sizes)
     sample_kernel[(rows,)](
         tokens,
         maxima,
@@ -274,20 +232,14 @@ def sample(
         columns["min_p"],
         columns["top_k"],
         columns["key"],
-        **earlier,
         **sizes,
         PADDED=triton.next_power_of_2(tiles),
     )
 
 
-def distribution(table: SamplingTable, logits: torch.Tensor, slot: int, penalties: Penalties | None) -> torch.Tensor:
+def distribution(table: SamplingTable, logits: torch.Tensor, slot: int) -> torch.Tensor:
     """Returns a row's filtered probabilities, float64 [vocabulary], not renormalised; one-hot for a greedy slot."""
     x, columns = logits.double(), table.columns
-    if penalties is not None:
-        count = penalties.seen[slot]
-        factor = penalties.repetition[slot].double()
-        x = torch.where(count > 0, torch.where(x > 0, x / factor, x * factor), x)
-        x = x - penalties.frequency[slot] * (count // 2) - penalties.presence[slot] * (count > 1)
     temperature = float(columns["temperature"][slot])
     if temperature == 0:
         return torch.nn.functional.one_hot(x.argmax(), len(x)).double()
@@ -307,7 +259,6 @@ def reference(
     logits: torch.Tensor,
     slots: torch.Tensor,
     ends: torch.Tensor,
-    penalties: Penalties | None = None,
 ) -> list[int]:
     """Returns `tokens` of `sample`, computed in float64."""
     tokens = []
@@ -315,7 +266,10 @@ def reference(
         if end < 0:
             tokens.append(-1)
             continue
-        reached = distribution(table, logits[row], slot, penalties).cumsum(0)
+        if not logits[row].max().isfinite():
+            tokens.append(sampling.NOT_FINITE)
+            continue
+        reached = distribution(table, logits[row], slot).cumsum(0)
         u = philox.reference(int(table.columns["key"][slot]) & 0xFFFF_FFFF_FFFF_FFFF, end)
         tokens.append(int((reached > u * reached[-1]).nonzero()[0]))
     return tokens
@@ -324,15 +278,9 @@ def reference(
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
-    for vocabulary, dtype, penalised in (
-        (128256, "fp32", False),
-        (128256, "bf16", True),
-        (151936, "bf16", False),
-        (50272, "fp32", False),
-    ):
+    for vocabulary, dtype in ((128256, "fp32"), (128256, "bf16"), (151936, "bf16"), (50272, "fp32")):
         tiles = triton.cdiv(vocabulary, TILE)
         sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE}
-        absent = {} if penalised else dict.fromkeys(("repetition", "presence", "frequency", "seen"))
         tensors = {
             **SAMPLING_TENSORS,
             "maxima": "fp32",
@@ -341,10 +289,9 @@ def configurations() -> list[Configuration]:
             "ends": "i32",
             "tokens": "i32",
         }
-        name = f"{vocabulary} {dtype}{' penalties' if penalised else ''}"
+        name = f"{vocabulary} {dtype}"
         options = {"num_warps": WARPS}
-        maxima = {**sizes, **absent}
-        picked = {**maxima, "PADDED": triton.next_power_of_2(tiles)}
-        found.append(Configuration(f"maxima {name}", tile_maxima_kernel, tensors, maxima, options, spills=False))
+        picked = {**sizes, "PADDED": triton.next_power_of_2(tiles)}
+        found.append(Configuration(f"maxima {name}", tile_maxima_kernel, tensors, sizes, options, spills=False))
         found.append(Configuration(f"sample {name}", sample_kernel, tensors, picked, options, spills=False))
     return found

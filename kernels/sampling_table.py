@@ -10,22 +10,11 @@ from pagewire.shared.sampling import RECORD
 _DTYPES = {"f": torch.float32, "i": torch.int32, "u": torch.int64}
 _TRITON = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 
+ALLOWED, BIASED, PENALIZED, BAD_WORDS = 1, 2, 4, 8
+"""Bits of `SamplingTable.edits`."""
+
 COLUMNS = {name: _DTYPES[RECORD[name].kind] for name in RECORD.names or ()}
 """The columns of a record and their dtypes on the device: real numbers, integers, and bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Penalties:
-    """Penalties for earlier tokens. One row per slot."""
-
-    repetition: torch.Tensor
-    """float32 [S] divisor of positive and factor of negative logits of tokens in prompt or output; 1: off."""
-    presence: torch.Tensor
-    """float32 [S] subtracted from the logit of a token in the output; 0: off."""
-    frequency: torch.Tensor
-    """float32 [S] subtracted once per occurrence of a token in the output; 0: off."""
-    seen: torch.Tensor
-    """int32 [S, vocabulary] twice the occurrences of a token in the output, plus one if the prompt has the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +29,19 @@ class SamplingTable:
     """int32 [S, longest list] ids with a bias, padded with -1, without duplicates."""
     bias: torch.Tensor
     """float32 [S, longest list] biases added to the logits of `bias_ids`."""
+    edits: torch.Tensor
+    """int32 [S] which of the tables after `stop_ids` count for the slot: the sum of `ALLOWED`, `BIASED`, `PENALIZED`
+    and `BAD_WORDS`."""
+    allowed: torch.Tensor
+    """int32 [S, ceil(vocabulary / 32)] a bit per token: token t is bit t % 32 of word t // 32."""
+    seen: torch.Tensor
+    """int32 [S, vocabulary] twice the occurrences of a token in the output, plus one if the prompt has the token."""
+    bad_words: torch.Tensor
+    """int32 [S, ids of all words] the ids of texts that may not be generated, one text after the other."""
+    bad_word_ends: torch.Tensor
+    """int32 [S, words] number of ids up to the end of each text, padded with 0."""
+    num_prompt_tokens: torch.Tensor
+    """int32 [S] tokens of the sequence that are no output."""
 
 
 SAMPLING_TENSORS = {
@@ -47,9 +49,11 @@ SAMPLING_TENSORS = {
     "stop_ids": "i32",
     "bias_ids": "i32",
     "bias": "fp32",
-    "repetition": "fp32",
-    "presence": "fp32",
-    "frequency": "fp32",
+    "edits": "i32",
+    "allowed": "i32",
     "seen": "i32",
+    "bad_words": "i32",
+    "bad_word_ends": "i32",
+    "num_prompt_tokens": "i32",
 }
 """Element types, for `pagewire.kernels.compile`."""

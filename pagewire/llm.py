@@ -12,10 +12,44 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import config
 from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
-from pagewire.shared.messages.client import Result, SamplingParams
+from pagewire.shared.messages.client import Choice, PromptLogprobs, Result, SamplingParams, Usage
 
 REQUEST_TIMEOUT = 24 * 3600.0
 """Seconds until a request's deadline: offline, a request may wait long for its turn."""
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """The result of one prompt, with the attribute names of vLLM's class of the same name."""
+
+    request_id: str
+    prompt: str | None
+    """Text of the prompt, if it was given as one."""
+    prompt_token_ids: list[int] | None
+    """Ids of the prompt, if they were given or `prompt_logprobs` was asked for."""
+    prompt_logprobs: PromptLogprobs | None
+    """Of each token of the prompt; the first one has None."""
+    outputs: list[Choice]
+    usage: Usage
+    finished: bool = True
+
+    @property
+    def choices(self) -> list[Choice]:
+        """`outputs` by the name that the other clients use."""
+        return self.outputs
+
+
+def output_of(request: Mapping[str, Any], result: Result) -> RequestOutput:
+    """Returns the result of a request with one prompt."""
+    prompt = request.get("prompt")
+    ids = list(prompt) if prompt is not None and not isinstance(prompt, str) else None
+    return RequestOutput(
+        request_id=result.request_id,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=ids if result.prompt_token_ids is None else result.prompt_token_ids[0],
+        prompt_logprobs=None if result.prompt_logprobs is None else result.prompt_logprobs[0],
+        outputs=result.choices,
+        usage=result.usage,
+    )
 
 
 class LLM:
@@ -62,8 +96,8 @@ class LLM:
         self,
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[Result]:
-        """Returns one result per prompt, in order; `result.choices[0].text` is the text.
+    ) -> list[RequestOutput]:
+        """Returns one result per prompt, in order; `result.outputs[0].text` is the text.
 
         Args:
             prompts: a text, or a list of texts or of token ids.
@@ -80,7 +114,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
-    ) -> list[Result]:
+    ) -> list[RequestOutput]:
         """Returns the model's answer to a conversation, or to each of several, in order.
 
         Args:
@@ -97,13 +131,13 @@ class LLM:
 
     def _run(
         self, requests: Sequence[dict[str, Any]], sampling: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Result]:
+    ) -> list[RequestOutput]:
         each = sampling if isinstance(sampling, Sequence) else [sampling] * len(requests)
         if len(each) != len(requests):
             raise InvalidRequest(f"there are {len(requests)} prompts and {len(each)} sampling parameters")
         return self._thread.run(self._generate(list(zip(requests, each, strict=True))))
 
-    async def _generate(self, work: Sequence[tuple[dict[str, Any], SamplingParams | None]]) -> list[Result]:
+    async def _generate(self, work: Sequence[tuple[dict[str, Any], SamplingParams | None]]) -> list[RequestOutput]:
         """Keeps twice as many requests in flight as there are slots, so that a free slot finds the next one waiting.
 
         A request for which the services have no room, because there are so many slots, is sent again later.
@@ -124,7 +158,7 @@ class LLM:
                     tasks = [group.create_task(one(request, sampling)) for request, sampling in work]
             except* PagewireError as errors:
                 raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        return [output_of(request, task.result()) for (request, _), task in zip(work, tasks, strict=True)]
 
 
 def _end(thread: LoopThread, stack: Stack) -> None:

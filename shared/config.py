@@ -48,6 +48,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """File with a chat template, or the text of one; by default the model's own."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """Sampling parameters that a request leaves out; auto: the model's generation_config; vllm: vLLM's defaults."""
+    logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
+    """What `logprobs` reports: log-probabilities or logits, of the model's own distribution (raw), or after penalties,
+    biases, temperature and filters (processed).
+    """
+    max_logprobs: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 20
+    """Most `logprobs` and `prompt_logprobs` that a request may ask for."""
     max_model_len: int | None = None
     """Context length in tokens; by default the model's own."""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64

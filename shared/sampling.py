@@ -23,6 +23,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy."""
 MIN_TEMPERATURE = 0.01
 """Lower temperatures that are not greedy are raised to this, because they overflow."""
+NOT_FINITE = -2
+"""What samplers return in place of a token for a row that has NaN or whose largest logit is infinite."""
 
 
 def _as_given(value: float, _vocab_size: int) -> float:
@@ -46,7 +48,7 @@ class Parameter:
     dtype: type[np.float64 | np.int64]
     """Dtype of the column."""
     neutral: float
-    """Value of the column that has no effect, used for greedy requests."""
+    """Value of the column that has no effect. Greedy requests have it in all columns but those of penalties."""
     lowest: float
     """Minimum value of the client's field."""
     highest: float
@@ -55,6 +57,9 @@ class Parameter:
     """The valid range, as the error message states it after "must be"."""
     resolve: Callable[..., float] = _as_given
     """Returns the value of the column for the client's value and the size of the vocabulary."""
+    penalty: bool = False
+    """Whether the parameter changes logits by the sequence's earlier tokens. Such a one has an effect on greedy
+    requests and on beam searches too."""
 
     def check(self, value: float) -> None:
         """Refuses a value out of range.
@@ -71,8 +76,12 @@ PARAMETERS = (
     Parameter("top_p", np.float64, 1.0, math.nextafter(0.0, 1.0), 1.0, "above 0 and at most 1"),
     Parameter("top_k", np.int64, 0, -1, math.inf, "at least 1, or 0 or -1 for all", _resolve_top_k),
     Parameter("min_p", np.float64, 0.0, 0.0, 1.0, "in [0, 1]"),
+    Parameter("repetition_penalty", np.float64, 1.0, 1e-4, 1e4, "in [0.0001, 10000]", penalty=True),
+    Parameter("frequency_penalty", np.float64, 0.0, -2.0, 2.0, "in [-2, 2]", penalty=True),
+    Parameter("presence_penalty", np.float64, 0.0, -2.0, 2.0, "in [-2, 2]", penalty=True),
 )
 """The parameters that clients set, in the order of the columns."""
+PENALTIES = tuple(parameter for parameter in PARAMETERS if parameter.penalty)
 
 RECORD = np.dtype(
     [
@@ -80,10 +89,12 @@ RECORD = np.dtype(
         ("key", np.uint64),  # key of the sequence's random numbers
         ("min_length", np.int64),  # sequence length, prompt included, below which no stop id is sampled
         ("num_candidates", np.int64),  # number of most likely tokens that are reported with each sampled token
+        ("num_logprobs", np.int64),  # number of log-probabilities that are reported with it, its own included; 0: none
+        ("num_prompt_logprobs", np.int64),  # the same for each token of the prompt
     ],
     align=True,
 )
-"""One sequence's parameters, in the memory layout of a C struct. The executor fills in the last three columns."""
+"""One sequence's parameters, in the memory layout of a C struct. The executor fills in the last five columns."""
 
 
 _NEUTRAL = dict.fromkeys(RECORD.names or (), 0) | {parameter.name: parameter.neutral for parameter in PARAMETERS}
@@ -102,6 +113,11 @@ def pack_record(**values: float) -> bytes:
 def record(**values: float) -> Record:
     """Returns a record [] with these values; every other column is neutral."""
     return unpack_record(pack_record(**values))
+
+
+def is_penalized(columns: Record) -> bool:
+    """Returns whether a record [] has penalties."""
+    return any(columns[parameter.name] != parameter.neutral for parameter in PENALTIES)
 
 
 def unpack_record(data: bytes) -> Record:

@@ -54,6 +54,11 @@ class Vocabulary:
         """Returns the text of a token at the beginning of a text, where some decoders drop a leading space."""
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
+    def spell(self, token: int) -> str:
+        """Returns the text of a token alone: special tokens are spelled out, broken characters are U+FFFD."""
+        piece = self._kept[token]
+        return piece if isinstance(piece, str) else piece.decode(errors=self.errors)
+
     def find(self, token: int, *, skip_special: bool) -> Piece | None:
         """Returns the piece of `token` inside a text, or None if there is no such token."""
         name = self._tokenizer.id_to_token(token)

@@ -7,6 +7,8 @@
 
 enum Dtype { F32, BF16, F16 };  // dtypes of weights and KV
 
+constexpr int64_t NOT_FINITE = -2;  // in place of a token, as in `pagewire.shared.sampling`
+
 using Buffer = std::unique_ptr<float[]>;  // uninitialised, unlike a vector
 
 inline Buffer allocate(int64_t count) { return Buffer(new float[count]); }

@@ -52,13 +52,29 @@ class Inputs(ctypes.Structure):
     )
 
 
+class LogitEdits(ctypes.Structure):
+    """What changes the logits of one slot; see `sampling.cpp`. Zeros change nothing."""
+
+    _fields_ = (
+        ("allowed", c_void_p),
+        ("bias_ids", c_void_p),
+        ("biases", c_void_p),
+        ("num_biases", c_int64),
+        ("seen", c_void_p),
+        ("bad_words", c_void_p),
+        ("num_bad_words", c_int64),
+        ("history", c_void_p),
+        ("num_prompt_tokens", c_int64),
+    )
+
+
 class SamplingTable(ctypes.Structure):
-    """Sampling parameters by slot: pointers to records, and to the ids that end sequences.
+    """Sampling parameters by slot: pointers to records, to the ids that end sequences, and to `LogitEdits`.
 
     `stop_ids` int64 [slots, `stop_width`] is padded with -1.
     """
 
-    _fields_ = (("records", c_void_p), ("stop_ids", c_void_p), ("stop_width", c_int64))
+    _fields_ = (("records", c_void_p), ("stop_ids", c_void_p), ("stop_width", c_int64), ("edits", c_void_p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +115,9 @@ class CpuKernels:
         self._linear = self.function("linear", product)
         self._linear_argmax = self.function("linear_argmax", product)
         self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
-        self._sample = self.function(
-            "sample", [c_void_p, c_int64, POINTER(SamplingTable), c_void_p, c_void_p, c_int64, c_void_p, c_int]
-        )
+        rows = [c_void_p, c_int64, POINTER(SamplingTable), c_void_p, c_void_p, c_int64]
+        self._edit_logits = self.function("edit_logits", [*rows, c_int])
+        self._sample = self.function("sample", [*rows, c_void_p, c_int])
 
     def function(self, name: str, arguments: list[Any]) -> Callable[..., None]:
         """Returns a function of the library without a result."""
@@ -173,7 +189,10 @@ class CpuKernels:
         return out
 
     def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
-        """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones; NaN counts as lowest."""
+        """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones.
+
+        A row with NaN, or whose largest output is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
+        """
         out = np.empty(x.shape[0], np.int64)
         self._multiply(self._linear_argmax, x, weights, address(out))
         return out
@@ -210,8 +229,17 @@ class CpuKernels:
         self._attend(byref(batch), byref(shape), byref(inputs), keys.data_ptr(), values.data_ptr())
         return out
 
+    def edit_logits(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> None:
+        """Edits the logits [R, V] of the tokens at `positions` [R] of `slots` [R] in place."""
+        rows, vocabulary = logits.shape
+        columns = address(slots), address(positions), rows
+        self._edit_logits(logits.data_ptr(), vocabulary, byref(table), *columns, self.threads)
+
     def sample(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> Int64:
-        """Samples the tokens [R] at `positions` [R] of `slots` [R]. The logits [R, V] are overwritten."""
+        """Samples the tokens [R] at `positions` [R] of `slots` [R] from logits [R, V].
+
+        A row with NaN, or whose largest logit is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
+        """
         tokens = np.empty(len(slots), np.int64)
         rows, vocabulary = logits.shape
         columns = address(slots), address(positions), rows, address(tokens)

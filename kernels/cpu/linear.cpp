@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -69,7 +70,7 @@ struct Whole {
     float* place(const Tile& tile, int64_t m) { return out + (tile.row + m) * outputs + tile.first; }
 };
 
-// The largest output, the first of equal ones. NaN counts as the lowest finite number, infinity as the largest.
+// The largest output, the first of equal ones. NaN counts as infinity.
 struct Peak {
     float most = -INFINITE;
     int64_t at = 0;
@@ -103,7 +104,7 @@ public:
         Peak best = peaks[row];
         for (size_t i = row + rows; i < peaks.size(); i += rows)
             if (peaks[i].most > best.most) best = peaks[i];
-        return best.at;
+        return std::abs(best.most) < INFINITE ? best.at : NOT_FINITE;
     }
 
 private:
@@ -120,7 +121,7 @@ private:
         bar.store(std::max(bar.load(std::memory_order_relaxed), most), std::memory_order_relaxed);
     }
 
-    static Vec countable(Vec v) { return v != v ? splat(LOWEST) : v > -LOWEST ? splat(-LOWEST) : v; }
+    static Vec countable(Vec v) { return v != v ? splat(INFINITE) : v; }
 
     int64_t rows;
     std::unique_ptr<std::atomic<float>[]> bars;  // lower bound of the largest output of each row so far
@@ -227,7 +228,7 @@ void linear(const float* x, const void* packed, int dtype, const float* bias, fl
     multiply_into(target, x, packed, dtype, bias, rows, inputs, outputs, threads);
 }
 
-// Finds the largest output of each row, like `sample` at temperature 0.
+// Finds the largest output of each row, like `sample` at temperature 0; `NOT_FINITE` if there is none.
 void linear_argmax(const float* x, const void* packed, int dtype, const float* bias, int64_t* at, int64_t rows,
                    int64_t inputs, int64_t outputs, int threads) {
     Largest target(rows);

@@ -10,11 +10,25 @@
 #include "sampling_record.hpp"
 #include "vector.hpp"
 
+// What changes the logits of one slot. Null pointers and lengths of 0 change nothing.
+struct Edits {
+    const uint32_t* allowed;  // a bit per token: token t is bit t % 32 of word t / 32
+    const int64_t* bias_ids;
+    const float* biases;
+    int64_t num_biases;
+    const int32_t* seen;  // [vocabulary] twice the occurrences in the output, plus one if the prompt has the token
+    const int64_t* bad_words;  // of each, the number of its ids and then these
+    int64_t num_bad_words;     // length of `bad_words`
+    const int64_t* history;    // the tokens before the position, if there are bad words
+    int64_t num_prompt_tokens;
+};
+
 // Sampling parameters by slot. `stop_ids` [slots, stop_width] is padded with -1.
 struct SamplingTable {
     const SamplingRecord* records;
     const int64_t* stop_ids;
     int64_t stop_width;
+    const Edits* edits;
 };
 
 namespace {
@@ -42,9 +56,8 @@ public:
 
     bool holds(int64_t logits) const { return count == logits; }
 
-    // Returns the index of the first largest number of `x`. NaN counts as the lowest finite number, infinity as the
-    // highest.
-    int64_t greedy(float* x) {
+    // Returns the index of the first largest number of `x`; `NOT_FINITE` if that number is infinite or there is NaN.
+    int64_t greedy(const float* x) {
         int64_t at = 0;
         Int odd = {};
         peak = -INFINITE;
@@ -52,19 +65,17 @@ public:
             Vec peaks = splat(-INFINITE);
             each(x, begin, [&](int64_t, Vec v) {
                 peaks = larger(peaks, v);
-                odd |= (v != v) | (v == INFINITE);
+                odd |= v != v;
             });
             if (float most = largest(peaks); most > peak) peak = most, at = begin;
         }
         for (int l = 0; l < LANES; l++)
-            if (odd[l]) {
-                for (int64_t i = 0; i < count; i++) x[i] = x[i] != x[i] ? LOWEST : std::min(x[i], -LOWEST);
-                return greedy(x);
-            }
+            if (odd[l]) return NOT_FINITE;
+        if (std::abs(peak) == INFINITE) return NOT_FINITE;
         return std::find(x + at, x + count - 1, peak) - x;
     }
 
-    // Samples a token. `greedy` must have been called for the same row.
+    // Samples a token. `greedy` must have been called for the same row, and have found a token.
     int64_t draw(const float* x, const SamplingRecord& how, double number) {
         float scale = 1.0f / std::max((float)how.temperature, std::numeric_limits<float>::min());
         float bound = how.min_p > 0 ? std::log(how.min_p) : -INFINITE;
@@ -106,10 +117,9 @@ private:
     // exponentials. Returns the sum of the exponentials.
     template <typename Visit>
     float weigh(const float* x, float scale, int64_t begin, Visit visit) const {
-        float top = std::max(peak, LOWEST);
         Vec sums = {};
         each(x, begin, [&](int64_t i, Vec v) {
-            Vec logit = (v - top) * scale, weight = exponential(logit);
+            Vec logit = (v - peak) * scale, weight = exponential(logit);
             visit(i, logit, weight);
             sums += weight;
         });
@@ -201,24 +211,61 @@ private:
     std::vector<double> ends;  // cumulative weight at the end of each run
 };
 
+void penalize(float* x, int64_t count, const SamplingRecord& how, const int32_t* seen) {
+    float factor = how.repetition_penalty, each = how.frequency_penalty, once = how.presence_penalty;
+    for (int64_t i = 0; i < count; i++) {
+        if (!seen[i]) continue;
+        float value = x[i] > 0 ? x[i] / factor : x[i] * factor;
+        x[i] = value - each * (seen[i] / 2) - (seen[i] > 1 ? once : 0);
+    }
+}
+
+// Bans the last id of each bad word where the output before `position` ends with the others.
+void ban_words(float* x, const Edits& edits, int64_t position) {
+    for (const int64_t *word = edits.bad_words, *end = word + edits.num_bad_words; word < end; word += *word + 1) {
+        int64_t others = *word - 1;
+        if (others > position - edits.num_prompt_tokens) continue;
+        if (std::equal(word + 1, word + 1 + others, edits.history + position - others)) x[word[*word]] = -INFINITE;
+    }
+}
+
 }  // namespace
 
 extern "C" {
 
-// Samples the tokens at `positions` of `slots` from `logits` [rows, vocabulary], which are overwritten.
-void sample(float* logits, int64_t vocabulary, const SamplingTable* table, const int64_t* slots, const int64_t* positions,
+// Edits the logits [rows, vocabulary] of the tokens at `positions` of `slots`, in the order that
+// `services.executor.devices.edits` gives.
+void edit_logits(float* logits, int64_t vocabulary, const SamplingTable* table, const int64_t* slots,
+                 const int64_t* positions, int64_t rows, int threads) {
+    parallel(rows, 1, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; r++) {
+            const SamplingRecord& how = table->records[slots[r]];
+            const Edits& edits = table->edits[slots[r]];
+            const int64_t* stop_ids = table->stop_ids + slots[r] * table->stop_width;
+            float* x = logits + r * vocabulary;
+            for (int64_t i = 0; edits.allowed && i < vocabulary; i++)
+                if (!(edits.allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITE;
+            for (int64_t i = 0; i < edits.num_biases; i++) x[edits.bias_ids[i]] += edits.biases[i];
+            for (int64_t i = 0; i < table->stop_width && positions[r] < how.min_length; i++)
+                if (int64_t id = stop_ids[i]; id >= 0) x[id] = -INFINITE;
+            if (edits.seen) penalize(x, vocabulary, how, edits.seen);
+            ban_words(x, edits, positions[r]);
+        }
+    });
+}
+
+// Samples the tokens at `positions` of `slots` from `logits` [rows, vocabulary]. The token of a row without one is
+// `NOT_FINITE`.
+void sample(const float* logits, int64_t vocabulary, const SamplingTable* table, const int64_t* slots, const int64_t* positions,
             int64_t rows, int64_t* tokens, int threads) {
     parallel(rows, 1, threads, [&](int64_t begin, int64_t end) {
         static thread_local Row row(0);
         if (!row.holds(vocabulary)) row = Row(vocabulary);
         for (int64_t r = begin; r < end; r++) {
             const SamplingRecord& how = table->records[slots[r]];
-            const int64_t* stop_ids = table->stop_ids + slots[r] * table->stop_width;
-            float* x = logits + r * vocabulary;
-            for (int64_t i = 0; i < table->stop_width && positions[r] < how.min_length; i++)
-                if (int64_t id = stop_ids[i]; id >= 0) x[id] = -INFINITE;
+            const float* x = logits + r * vocabulary;
             tokens[r] = row.greedy(x);
-            if (how.temperature > 0) tokens[r] = row.draw(x, how, uniform(how.key, positions[r]));
+            if (how.temperature > 0 && tokens[r] != NOT_FINITE) tokens[r] = row.draw(x, how, uniform(how.key, positions[r]));
         }
     });
 }

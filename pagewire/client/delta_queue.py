@@ -20,6 +20,8 @@ class DeltaQueue:
                 if newest.index == delta.index:
                     newest.text += delta.text
                     newest.token_ids += delta.token_ids
+                    if newest.logprobs is not None and delta.logprobs is not None:
+                        newest.logprobs += delta.logprobs
                     return
         self._waiting.append(delta)
 

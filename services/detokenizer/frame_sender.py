@@ -3,14 +3,26 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pagewire.services.detokenizer.stream import Stream, StreamState, Subscriber
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge
 from pagewire.shared.frames import encode_frame, error_frame, error_headers
-from pagewire.shared.messages.client import Choice, Delta, DeltaBatch, Final, FinalChoice, Queued, Result, Usage
+from pagewire.shared.messages import client, unpack
+from pagewire.shared.messages.client import (
+    Choice,
+    Delta,
+    DeltaBatch,
+    Final,
+    FinalChoice,
+    Logprob,
+    Queued,
+    Result,
+    Usage,
+)
+from pagewire.shared.messages.done import TokenLogprobs
 
 HIGH_WATER = 1 << 20
 """Bytes waiting for the socket above which no more frames are sent."""
@@ -28,6 +40,8 @@ MAX_UNDELIVERED = 13
 
 _FRAME_BYTES = 128
 """Of a delta without its text and its subscriber's inbox, at most."""
+_LOGPROB_BYTES = 256
+"""Of one log-probability, about: only a token of many characters takes more."""
 _CHARACTER_BYTES = 6
 """Of a character of a text, at most: JSON escapes some."""
 
@@ -52,6 +66,8 @@ class DeltaBatcher:
             BusUnavailable: see `send`; the delta was not collected.
         """
         size = _FRAME_BYTES + len(subscriber.reply) + _CHARACTER_BYTES * len(delta.text)
+        if delta.logprobs is not None:
+            size += _LOGPROB_BYTES * sum(map(len, delta.logprobs))
         if self._size + size > self._limit:
             self.send()
         self._waiting.setdefault((subscriber.batch_inbox, subscriber.encoding), []).append((subscriber, delta))
@@ -88,10 +104,12 @@ class FrameSender:
 
     Attributes:
         frames: frames sent so far.
+        spell: returns the text of a token alone, for log-probabilities.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.frames = 0
+        self.spell: Callable[[int], str] = str
         self._bus = bus
         self._publish = bus.publish
         self._batcher = DeltaBatcher(bus)
@@ -177,6 +195,8 @@ class FrameSender:
             end = min(len(completion.texts), position + QUOTA - sent)
             while position < end:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
+                if completion.logprobs is not None:
+                    delta.logprobs = [spelled(completion.logprobs[position], self.spell)]
                 if subscriber.batch_inbox and not subscriber.probe:
                     batcher.add(subscriber, delta)
                 else:
@@ -197,7 +217,7 @@ class FrameSender:
         """Sends the last frame, or the only reply to a request without a stream; returns the number of frames."""
         stream, reply, encoding = subscriber.stream, subscriber.reply, subscriber.encoding
         try:
-            data, headers = _last_frame(stream, encoding, streaming=subscriber.streaming)
+            data, headers = _last_frame(stream, encoding, self.spell, streaming=subscriber.streaming)
             self._bus.publish(reply, data, headers=headers)
         except MessageTooLarge:
             error = PayloadTooLarge("the result does not fit into one message: ask for fewer tokens, or for a stream")
@@ -256,7 +276,19 @@ class DisconnectMonitor:
             subscriber.undelivered += 1
 
 
-def _last_frame(stream: Stream, encoding: int, *, streaming: bool) -> tuple[bytes, dict[str, str] | None]:
+def spelled(found: TokenLogprobs, spell: Callable[[int], str]) -> client.TokenLogprobs:
+    """Returns what a client is told of the log-probabilities of one token."""
+    ids, values = memoryview(found.ids).cast("I"), memoryview(found.values).cast("f")
+    told = {ids[0]: Logprob(values[0], found.rank, spell(ids[0]))}
+    for rank, token in enumerate(ids[1:], 1):
+        if token not in told:
+            told[token] = Logprob(values[rank], rank, spell(token))
+    return told
+
+
+def _last_frame(
+    stream: Stream, encoding: int, spell: Callable[[int], str], *, streaming: bool
+) -> tuple[bytes, dict[str, str] | None]:
     """Returns the bytes and the headers of the last frame of a stream, or of the only reply without one."""
     if stream.error is not None:
         frame = error_frame(stream.error, stream.public_id, stream.tokens)
@@ -264,7 +296,7 @@ def _last_frame(stream: Stream, encoding: int, *, streaming: bool) -> tuple[byte
     usage = Usage(stream.prompt_tokens, stream.tokens, stream.cached_tokens)
     if streaming:
         ends = [FinalChoice(i, end.finish or "cancelled", end.stop_reason) for i, end in enumerate(stream.completions)]
-        return encode_frame(Final(stream.public_id, ends, usage), encoding), None
+        return encode_frame(Final(stream.public_id, ends, usage, *_prompts(stream, spell)), encoding), None
     choices = [
         Choice(
             index=index,
@@ -272,7 +304,18 @@ def _last_frame(stream: Stream, encoding: int, *, streaming: bool) -> tuple[byte
             token_ids=completion.tokens,
             finish_reason=completion.finish or "cancelled",
             stop_reason=completion.stop_reason,
+            logprobs=None if completion.logprobs is None else [spelled(found, spell) for found in completion.logprobs],
         )
         for index, completion in enumerate(stream.completions)
     ]
-    return encode_frame(Result(stream.public_id, choices, usage), encoding), None
+    return encode_frame(Result(stream.public_id, choices, usage, *_prompts(stream, spell)), encoding), None
+
+
+def _prompts(
+    stream: Stream, spell: Callable[[int], str]
+) -> tuple[list[list[int]] | None, list[client.PromptLogprobs] | None]:
+    """Returns ids and log-probabilities of the prompts, if the request asks for them."""
+    if not stream.prompts:
+        return None, None
+    told = [[None if found is None else spelled(found, spell) for found in prompt] for prompt in stream.prompt_logprobs]
+    return [unpack(prompt) for prompt in stream.prompts], told

@@ -122,6 +122,7 @@ class Detokenizer:
         """Subscribes to everything, to steps first: no row of an attached sequence may be missed."""
         bus, instance, tasks = self._bus, self._context.instance, BoundedTaskGroup(self._tasks)
         common = self._streams, self._registry, self._replier, tasks
+        self._sender.spell = vocabulary.spell
         return [
             *await self._steps.subscribe(),
             await self._monitor.listen(),

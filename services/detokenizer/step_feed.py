@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -11,8 +11,9 @@ from pagewire.services.detokenizer.stream import Choice, Stream, TokenGap
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.errors import BusError
-from pagewire.shared.messages import UNREADABLE, Decoder, encode
+from pagewire.shared.messages import UNREADABLE, Decoder, encode, unpack
 from pagewire.shared.messages.attach import Attach
+from pagewire.shared.messages.done import TokenLogprobs
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Replay
 from pagewire.shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
@@ -199,8 +200,20 @@ class StepEffects:
     """Sequences that a stop string has ended: the device does not know yet."""
     gapped: set[Stream] = field(default_factory=set)
     """Streams that have lost a token."""
+    not_finite: set[Stream] = field(default_factory=set)
+    """Streams with a sequence whose logits were not finite."""
     tokens: int = 0
     """Tokens that were appended."""
+
+
+def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
+    """Yields sequence, position and log-probabilities of each token that the step reports them of."""
+    numbers = iter(unpack(output.logprob_tokens))
+    begin = 0
+    for sequence, position, count, rank in zip(numbers, numbers, numbers, unpack(output.logprob_ranks), strict=True):
+        end = begin + 4 * count
+        yield sequence, position, TokenLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
+        begin = end
 
 
 class SequenceMap:
@@ -231,6 +244,10 @@ class SequenceMap:
             return effects
         if only is not None:
             sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
+        if output.logprob_tokens:
+            for sequence, position, logprobs in _reported(output):
+                if sequence in sequences:
+                    sequences[sequence][1].report(position, logprobs)
         for sequence, start, count, token, finish in zip(
             memoryview(output.sequences).cast("I"),
             memoryview(output.starts).cast("I"),
@@ -243,6 +260,9 @@ class SequenceMap:
             if bound is None:
                 continue
             stream, choice = bound
+            if finish == Finish.NOT_FINITE:
+                effects.not_finite.add(stream)
+                continue
             if token == NO_TOKEN:
                 stream.cached_tokens += choice.count_cached(start)
                 continue

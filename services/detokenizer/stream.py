@@ -16,7 +16,7 @@ from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.client import Accepted, Delta
-from pagewire.shared.messages.done import Done, DoneChoice
+from pagewire.shared.messages.done import Done, DoneChoice, TokenLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.vocabulary import Vocabulary
@@ -64,6 +64,8 @@ class Completion:
     """Why it ended; None while it goes on."""
     stop_reason: str | int | None = None
     """The stop string, or the id of a stop token that the client named."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of each token; None if the request does not ask for them."""
 
 
 class Choice(Completion):
@@ -74,13 +76,18 @@ class Choice(Completion):
 
     Attributes:
         prompt_length: position of the first generated token in its sequence.
+        prompt_logprobs: of each token of the prompt, None for those that were not reported yet; empty if the request
+            does not ask for them, or this is not the first completion of its prompt.
     """
 
-    __slots__ = ("_counts_cached", "_decoder", "_request", "_stops", "prompt_length")
+    __slots__ = ("_counts_cached", "_decoder", "_reported", "_request", "_stops", "prompt_length", "prompt_logprobs")
 
     def __init__(self, request: OpenStream, decoder: TextDecoder, prompt_length: int, *, first: bool) -> None:
         """`first`: whether it is the first completion of its prompt."""
-        super().__init__()
+        super().__init__(logprobs=[] if request.logprobs else None)
+        reported = prompt_length if first and request.prompt_logprobs else 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None] * reported
+        self._reported: dict[int, TokenLogprobs] = {}
         self.prompt_length = prompt_length
         self._counts_cached = first
         self._request = request
@@ -93,13 +100,20 @@ class Choice(Completion):
         `finish` is the device's `Finish`. Tokens after the end of the completion are dropped.
 
         Raises:
-            TokenGap: tokens before it are missing.
+            TokenGap: tokens before it, or log-probabilities, are missing.
         """
         known = len(self.tokens)
+        reported = self._reported.pop(position, None) if self.logprobs is not None else None
         if position < known or self.finish is not None:
             return False
         if position > known:
             raise TokenGap(f"token {position} came where token {known} is the next")
+        if self.logprobs is not None:
+            if reported is None:
+                raise TokenGap(f"token {position} came without its log-probabilities")
+            self.logprobs.append(reported)
+        if not known and None in self.prompt_logprobs[1:]:
+            raise TokenGap("the first token came before the log-probabilities of its prompt")
         self.tokens.append(token)
         text = self._decode_last(token, finish) if finish else self._decoder.push(token)
         if self._stops is not None:
@@ -110,6 +124,14 @@ class Choice(Completion):
             if finish == Finish.STOP and token in self._request.stop_token_ids:
                 self.stop_reason = token
         return True
+
+    def report(self, position: int, logprobs: TokenLogprobs) -> None:
+        """Keeps the log-probabilities of the token at `position` of the sequence, which is accepted later."""
+        if position >= self.prompt_length:
+            if self.logprobs is not None and position - self.prompt_length >= len(self.tokens):
+                self._reported[position - self.prompt_length] = logprobs
+        elif self.prompt_logprobs:
+            self.prompt_logprobs[position] = logprobs
 
     def count_cached(self, start: int) -> int:
         """Returns how many prompt tokens were cached when the executor computes the sequence from `start` on.
@@ -179,6 +201,10 @@ class Stream:
     opened_at: float = field(default_factory=time.monotonic)
     incomplete: bool = False
     """Tokens are missing; they were asked for, and rows behind them are dropped."""
+    prompts: tuple[bytes, ...] = ()
+    """Packed ids of each prompt, if the request asks for log-probabilities of prompts."""
+    restored_prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
+    """Those of a stream that was restored from its record."""
     lost_schedulers: int = 0
     """Schedulers in a row that have had the request, and from which no new token has come."""
     _tokens_before: int = 0
@@ -218,6 +244,12 @@ class Stream:
         return all(completion.finish is not None for completion in self.completions)
 
     @property
+    def prompt_logprobs(self) -> tuple[tuple[TokenLogprobs | None, ...], ...]:
+        """Log-probabilities of the tokens of each prompt; empty if the request does not ask for them."""
+        reporting = (choice.prompt_logprobs for choice in self.choices if choice.prompt_logprobs)
+        return self.restored_prompt_logprobs or tuple(map(tuple, reporting))
+
+    @property
     def choices(self) -> list[Choice]:
         """The completions of an open stream."""
         return [completion for completion in self.completions if isinstance(completion, Choice)]
@@ -237,7 +269,13 @@ class Stream:
     def record(self) -> Done:
         """Returns what is stored of the request when it is over."""
         choices = tuple(
-            DoneChoice(pack(done.tokens), tuple(done.texts), done.finish or "cancelled", done.stop_reason)
+            DoneChoice(
+                pack(done.tokens),
+                tuple(done.texts),
+                done.finish or "cancelled",
+                done.stop_reason,
+                None if done.logprobs is None else tuple(done.logprobs),
+            )
             for done in (self.completions if self.error is None else ())
         )
         return Done(
@@ -249,6 +287,8 @@ class Stream:
             error=self.error.kind if self.error is not None else "",
             message=self.error.message if self.error is not None else "",
             secret=self.secret,
+            prompts=self.prompts,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -327,7 +367,13 @@ def restore(done: Done) -> Stream:
         request_id=done.request_id,
         digest=done.digest,
         completions=[
-            Completion(unpack(choice.tokens), list(choice.texts), choice.finish_reason, choice.stop_reason)
+            Completion(
+                unpack(choice.tokens),
+                list(choice.texts),
+                choice.finish_reason,
+                choice.stop_reason,
+                None if choice.logprobs is None else list(choice.logprobs),
+            )
             for choice in done.choices
         ],
         prompt_tokens=done.prompt_tokens,
@@ -335,4 +381,6 @@ def restore(done: Done) -> Stream:
         state=StreamState.ENDED,
         error=REQUEST_ERRORS.get(done.error, Internal)(done.message) if done.error else None,
         secret=done.secret,
+        prompts=done.prompts,
+        restored_prompt_logprobs=done.prompt_logprobs,
     )

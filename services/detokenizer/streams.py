@@ -28,6 +28,8 @@ MAX_SUBSCRIBERS = 64
 MAX_LOST_SCHEDULERS = 5
 """Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
 
+NOT_FINITE = "the model's logits are NaN or infinite, so no token can be sampled: check the weights and the dtype"
+
 _log = structlog.get_logger()
 
 
@@ -129,6 +131,9 @@ class Streams:
             self._sequences.unbind(stream, before)
         stream.attachment = attach
         stream.incomplete = False
+        if Finish.NOT_FINITE in attach.finishes:
+            self.abort(stream, Internal(NOT_FINITE))
+            return _attached(stream, AttachState.ENDED)
         choices = stream.choices
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
             finish = attach.finishes[index] if attach.finishes else Finish.NONE
@@ -186,6 +191,8 @@ class Streams:
         for stream in effects.ended:
             if stream.finished and stream.state is StreamState.OPEN:
                 self._finish(stream)
+        for stream in effects.not_finite:
+            self.abort(stream, Internal(NOT_FINITE))
         for stream in effects.gapped:
             self._ask_again(stream)
         self._sender.drain()
@@ -270,6 +277,7 @@ class Streams:
             prompt_tokens=sum(unpack(request.prompt_lengths)),
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
             secret=request.secret,
+            prompts=request.prompts if request.prompt_logprobs else (),
         )
         loop = asyncio.get_running_loop()
         late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
@@ -310,7 +318,12 @@ class Streams:
         return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
-        """Appends the tokens that only the scheduler knows, as if they had just been generated."""
+        """Appends the tokens that only the scheduler knows, as if they had just been generated.
+
+        Without their log-probabilities they are not wanted: the scheduler has them generated again.
+        """
+        if choice.logprobs is not None or choice.prompt_logprobs:
+            return
         last = len(tokens) - 1
         for position in range(len(choice.tokens), len(tokens)):
             self.tokens += choice.accept(position, tokens[position], finish if position == last else Finish.NONE)

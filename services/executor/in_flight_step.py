@@ -6,11 +6,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.columns import packed
-from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, StepBatch
+from pagewire.services.executor.columns import column, packed
+from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch
 from pagewire.shared.messages.step import Finish
+from pagewire.shared.sampling import NOT_FINITE
 
 UInt8 = npt.NDArray[np.uint8]
+
+MAX_ENTRIES = 1 << 15
+"""Entries of log-probabilities in one message, about: 8 bytes each."""
 
 _LENGTH = np.uint8(Finish.LENGTH)
 
@@ -34,6 +38,15 @@ class CandidateColumns(NamedTuple):
     logprobs: bytes
 
 
+class LogprobColumns(NamedTuple):
+    """Log-probabilities of tokens, packed as in `StepOutput`."""
+
+    tokens: bytes = b""
+    ranks: bytes = b""
+    ids: bytes = b""
+    values: bytes = b""
+
+
 class InFlightStep(msgspec.Struct, frozen=True):
     """A launched step of R rows, with everything that its output needs. Plans applied meanwhile do not change it."""
 
@@ -48,10 +61,13 @@ class InFlightStep(msgspec.Struct, frozen=True):
     """[R] whether the row samples the last token that fits into the sequence's maximum length."""
 
     def finishes(self, tokens: Int64) -> UInt8:
-        """Returns the `Finish` of each row [R], given the sampled `tokens` [R]."""
+        """Returns the `Finish` of each row [R], given the sampled `tokens` [R], some of which may be `NOT_FINITE`."""
         finishes = self.full * _LENGTH
         if self.stop_ids.size:
             finishes[self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)] = Finish.STOP
+        failed = tokens == NOT_FINITE
+        if np.count_nonzero(failed):
+            finishes[failed] = Finish.NOT_FINITE
         return finishes
 
     def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> Columns:
@@ -61,7 +77,25 @@ class InFlightStep(msgspec.Struct, frozen=True):
             sequences, starts, counts = sequences[alive], starts[alive], counts[alive]
             tokens, finishes = tokens[alive], finishes[alive]
         # `packed` turns the token -1 into NO_TOKEN.
-        return Columns(packed(sequences), packed(starts), packed(counts), packed(tokens), finishes.tobytes())
+        sampled = np.maximum(tokens, -1)
+        return Columns(packed(sequences), packed(starts), packed(counts), packed(sampled), finishes.tobytes())
+
+    def logprob_columns(self, logprobs: Logprobs, alive: bytes) -> list[LogprobColumns]:
+        """Returns what the device reported of tokens of the packed sequences `alive`, in parts of bounded size."""
+        sequences = self.sequences[logprobs.rows]
+        kept = np.isin(sequences, column(alive))
+        ends = np.cumsum(logprobs.counts)
+        parts = []
+        for some in np.array_split(np.flatnonzero(kept), -(-int(logprobs.counts[kept].sum()) // MAX_ENTRIES) or 1):
+            counts = logprobs.counts[some]
+            entries = np.repeat(ends[some] - np.cumsum(counts), counts) + np.arange(counts.sum())
+            tokens = np.stack((sequences[some], logprobs.positions[some], counts), axis=1)
+            values = logprobs.values[entries].astype("<f4").tobytes()
+            columns = LogprobColumns(
+                packed(tokens), packed(logprobs.ranks[some]), packed(logprobs.ids[entries]), values
+            )
+            parts += [columns] if len(some) else []
+        return parts
 
     def candidate_columns(self, candidates: Candidates) -> CandidateColumns:
         """Returns the candidates that the device reported for this step, packed."""

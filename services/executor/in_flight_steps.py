@@ -6,7 +6,7 @@ from collections import deque
 from contextlib import suppress
 from typing import NamedTuple
 
-from pagewire.services.executor.devices.protocol import Candidates, Device, Int64, Pending
+from pagewire.services.executor.devices.protocol import Candidates, Device, Int64, Logprobs, Pending
 from pagewire.services.executor.in_flight_step import InFlightStep
 from pagewire.shared.messages.plan import Plan
 
@@ -23,6 +23,10 @@ class CollectedStep(NamedTuple):
     """[R] sampled tokens, as `Pending.wait` returns them."""
     candidates: Candidates | None
     """Reported candidates; see `Pending.candidates`."""
+    logprobs: Logprobs | None
+    """See `Pending.logprobs`."""
+    prompt_logprobs: Logprobs | None
+    """See `Pending.prompt_logprobs`."""
     plan: int
     """Number of the last plan that was applied before the launch."""
     plans: list[Plan]
@@ -76,7 +80,8 @@ class InFlightSteps:
         self._unfinished.popleft()
         began, self._ended = max(launched, self._ended), time.perf_counter()
         self._expect(-len(step.batch.token_ids))
-        return CollectedStep(step, tokens, pending.candidates, plan, plans, self._ended - began)
+        reported = pending.candidates, pending.logprobs, pending.prompt_logprobs
+        return CollectedStep(step, tokens, *reported, plan, plans, self._ended - began)
 
     @property
     def sequences(self) -> list[int]:

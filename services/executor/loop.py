@@ -2,23 +2,36 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import structlog
 
-from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.in_flight_step import Columns
+from pagewire.services.executor.columns import column
+from pagewire.services.executor.devices.protocol import Device, Edits
+from pagewire.services.executor.in_flight_step import CandidateColumns, Columns, LogprobColumns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.inbox import NewPlans, PlanInbox
 from pagewire.services.executor.results import Counters, PlanRefused, StepResult
 from pagewire.services.executor.sampling import sequence_key
-from pagewire.services.executor.slots import PlanViolation, SlotTable
+from pagewire.services.executor.slots import PlanViolation, SlotTable, reports_prompt
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
-from pagewire.shared.sampling import Record, unpack_record
+from pagewire.shared.sampling import Record, is_penalized, unpack_record
 
 _log = structlog.get_logger()
+
+
+class _Sampling(NamedTuple):
+    """How the tokens of a slot are sampled; a fork inherits it."""
+
+    record: Record
+    stop_ids: list[int]
+    edits: Edits | None
+    """Without the sequence's tokens."""
 
 
 class StepLoop:
@@ -44,7 +57,7 @@ class StepLoop:
         self._inbox = inbox
         self._emit = emit
         self._slots = SlotTable(device.capacity)
-        self._held: dict[int, tuple[Record, list[int]]] = {}  # sampling record and stop ids of each slot in use
+        self._held: dict[int, _Sampling] = {}  # by slot in use
         self._term = 0
         self._step = 0
         self._runs = 0  # steps with rows, which the lease counts
@@ -126,7 +139,7 @@ class StepLoop:
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
-        step, tokens, candidates, plan, plans, elapsed = self._in_flight.collect()
+        step, tokens, candidates, logprobs, prompt_logprobs, plan, plans, elapsed = self._in_flight.collect()
         columns = self._slots.record(step, tokens)
         counters = self.counters
         counters.busy_s = self._device.busy
@@ -136,9 +149,15 @@ class StepLoop:
         counters.sampled += int(np.count_nonzero(np.frombuffer(columns.tokens, "<u4") != NO_TOKEN))
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
+        if prompt_logprobs is not None:
+            for part in step.logprob_columns(prompt_logprobs, columns.sequences):
+                self._answer(Columns(), plan, [], 0.0, logprobs=part)
         if columns.sequences or plans:
-            reported = () if candidates is None else step.candidate_columns(candidates)
-            self._answer(columns, plan, plans, elapsed, *reported)
+            reported = None if candidates is None else step.candidate_columns(candidates)
+            parts = [] if logprobs is None else step.logprob_columns(logprobs, columns.sequences)
+            for part in parts[1:]:
+                self._answer(Columns(), plan, [], 0.0, logprobs=part)
+            self._answer(columns, plan, plans, elapsed, reported, parts[0] if parts else None)
 
     def _take(self, *, wait: bool) -> NewPlans | None:
         if not wait:
@@ -177,12 +196,12 @@ class StepLoop:
         if plan.copies:
             table = unpack(plan.copies)
             self._device.copy(table[::2], table[1::2])
-        forks = [(fork.slot, unpack(fork.blocks), *self._held[fork.source]) for fork in plan.forks]
+        forks = [(fork.slot, unpack(fork.blocks), self._held[fork.source]) for fork in plan.forks]
         for slot in unpack(plan.removed):
             self._device.remove(slot)
             del self._held[slot]
         for added in plan.added:
-            self._add(added.slot, unpack(added.blocks), sampling_record(added), unpack(added.sampling.stop_ids))
+            self._add(added.slot, unpack(added.blocks), _sampling_of(added))
         for fork in forks:
             self._add(*fork)
         if plan.blocks:
@@ -191,15 +210,59 @@ class StepLoop:
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
 
-    def _add(self, slot: int, blocks: list[int], sampling: Record, stop_ids: list[int]) -> None:
-        self._device.add(slot, blocks, sampling, stop_ids)
-        self._held[slot] = sampling, stop_ids
+    def _add(self, slot: int, blocks: list[int], sampling: _Sampling) -> None:
+        edits = sampling.edits
+        if edits is not None:
+            edits = replace(edits, tokens=self._slots.tokens(slot))
+        self._device.add(slot, blocks, sampling.record, sampling.stop_ids, edits)
+        self._held[slot] = sampling
 
-    def _answer(self, columns: Columns, plan: int, plans: list[Plan], elapsed: float, *candidates: bytes) -> None:
-        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6), *candidates)
+    def _answer(
+        self,
+        columns: Columns,
+        plan: int,
+        plans: list[Plan],
+        elapsed: float,
+        candidates: CandidateColumns | None = None,
+        logprobs: LogprobColumns | None = None,
+    ) -> None:
+        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6))
+        if candidates is not None or logprobs is not None:
+            counts, ids, likely = candidates or (b"", b"", b"")
+            tokens, ranks, entries, values = logprobs or LogprobColumns()
+            output = msgspec.structs.replace(
+                output,
+                candidate_counts=counts,
+                candidates=ids,
+                logprobs=likely,
+                logprob_tokens=tokens,
+                logprob_ranks=ranks,
+                logprob_ids=entries,
+                logprob_values=values,
+            )
         self._step += 1
         ended = time.time()
         self._emit(StepResult(output, plans, ended - elapsed, ended))
+
+
+def _sampling_of(added: AddSlot) -> _Sampling:
+    complete = sampling_record(added)
+    return _Sampling(complete, unpack(added.sampling.stop_ids), edits_of(added, complete))
+
+
+def edits_of(added: AddSlot, complete: Record) -> Edits | None:
+    """Returns the edits of a sequence with this record, without its tokens; None if there are none."""
+    sampling, penalized = added.sampling, is_penalized(complete)
+    if not (penalized or sampling.bias_ids or sampling.allowed_ids or sampling.bad_words):
+        return None
+    return Edits(
+        bias_ids=column(sampling.bias_ids),
+        biases=np.frombuffer(sampling.biases, "<f4").copy(),
+        allowed_ids=column(sampling.allowed_ids),
+        bad_words=column(sampling.bad_words),
+        penalized=penalized,
+        num_prompt_tokens=added.prompt_tokens,
+    )
 
 
 def sampling_record(added: AddSlot) -> Record:
@@ -209,4 +272,6 @@ def sampling_record(added: AddSlot) -> Record:
     complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)
     complete["min_length"] = added.prompt_tokens + sampling.min_tokens
     complete["num_candidates"] = sampling.candidates
+    complete["num_logprobs"] = sampling.logprobs + 1
+    complete["num_prompt_logprobs"] = sampling.prompt_logprobs + 1 if reports_prompt(added) else 0
     return complete

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.devices.edits import SlotEdits
 from pagewire.services.executor.philox import UInt64, philox4x32
-from pagewire.shared.sampling import Record
+from pagewire.shared.sampling import NOT_FINITE, Record
 
 CANDIDATES = 1024
 """Number of the largest logits that are tried for top_p before the whole vocabulary is sorted."""
 
 _MASK = (1 << 64) - 1
-_LOWEST = torch.finfo(torch.float32).min
 
 
 def sequence_key(seed: int, prompt_index: int, choice_index: int) -> int:
@@ -38,34 +38,87 @@ def uniforms(keys: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.f
     return np.multiply(bits + 0.5, 2.0**-24)
 
 
-def sample(
-    logits: Tensor, records: Record, positions: npt.NDArray[np.int64], banned: Sequence[tuple[int, Sequence[int]]] = ()
-) -> Tensor:
+def edit(
+    logits: Tensor,
+    records: Record,
+    positions: npt.NDArray[np.int64],
+    edits: Sequence[SlotEdits | None],
+    banned: Sequence[tuple[int, Sequence[int]]] = (),
+) -> None:
+    """Edits logits in place, in the order of `pagewire.services.executor.devices.edits`.
+
+    Args:
+        logits: float32 [R, V].
+        records: [R] sampling parameters of each row.
+        positions: [R] position of the token to sample in its sequence.
+        edits: [R] edits of each row, or None.
+        banned: pairs of a row and the stop ids that it must not sample.
+    """
+    for row, how in enumerate(edits):
+        if how is not None and how.allowed is not None:
+            logits[row, _forbidden(how.allowed, logits.shape[1]).to(logits.device)] = -torch.inf
+        if how is not None and len(how.how.bias_ids):
+            ids = torch.from_numpy(how.how.bias_ids).to(logits.device)
+            logits[row, ids] += torch.from_numpy(how.how.biases).to(logits.device)
+    for row, stops in banned:
+        logits[row, list(stops)] = -torch.inf
+    for row, how in enumerate(edits):
+        if how is not None and how.seen is not None:
+            _penalize(logits[row], records[row], torch.from_numpy(how.seen).to(logits.device))
+        if how is not None and (words := how.banned(int(positions[row]))):
+            logits[row, words] = -torch.inf
+
+
+def _forbidden(allowed: npt.NDArray[np.uint32], vocabulary: int) -> Tensor:
+    return torch.from_numpy(np.unpackbits(allowed.view(np.uint8), bitorder="little")[:vocabulary] == 0)
+
+
+def _penalize(logits: Tensor, record: Record, seen: Tensor) -> None:
+    """Applies the penalties of a record [] to logits [V] in place; see `seen_of` for `seen` [V]."""
+    factor = float(record["repetition_penalty"])
+    logits.copy_(torch.where(seen > 0, torch.where(logits > 0, logits / factor, logits * factor), logits))
+    logits -= float(record["frequency_penalty"]) * (seen // 2)
+    logits -= float(record["presence_penalty"]) * (seen > 1)
+
+
+def process(logits: Tensor, records: Record) -> Tensor:
+    """Returns edited logits [R, V] after temperature and filters: minus infinity where no token can be sampled.
+
+    Those of greedy rows are as they were.
+    """
+    out = logits.clone()
+    drawn = np.flatnonzero(records["temperature"])
+    if drawn.size:
+        records, index = records[drawn], torch.from_numpy(drawn).to(logits.device)
+        heat = _column(records["temperature"], logits)
+        peaks = logits[index].amax(dim=1, keepdim=True)
+        scaled = (logits[index] - peaks).div_(heat)
+        _filter(scaled, records)
+        out[index] = scaled + peaks / heat
+    return out
+
+
+def sample(logits: Tensor, records: Record, positions: npt.NDArray[np.int64]) -> Tensor:
     """Returns one token id per row, int64 [R], for float32 logits [R, V]. The logits are overwritten.
 
-    Temperature 0 picks the largest logit, and the lowest id among equal ones. NaN counts as the lowest finite number
-    and +inf as the highest, so that a row of a broken model still gets some token.
+    Temperature 0 picks the largest logit, and the lowest id among equal ones. A row with NaN, or whose largest logit is
+    infinite, gets `NOT_FINITE` in place of a token.
 
     Args:
         logits: float32 [R, V].
         records: [R] sampling parameters of each row.
         positions: [R] position of the sampled token in its sequence.
-        banned: pairs of a row and the ids that it must not sample.
     """
-    for row, ids in banned:
-        logits[row, list(ids)] = -torch.inf
     peaks, picked = logits.max(dim=1)
-    if not peaks.isfinite().all():
-        torch.nan_to_num(logits, nan=_LOWEST, neginf=-torch.inf, out=logits)
-        peaks, picked = logits.max(dim=1)
+    finite = peaks.isfinite()
     drawn = np.flatnonzero(records["temperature"])
     if drawn.size:
         records, index = records[drawn], torch.from_numpy(drawn).to(logits.device)
-        scaled = logits[index] - peaks[index, None].clamp_min(_LOWEST)
+        scaled = logits[index] - peaks[index, None]
         scaled.div_(_column(records["temperature"], logits))
         _filter(scaled, records)
         picked[index] = _invert(scaled.exp_(), uniforms(records["key"], positions[drawn]))
-    return picked
+    return picked.masked_fill_(~finite, NOT_FINITE)
 
 
 def _invert(weights: Tensor, numbers: npt.NDArray[np.float64]) -> Tensor:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pagewire.services.executor.columns import column, pairs
+from pagewire.services.executor.devices.edits import words_of
 from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
 from pagewire.services.executor.in_flight_step import Columns, InFlightStep
@@ -15,6 +16,7 @@ from pagewire.shared.sampling import RECORD
 from pagewire.shared.splitfuse import Pending, compose
 
 _STOP = np.uint8(Finish.STOP)
+_NOT_FINITE = np.uint8(Finish.NOT_FINITE)
 
 
 class PlanViolation(PagewireError):
@@ -35,14 +37,23 @@ class _NewSequence(NamedTuple):
     limit: int
     end: int
     stop_ids: Int64
+    reported_prompt: int = 0
+    """Number of tokens of the prompt if its log-probabilities are reported."""
+
+
+def reports_prompt(added: AddSlot) -> bool:
+    """Returns whether the log-probabilities of a sequence's prompt are reported: by the first completion of a prompt,
+    until it has a token."""
+    wanted = added.sampling.prompt_logprobs >= 0 and added.choice_index == 0 and added.computed == 0
+    return wanted and len(added.tokens) // 4 == added.prompt_tokens
 
 
 class SlotTable:
     """One sequence per slot:
 
-        free ──(plan adds or forks)──> running ──(stop id or length)──> finished
-         ^                                |                                |
-         └─────────(plan removes)─────────┴────────────────────────────────┘
+        free ──(plan adds or forks)──> running ──(stop id, length or logits that are not finite)──> finished
+         ^                                |                                                            |
+         └─────────(plan removes)─────────┴────────────────────────────────────────────────────────────┘
 
     A finished sequence keeps its slot, without running, until a plan removes it.
 
@@ -71,6 +82,7 @@ class SlotTable:
         self._blocks: Int64 = np.zeros(slots, np.int64)
         self._ends: Int64 = np.zeros(slots, np.int64)
         self._stop_ids = IdLists(slots)
+        self._reported_prompts: dict[int, int] = {}  # length of the prompt whose log-probabilities a slot reports
 
     @property
     def has_work(self) -> bool:
@@ -80,6 +92,7 @@ class SlotTable:
     def clear(self) -> None:
         """Frees every slot."""
         self._order = self._order[:0]
+        self._reported_prompts.clear()
         self._occupied[:] = self._running[:] = False
 
     def apply(self, plan: Plan) -> None:
@@ -114,6 +127,10 @@ class SlotTable:
             raise PlanViolation(f"the plan's budget is {plan.budget} tokens per step")
         self._budget = plan.budget
 
+    def tokens(self, slot: int) -> Int64:
+        """Returns the tokens that the sequence of a slot came with, for one that no step was launched of."""
+        return self._tokens[slot, : self._known[slot]].copy()
+
     def pending(self) -> Pending:
         """Returns what each unfinished sequence could compute next, in order."""
         slots = self._order[self._running[self._order]]
@@ -131,14 +148,26 @@ class SlotTable:
         samples = ends == known
         known += samples
         full = samples & (known == self._ends[slots])
-        batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples)
+        next_ids = self._next_ids(slots, owners, positions) if self._reported_prompts else None
+        batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples, next_ids)
         self._computed[slots] = ends
         self._known[slots] = known
         self._running[slots] = ~full
         return InFlightStep(batch, self._sequences[slots], self._admissions[slots], self._stop_ids.table[slots], full)
 
+    def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
+        """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
+        reported = [slot for slot in slots.tolist() if slot in self._reported_prompts]
+        if not reported:
+            return None
+        next_ids = np.full(len(positions), -1, np.int64)
+        for slot in reported:
+            of_slot = (owners == slot) & (positions + 1 < self._reported_prompts[slot])
+            next_ids[of_slot] = self._tokens[slot, positions[of_slot] + 1]
+        return next_ids
+
     def record(self, step: InFlightStep, tokens: Int64) -> Columns:
-        """Records the `tokens` [R] of a step, -1 where a row sampled none, and returns the columns of its output.
+        """Records the `tokens` [R] of a step, as `Pending.wait` returns them, and returns the columns of its output.
 
         Steps are recorded in order of launch. A row that was launched after its sequence had ended is dead and left out
         of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
@@ -148,7 +177,7 @@ class SlotTable:
         slots = batch.slots
         alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
         here = alive & (self._admissions[slots] == step.admissions)
-        stops = alive & (finishes == _STOP)
+        stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
         if np.count_nonzero(stops):
             self._stopped[slots[stops]] = step.admissions[stops]
             self._running[slots[here & stops]] = False
@@ -161,6 +190,8 @@ class SlotTable:
 
     def _free(self, slots: Int64) -> None:
         self._check_occupied(slots)
+        for slot in slots.tolist() if self._reported_prompts else ():
+            self._reported_prompts.pop(slot, None)
         self._occupied[slots] = self._running[slots] = False
         self._order = self._order[self._occupied[self._order]]
 
@@ -172,9 +203,11 @@ class SlotTable:
             )
         if len(added.sampling.record) != RECORD.itemsize:
             raise PlanViolation(f"sequence {added.sequence} has a sampling record of an unknown layout")
+        self._check_edits(added)
         end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
+        blocks, reported = column(added.blocks), added.prompt_tokens if reports_prompt(added) else 0
         return _NewSequence(
-            added.slot, added.sequence, tokens, added.computed, column(added.blocks), added.limit, end, stop_ids
+            added.slot, added.sequence, tokens, added.computed, blocks, added.limit, end, stop_ids, reported
         )
 
     def _from_fork(self, fork: Fork) -> _NewSequence:
@@ -189,7 +222,7 @@ class SlotTable:
         return _NewSequence(fork.slot, fork.sequence, tokens, fork.computed, blocks, fork.limit, end, stop_ids)
 
     def _allocate(self, new: _NewSequence) -> None:
-        slot, sequence, tokens, computed, blocks, limit, end, stop_ids = new
+        slot, sequence, tokens, computed, blocks, limit, end, stop_ids, reported_prompt = new
         capacity = self._capacity
         if not 0 <= slot < capacity.max_num_seqs:
             raise PlanViolation(f"slot {slot} is not one of the {capacity.max_num_seqs} slots")
@@ -215,6 +248,8 @@ class SlotTable:
         self._computed[slot] = computed
         self._ends[slot] = end
         self._stop_ids.set(slot, stop_ids)
+        if reported_prompt:
+            self._reported_prompts[slot] = reported_prompt
         self._blocks[slot] = len(blocks)
         self._limits[slot] = min(limit, capacity.max_model_len)
 
@@ -237,6 +272,16 @@ class SlotTable:
         if len(named) + np.count_nonzero(others) > len(self._order):
             raise PlanViolation("the plan's order names a slot twice")
         self._order = np.concatenate((named, self._order[others[self._order]]))
+
+    def _check_edits(self, added: AddSlot) -> None:
+        sampling = added.sampling
+        if len(sampling.bias_ids) != len(sampling.biases):
+            raise PlanViolation(f"sequence {added.sequence} has not one bias per id")
+        named = [column(sampling.bias_ids), column(sampling.allowed_ids)]
+        if sampling.bad_words:
+            named += words_of(column(sampling.bad_words))
+        if any((ids >= self._capacity.vocab_size).any() for ids in named):
+            raise PlanViolation(f"sequence {added.sequence} names token ids beyond the vocabulary")
 
     def _check_occupied(self, slots: Int64) -> None:
         known = (slots >= 0) & (slots < len(self._occupied))

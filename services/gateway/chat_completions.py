@@ -2,10 +2,12 @@
 
 import time
 
+from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
 from pagewire.services.gateway.chat_request import decode
 from pagewire.services.gateway.endpoint import Call
 from pagewire.services.gateway.events import ChatEvents
+from pagewire.services.gateway.logprobs import chat_logprobs
 from pagewire.services.gateway.shapes import ChatChoice, ChatCompletion, ChatMessage, usage_of
 from pagewire.shared.messages.client import Result
 
@@ -28,11 +30,19 @@ class ChatCompletions:
             "cache_salt": request.cache_salt,
             **sampling,
         }
-        return Call(arguments, request.stream, request.stream_options, sampling.get("n", 1))
+        return Call(
+            arguments,
+            request.stream,
+            request.stream_options,
+            sampling.get("n", 1),
+            top_logprobs=request.top_logprobs,
+        )
 
-    def answer(self, stream: Stream, result: Result) -> ChatCompletion:
+    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ChatCompletion:
         """See `Api.answer`."""
-        return ChatCompletion(
+        del client
+        top = call.top_logprobs
+        answer = ChatCompletion(
             id=f"chatcmpl-{stream.request_id}",
             created=int(time.time()),
             model=stream.model,
@@ -40,6 +50,7 @@ class ChatCompletions:
                 ChatChoice(
                     choice.index,
                     ChatMessage(choice.text),
+                    None if choice.logprobs is None else chat_logprobs(choice.logprobs, top),
                     finish_reason=choice.finish_reason,
                     stop_reason=choice.stop_reason,
                 )
@@ -47,7 +58,10 @@ class ChatCompletions:
             ],
             usage=usage_of(result.usage),
         )
+        if result.prompt_logprobs is not None:
+            answer.prompt_logprobs = result.prompt_logprobs[0]
+        return answer
 
-    def events(self, stream: Stream, *, counted: bool) -> ChatEvents:
+    def events(self, call: Call, stream: Stream, *, counted: bool) -> ChatEvents:
         """See `Api.events`."""
-        return ChatEvents(stream.request_id, stream.model, counted=counted)
+        return ChatEvents(stream.request_id, stream.model, counted=counted, top_logprobs=call.top_logprobs)

@@ -30,14 +30,16 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     use_beam_search: bool = False
     """Whether to do a beam search with `n` beams, all of which are returned."""
     logprobs: bool = False
+    """Whether the log-probabilities of tokens are part of the answer."""
     top_logprobs: int = 0
+    """Number of the likeliest tokens that are shown with each token; needs `logprobs`."""
     echo: bool = False
     add_special_tokens: bool = False
 
 
 FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)
 _KIND = "chat completion request"
-NOT_BUILT = ("logprobs", "top_logprobs", "echo", "add_special_tokens")
+NOT_BUILT = ("echo", "add_special_tokens")
 """Unsupported fields, which are refused unless they have their neutral value."""
 
 
@@ -59,6 +61,12 @@ def decode(body: bytes) -> tuple[ChatCompletionRequest, dict[str, Any]]:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
     if request.use_beam_search:
         sampling["beam_width"] = sampling.get("n", 1)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: set it to true")
+    if request.logprobs:
+        sampling["logprobs"] = request.top_logprobs
+    if request.stream and "prompt_logprobs" in sampling:
+        raise InvalidRequest("prompt_logprobs are not part of a stream: leave out stream")
     newer = request.max_completion_tokens
     sampling["max_tokens"] = sampling.get("max_tokens") if newer is None else newer
     return request, sampling

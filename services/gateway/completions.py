@@ -1,10 +1,14 @@
 """`/v1/completions`."""
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
+from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
 from pagewire.services.gateway.endpoint import Call
 from pagewire.services.gateway.events import CompletionEvents
+from pagewire.services.gateway.logprobs import completion_logprobs, echoed_logprobs, joined
 from pagewire.services.gateway.request import decode
 from pagewire.services.gateway.shapes import Choice, Completion, usage_of
 from pagewire.shared.messages.client import Result
@@ -25,21 +29,59 @@ class Completions:
             "cache_salt": request.cache_salt,
             **sampling,
         }
-        return Call(arguments, request.stream, request.stream_options, sampling.get("n", 1))
+        return Call(
+            arguments,
+            request.stream,
+            request.stream_options,
+            sampling.get("n", 1),
+            echo=request.echo,
+            no_tokens=request.no_tokens,
+        )
 
-    def answer(self, stream: Stream, result: Result) -> Completion:
+    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
         """See `Api.answer`."""
+        if call.no_tokens:
+            result.usage.completion_tokens = 0
+        prompts = await _texts(client, call.arguments["prompt"], stream.model) if call.echo else []
+        firsts = [""] * len(prompts)
+        if call.echo and result.prompt_token_ids is not None:
+            firsts = [await client.detokenize(ids[:1], stream.model) for ids in result.prompt_token_ids]
+        choices = []
+        for choice in result.choices:
+            prompt = choice.index // call.choices
+            text, found = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
+            offset = len(prompts[prompt]) if call.echo else 0
+            logprobs = None if found is None else completion_logprobs(found, offset)
+            if call.echo and result.prompt_logprobs is not None and logprobs is not None:
+                logprobs = joined(echoed_logprobs(firsts[prompt], result.prompt_logprobs[prompt]), logprobs)
+            answer = Choice(
+                choice.index,
+                prompts[prompt] + text if call.echo else text,
+                logprobs,
+                finish_reason="length" if call.no_tokens else choice.finish_reason,
+                stop_reason=None if call.no_tokens else choice.stop_reason,
+            )
+            if result.prompt_logprobs is not None:
+                answer.prompt_logprobs = result.prompt_logprobs[prompt]
+            choices.append(answer)
         return Completion(
             id=f"cmpl-{stream.request_id}",
             created=int(time.time()),
             model=stream.model,
-            choices=[
-                Choice(choice.index, choice.text, finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
-                for choice in result.choices
-            ],
+            choices=choices,
             usage=usage_of(result.usage),
         )
 
-    def events(self, stream: Stream, *, counted: bool) -> CompletionEvents:
+    def events(self, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
         """See `Api.events`."""
-        return CompletionEvents(stream.request_id, stream.model, counted=counted)
+        prompt = call.arguments["prompt"]
+        echoed = ([prompt] if isinstance(prompt, str) else list(prompt)) if call.echo else []
+        return CompletionEvents(stream.request_id, stream.model, counted=counted, prompts=echoed)
+
+
+async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -> list[str]:
+    """Returns the text of each prompt of a request."""
+    if isinstance(prompt, str):
+        return [prompt]
+    several: Sequence[Any] = [prompt] if prompt and isinstance(prompt[0], int) else prompt
+    return [one if isinstance(one, str) else await client.detokenize(one, model) for one in several]

@@ -36,6 +36,12 @@ class Call:
     options: StreamOptions
     choices: int
     """Completions per prompt."""
+    echo: bool = False
+    """Whether the prompt is part of the text."""
+    no_tokens: bool = False
+    """Whether only the prompt is wanted: the one token that is generated is dropped."""
+    top_logprobs: int = 0
+    """Likeliest tokens that a chat shows at each position."""
 
 
 class Api(Protocol):
@@ -44,10 +50,10 @@ class Api(Protocol):
     def read(self, body: bytes) -> Call:
         """Returns the request in a body. Raises InvalidRequest."""
 
-    def answer(self, stream: Stream, result: Result) -> msgspec.Struct:
+    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
         """Returns the response to a request without a stream."""
 
-    def events(self, stream: Stream, *, counted: bool) -> Events[Any]:
+    def events(self, call: Call, stream: Stream, *, counted: bool) -> Events[Any]:
         """Returns the events of a stream; `counted`: every event has the usage so far."""
 
 
@@ -77,7 +83,7 @@ class Endpoint:
                 if call.streamed:
                     await self._send_events(stream, call, send)
                 else:
-                    answer = self._api.answer(stream, await stream.result())
+                    answer = await self._api.answer(self._client, call, stream, await stream.result())
                     await Response(_encode(answer), media_type="application/json")(scope, receive, send)
         except ClientGone:
             pass
@@ -99,7 +105,7 @@ class Endpoint:
         usage = call.options.include_usage
         async with aclosing(stream.batches()) as batches:
             first: list[Delta] = await anext(batches, [])
-            events = self._api.events(stream, counted=usage and call.options.continuous_usage_stats)
+            events = self._api.events(call, stream, counted=usage and call.options.continuous_usage_stats)
             await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
             try:
                 beginning = events.beginning(call.choices, stream.prompt_tokens)

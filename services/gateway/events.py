@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from pagewire.services.gateway.logprobs import chat_logprobs, completion_logprobs
 from pagewire.services.gateway.shapes import (
     ChatChunk,
     ChatChunkChoice,
@@ -16,7 +17,7 @@ from pagewire.services.gateway.shapes import (
     Usage,
     usage_of,
 )
-from pagewire.shared.messages.client import Delta, Final, FinalChoice
+from pagewire.shared.messages.client import Delta, Final, FinalChoice, TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
 """Sent after the last event."""
@@ -47,6 +48,10 @@ class Events(ABC, Generic[C]):
         """Returns the next part of a choice."""
 
     @abstractmethod
+    def reported(self, delta: Delta, logprobs: Sequence[TokenLogprobs]) -> C:
+        """Returns the next part of a choice, with the log-probabilities of its tokens."""
+
+    @abstractmethod
     def end(self, choice: FinalChoice) -> C:
         """Returns the end of a choice."""
 
@@ -55,10 +60,10 @@ class Events(ABC, Generic[C]):
         return b""
 
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
-        """Returns one event per delta with text, without usage while `prompt_tokens` is unknown."""
+        """Returns one event per delta with text or log-probabilities; usage needs `prompt_tokens`."""
         if self._counted:
             return self._counted_texts(batch, prompt_tokens)
-        return b"".join([self._text(delta) for delta in batch if delta.text])
+        return b"".join([self._text(delta) for delta in batch if delta.text or delta.logprobs])
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
         """Returns one event per choice with its finish reason, and with `usage` one event with the usage."""
@@ -70,7 +75,9 @@ class Events(ABC, Generic[C]):
         events = []
         for delta in batch:
             self._tokens += len(delta.token_ids)
-            if delta.text:
+            if delta.logprobs is not None:
+                events.append(self._data([self.reported(delta, delta.logprobs)], self._usage(prompt_tokens)))
+            elif delta.text:
                 events.append(self._data([self.text(delta.index, delta.text)], self._usage(prompt_tokens)))
         return b"".join(events)
 
@@ -81,6 +88,8 @@ class Events(ABC, Generic[C]):
         return Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
 
     def _text(self, delta: Delta) -> bytes:
+        if delta.logprobs is not None:
+            return self._data([self.reported(delta, delta.logprobs)], None)
         around = self._around.get(delta.index)
         if around is None:
             # Quotes within JSON strings are escaped, so the first match is the key.
@@ -97,8 +106,12 @@ class CompletionEvents(Events[Choice]):
 
     key = b'"text":'
 
-    def __init__(self, request_id: str, model: str, *, counted: bool = False) -> None:
+    def __init__(self, request_id: str, model: str, *, counted: bool = False, prompts: Sequence[str] = ()) -> None:
+        """`prompts`: the texts that the choices begin with, if they are echoed."""
         super().__init__(counted=counted)
+        self._prompts = prompts
+        self._offsets: dict[int, int] = {}
+        """Characters of all tokens of each choice so far."""
         self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
 
     def event(self, choices: list[Choice], usage: Usage | None) -> bytes:
@@ -110,6 +123,18 @@ class CompletionEvents(Events[Choice]):
         """Returns the next part of a choice."""
         return Choice(index, text)
 
+    def reported(self, delta: Delta, logprobs: Sequence[TokenLogprobs]) -> Choice:
+        """Returns the next part of a choice, with the log-probabilities of its tokens."""
+        found = completion_logprobs(logprobs, self._offsets.get(delta.index, 0))
+        self._offsets[delta.index] = found.text_offset[-1] + len(found.tokens[-1])
+        return Choice(delta.index, delta.text, found)
+
+    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+        """Returns one event per choice with the prompt that it echoes."""
+        usage = self._usage(prompt_tokens) if self._counted else None
+        texts = [text for text in self._prompts for _ in range(choices)]
+        return b"".join(self._data([self.text(index, text)], usage) for index, text in enumerate(texts))
+
     def end(self, choice: FinalChoice) -> Choice:
         """Returns the end of a choice."""
         return Choice(choice.index, "", finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
@@ -120,8 +145,9 @@ class ChatEvents(Events[ChatChunkChoice]):
 
     key = b'"content":'
 
-    def __init__(self, request_id: str, model: str, *, counted: bool = False) -> None:
+    def __init__(self, request_id: str, model: str, *, counted: bool = False, top_logprobs: int = 0) -> None:
         super().__init__(counted=counted)
+        self._top_logprobs = top_logprobs
         self._event = ChatChunk(id=f"chatcmpl-{request_id}", created=int(time.time()), model=model, choices=[])
 
     def event(self, choices: list[ChatChunkChoice], usage: Usage | None) -> bytes:
@@ -132,6 +158,11 @@ class ChatEvents(Events[ChatChunkChoice]):
     def text(self, index: int, text: str) -> ChatChunkChoice:
         """Returns the next part of a choice."""
         return ChatChunkChoice(index, ChatDelta(content=text))
+
+    def reported(self, delta: Delta, logprobs: Sequence[TokenLogprobs]) -> ChatChunkChoice:
+        """Returns the next part of a choice, with the log-probabilities of its tokens."""
+        found = chat_logprobs(logprobs, self._top_logprobs)
+        return ChatChunkChoice(delta.index, ChatDelta(content=delta.text), found)
 
     def end(self, choice: FinalChoice) -> ChatChunkChoice:
         """Returns the end of a choice."""

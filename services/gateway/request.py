@@ -32,11 +32,14 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     use_beam_search: bool = False
     """Whether to do a beam search with `n` beams, all of which are returned."""
     echo: bool = False
+    """Whether the prompt is part of the text, and its tokens of the log-probabilities."""
     add_special_tokens: bool = True
+    no_tokens: bool = False
+    """Whether `max_tokens` is 0; no field of a body."""
 
 
-FIELDS = frozenset(CompletionRequest.__struct_fields__)
-NOT_BUILT = {"echo": False, "add_special_tokens": True}
+FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"no_tokens"}
+NOT_BUILT = {"add_special_tokens": True}
 """Unsupported fields, which are refused unless they have their neutral value."""
 _KIND = "completion request"
 
@@ -57,4 +60,20 @@ def decode(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
     if request.use_beam_search:
         sampling["beam_width"] = sampling.get("n", 1)
+    if request.echo:
+        _echo(request, sampling)
+    if request.stream and "prompt_logprobs" in sampling:
+        raise InvalidRequest("prompt_logprobs are not part of a stream: leave out stream")
     return request, sampling
+
+
+def _echo(request: CompletionRequest, sampling: dict[str, Any]) -> None:
+    """Completes a request whose prompt is part of the answer. Of no tokens at all, one is generated and dropped."""
+    if "logprobs" in sampling:
+        sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+    if sampling.get("max_tokens") == 0:
+        sampling["max_tokens"], request.no_tokens = 1, True
+    prompt = request.prompt
+    texts = isinstance(prompt, str) or all(isinstance(one, str) for one in prompt)
+    if request.stream and (request.no_tokens or "logprobs" in sampling or not texts):
+        raise InvalidRequest("echo in a stream is for prompts of text, with tokens and without logprobs")

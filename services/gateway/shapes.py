@@ -24,14 +24,53 @@ class Usage(msgspec.Struct):
     """None until the request has ended."""
 
 
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of tokens, as columns."""
+
+    text_offset: list[int]
+    """Where each token begins in the text, in characters."""
+    token_logprobs: list[float | None]
+    """None for the first token of an echoed prompt."""
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+    """The likeliest tokens at each position, and the token itself."""
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the likeliest tokens at a position of a message."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    """UTF-8 of the token."""
+
+
+class ChatTokenLogprob(msgspec.Struct):
+    """A token of a message."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a message."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
 class Choice(msgspec.Struct):
     """A completion or, in a stream, the next part of one."""
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
 
 
 class Completion(msgspec.Struct):
@@ -58,7 +97,7 @@ class ChatChoice(msgspec.Struct):
 
     index: int
     message: ChatMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -72,6 +111,8 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -87,7 +128,7 @@ class ChatChunkChoice(msgspec.Struct):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 

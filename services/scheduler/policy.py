@@ -109,6 +109,8 @@ class Policy:
             if finish:
                 sequence.finish = Finish(finish)
                 sequences.finish(sequence)
+                if finish == Finish.NOT_FINITE:
+                    self.beam_search.fail(sequence)
         if output.candidate_counts:
             self.beam_search.receive(output)
         sequences.free_answered(output.plan)

@@ -53,6 +53,11 @@ class Request:
         """Completions of all prompts together."""
         return len(self.work.prompts) * self.work.n
 
+    @property
+    def reports(self) -> bool:
+        """Whether log-probabilities are reported, of generated tokens or of the prompts."""
+        return self.work.sampling.logprobs >= 0 or self.work.sampling.prompt_logprobs >= 0
+
     def generated(self) -> tuple[bytes, ...]:
         """Returns the packed tokens generated so far, per choice."""
         if not self.sequences:
@@ -63,6 +68,8 @@ class Request:
 def sequences_of(request: Request, first_id: int, answer: Attached, arrival_order: int) -> list[Sequence]:
     """Returns one sequence per choice, with the longer of the two lists of known tokens: ours or the detokenizer's.
 
+    If log-probabilities are reported, only the detokenizer's tokens count, because it has those of no others.
+
     Choices that have ended, here or at the detokenizer, are in the state FINISHED.
     """
     work = request.work
@@ -72,7 +79,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
     sequences = []
     finishes = [sequence.finish for sequence in request.sequences] or [Finish.NONE] * request.num_choices
     for index, (ours, theirs) in enumerate(zip(request.generated(), answer.tokens, strict=True)):
-        known = unpack(max(ours, theirs, key=len))
+        known = unpack(theirs if request.reports else max(ours, theirs, key=len))
         prompt = prompts[index // work.n]
         sequence = Sequence(
             id=first_id + index,
@@ -88,7 +95,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
             user=work.user,
             cache_salt=work.cache_salt,
             trace=request.trace,
-            finish=finishes[index],
+            finish=Finish.NONE if request.reports and len(theirs) < len(ours) else finishes[index],
         )
         stopped = len(known) > work.sampling.min_tokens and known[-1] in stop_ids
         if index in ended or sequence.finish or stopped or len(known) >= work.sampling.max_tokens:

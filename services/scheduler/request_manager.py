@@ -154,7 +154,7 @@ class RequestManager:
             ours = wanted.intersection(sequence.id for sequence in request.sequences)
             known += len(ours)
             if ours and not request.attaching:
-                self._spawn(self._attach_running(request))
+                self._spawn(self._attach_running(request, lost=True))
         return known
 
     def on_beams_finished(self, groups: Iterable[BeamGroup]) -> None:
@@ -295,14 +295,22 @@ class RequestManager:
                 elif request.ended_at and self._detokenizers.has_read(request.detokenizer, *request.ended_at):
                     self._forget(request)
 
-    async def _attach_running(self, request: Request) -> None:
-        """Tells the detokenizer again which sequences a request is, and all tokens that are known here."""
+    async def _attach_running(self, request: Request, *, lost: bool = False) -> None:
+        """Tells the detokenizer again which sequences a request is, and all tokens that are known here.
+
+        `lost` says that the detokenizer has lost tokens. Those whose log-probabilities it needs are generated again.
+        """
         policy = self.policy
-        sequences = request.sequences
+        sequences, told, moves = request.sequences, request.generated(), request.moves
         answer = await self._send_attach(request, sequences[0].id, running=True)
         if answer is None or self.policy is not policy or request.sequences is not sequences:
             return
         over = [sequences[index].id for index in unpack(answer.ended)]
+        misses = any(len(theirs) < len(ours) for ours, theirs in zip(told, answer.tokens))  # noqa: B905 - none if UNKNOWN
+        if request.reports and misses and (lost or request.moves != moves):
+            self._abort(request)
+            await self._attach(request)
+            return
         if answer.state != AttachState.OPEN:
             over = list(request.unfinished)
         for sequence in over:
@@ -365,13 +373,17 @@ class RequestManager:
         if self.policy is not policy or self.by_sequence.get(choices[0]) is not request:
             return  # the term ended meanwhile, or the request
         if answer is None or answer.state == AttachState.UNKNOWN:
-            for sequence in request.unfinished:
-                if policy is not None:
-                    policy.abort(sequence)
+            self._abort(request)
             self._forget(request)
             self._on_change()
         else:
             self.on_finished(choices)
+
+    def _abort(self, request: Request) -> None:
+        """Has the policy abort the unfinished sequences of a request."""
+        if self.policy is not None:
+            for sequence in request.unfinished:
+                self.policy.abort(sequence)
 
     def _owner(self, sequence: Sequence) -> str:
         """Returns the id of the request that a sequence of the policy belongs to; empty if it has ended."""

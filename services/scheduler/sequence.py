@@ -90,6 +90,12 @@ class Sequence:
         return self.position_limit or self.num_prompt_tokens + self.sampling.max_tokens - 1
 
     @property
+    def reports_prompt(self) -> bool:
+        """Whether the executor reports log-probabilities of the prompt, and must therefore compute all of it."""
+        wanted = self.sampling.prompt_logprobs >= 0 and self.choice_index == 0
+        return wanted and len(self.tokens) == self.num_prompt_tokens
+
+    @property
     def caller_ids(self) -> tuple[int, ...]:
         """Ids under which the caller of the policy knows the sequence: its own, unless it serves other sequences."""
         return (self.id,)

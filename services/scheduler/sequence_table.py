@@ -41,8 +41,10 @@ class SequenceTable:
         return min(len(self._free_slots), self.limits.max_running - len(self.running))
 
     def match_prefix(self, sequence: Sequence) -> list[int] | None:
-        """See `PrefixCache.match_prefix`; empty where prefixes are not cached."""
-        return self._prefix_cache.match_prefix(sequence) if self._prefix_cache is not None else []
+        """See `PrefixCache.match_prefix`; empty where prefixes are not cached or must be computed."""
+        if self._prefix_cache is None or sequence.reports_prompt:
+            return []
+        return self._prefix_cache.match_prefix(sequence)
 
     def add(self, sequence: Sequence) -> None:
         """Lets a new sequence wait for a slot."""

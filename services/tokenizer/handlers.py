@@ -50,10 +50,11 @@ class Handlers:
         self._model = model
         self._tasks = tasks
         self._replier = Replier(bus)
+        settings = context.settings
         self._dispatcher = Dispatcher(bus, peers, router, monitor, admission, model.token)
         self._subscriptions: list[Subscription] = []
         self._processor = InputProcessor(
-            model, renderer, self._dispatcher, self._replier, bus.max_payload, context.settings.seed
+            model, renderer, self._dispatcher, self._replier, bus.max_payload, settings.seed, settings.max_logprobs
         )
         self._requests = 0
 

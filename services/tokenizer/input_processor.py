@@ -32,7 +32,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.client_requests import decode_request, encode_request, encoding_of
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, RequestError
 from pagewire.shared.messages import pack
-from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
+from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.replies import Replier
@@ -78,8 +78,13 @@ class InputProcessor:
         replier: Replier,
         max_payload: int,
         seed: int,
+        max_logprobs: int = 20,
     ) -> None:
-        """`seed`: of the deployment. The seeds of requests without one follow from it; 0: they are drawn."""
+        """`seed`: of the deployment. The seeds of requests without one follow from it; 0: they are drawn.
+
+        `max_logprobs`: most log-probabilities per token that a request may ask for.
+        """
+        self._max_logprobs = max_logprobs
         self._model = model
         self._renderer = renderer
         self._dispatcher = dispatcher
@@ -113,13 +118,14 @@ class InputProcessor:
         encoding = encoding_of(message.headers)
         request = decode_request(message.data, GenerateRequest, encoding)
         request.sampling = self._model.generation.complete(request.sampling, message.data, encoding)
-        prompt = validate(request, self._model.vocab_size)
+        prompt = validate(request, self._model.vocab_size, self._max_logprobs)
         request_id = request.request_id or drawn_id
         _note(span, request_id=request_id)
         expires = arrived + request.timeout_ms / 1000
         try:
             async with asyncio.timeout(_seconds_left(expires)):
                 ids = await self._tokenize(prompt)
+                words = await self._bad_words(request.sampling)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
         lengths = list(map(len, ids))
@@ -133,6 +139,7 @@ class InputProcessor:
             max_tokens=tokens_to_generate(lengths, request.sampling, self._limits),
             eos=self._model.eos,
             vocab_size=self._model.vocab_size,
+            bad_words=words,
         )
         left = _seconds_left(expires)
         batch_inbox = message.headers.get(BATCH_INBOX, "")
@@ -168,6 +175,12 @@ class InputProcessor:
             case TokenPrompts(prompts):
                 return prompts
 
+    async def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
+        texts = sampling.bad_word_texts(params)
+        if not texts:
+            return ()
+        return sampling.bad_word_ids(await self._model.encoder.encode(texts, special=False))
+
 
 def digest_of(request: GenerateRequest) -> bytes:
     """Returns a fingerprint of the body: equal in either encoding, with any request id, streamed or not.
@@ -176,7 +189,10 @@ def digest_of(request: GenerateRequest) -> bytes:
         InvalidRequest: a field cannot be encoded; the message names it.
     """
     # Structs leave out defaults by identity, not by value, when they are encoded: dictionaries leave out nothing.
-    body = msgspec.structs.asdict(request) | {"sampling": msgspec.structs.asdict(request.sampling)}
+    params = msgspec.structs.asdict(request.sampling)
+    if request.sampling.logit_bias is not None:  # the encoder sorts keys that are texts only
+        params["logit_bias"] = sorted(request.sampling.logit_bias.items())
+    body = msgspec.structs.asdict(request) | {"sampling": params}
     del body["request_id"], body["stream"]
     return hashlib.sha256(encode_request(body, _canonical)).digest()
 
@@ -186,13 +202,14 @@ def open_stream(
 ) -> OpenStream:
     """Returns the message to the detokenizer."""
     params = request.sampling
+    tail = 0 if params.prompt_logprobs is not None else -PROMPT_TAIL
     return OpenStream(
         request_id=subjects.owned(caller.tenant, caller.request_id),
         digest=digest,
         reply=caller.reply,
         encoding=caller.encoding,
         stream=request.stream,
-        prompts=tuple(pack(ids[-PROMPT_TAIL:]) for ids in prompts),
+        prompts=tuple(pack(ids[tail:]) for ids in prompts),
         prompt_lengths=pack(map(len, prompts)),
         n=params.n,
         stop=sampling.stop_strings(params),
@@ -205,6 +222,8 @@ def open_stream(
         batch_inbox=caller.batch_inbox,
         deadline=caller.deadline,
         secret=caller.secret,
+        logprobs=params.logprobs is not None,
+        prompt_logprobs=params.prompt_logprobs is not None,
     )
 
 

@@ -6,12 +6,14 @@ Ranges and special values are vLLM's. Those of the scalar parameters are in `pag
 import hashlib
 import math
 import secrets
+from array import array
+from collections.abc import Sequence
 
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import GREEDY, Sampling
-from pagewire.shared.sampling import GREEDY_BELOW, PARAMETERS, pack_record
+from pagewire.shared.sampling import GREEDY_BELOW, PARAMETERS, PENALTIES, pack_record
 
 MAX_STOPS = 64
 """Maximum stop strings of a request."""
@@ -23,35 +25,38 @@ MAX_BEAMS = 16
 """Maximum beams of a search."""
 MAX_BEAM_STOPS = 64
 """Maximum stop tokens of a beam search, the model's own included: every step reports that many more candidates."""
-NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {"seed": (None, -1), "min_tokens": (0,), "stop": ([],)}
+NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
+    "seed": (None, -1),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+}
 """Fields that a beam search refuses in addition to `PARAMETERS`, except for these neutral values."""
-NOT_BUILT = (
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "logprobs",
-    "prompt_logprobs",
-    "structured_outputs",
-)
-"""Unsupported fields, which are refused unless they have their default or a value of `NEUTRAL`."""
-
-NEUTRAL: dict[str, tuple[object, ...]] = {"logit_bias": (None, {})}
-"""The values of these fields that change nothing, where it is not the default alone."""
+MAX_BIASES = 1024
+"""Maximum tokens with a bias."""
+MAX_BIAS = 100.0
+"""Biases are clamped to this and its negative, as OpenAI does."""
+MAX_ALLOWED_TOKENS = 1024
+"""Maximum allowed tokens of a request."""
+MAX_BAD_WORDS = 128
+"""Maximum bad words of a request, each of which counts once with a leading space and once without."""
+MAX_BAD_WORD_TOKENS = 1024
+"""Maximum tokens of all of them together."""
+NOT_BUILT = ("structured_outputs",)
+"""Unsupported fields, which are refused unless they have their default."""
 
 _DEFAULTS = SamplingParams()
 
 
-def check(params: SamplingParams, vocab_size: int) -> None:
-    """Checks the ranges of values, and that unsupported fields are not used.
+def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> None:
+    """Checks the ranges of values, and that unsupported fields are not used. `max_logprobs` is the deployment's.
 
     Raises:
         InvalidRequest: a parameter is invalid or unsupported; the message names it.
     """
     for name in NOT_BUILT:
-        if getattr(params, name) not in NEUTRAL.get(name, (getattr(_DEFAULTS, name),)):
+        if getattr(params, name) != getattr(_DEFAULTS, name):
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
     _require(params.n >= 1, f"n must be at least 1, not {params.n}")
     for parameter in PARAMETERS:
@@ -66,6 +71,11 @@ def check(params: SamplingParams, vocab_size: int) -> None:
     _require(params.seed is None or -(2**63) <= params.seed < 2**64, "seed must be an integer of 64 bits")
     _check_length(params)
     _check_stops(params, vocab_size)
+    _check_edits(params, vocab_size)
+    for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        _require(
+            asked is None or 0 <= asked <= max_logprobs, f"{name} must be between 0 and {max_logprobs}, not {asked}"
+        )
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
@@ -79,6 +89,35 @@ def stop_tokens(params: SamplingParams) -> tuple[int, ...]:
     return tuple(dict.fromkeys(params.stop_token_ids))
 
 
+def bad_word_texts(params: SamplingParams) -> list[str]:
+    """Returns the texts whose ids `bad_word_ids` takes: every bad word without and with a leading space."""
+    words = dict.fromkeys(params.bad_words or ())
+    return [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
+
+
+def bad_word_ids(encoded: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the lists of ids that may not be generated, given the ids of each of the `bad_word_texts`.
+
+    As in vLLM, the form with a space counts only if it begins with another id and has as many.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for plain, spaced in zip(encoded[::2], encoded[1::2], strict=True):
+        found[tuple(plain)] = None
+        if spaced[:1] != plain[:1] and len(spaced) == len(plain):
+            found[tuple(spaced)] = None
+    found.pop((), None)
+    count = sum(map(len, found))
+    _require(
+        len(found) <= MAX_BAD_WORDS and count <= MAX_BAD_WORD_TOKENS,
+        f"bad_words are {len(found)} lists of {count} tokens together, at most {MAX_BAD_WORDS} and "
+        f"{MAX_BAD_WORD_TOKENS} are allowed",
+    )
+    return tuple(found)
+
+
 def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> int:
     """Returns 64 bits: the request's seed, else one derived from the deployment's and the body, else a random one."""
     if params.seed is not None and params.seed != -1:
@@ -88,27 +127,57 @@ def draw_seed(params: SamplingParams, deployment_seed: int, digest: bytes) -> in
     return secrets.randbits(63)
 
 
-def resolve(params: SamplingParams, *, seed: int, max_tokens: int, eos: frozenset[int], vocab_size: int) -> Sampling:
-    """Returns the resolved parameters for the device.
+def resolve(
+    params: SamplingParams,
+    *,
+    seed: int,
+    max_tokens: int,
+    eos: frozenset[int],
+    vocab_size: int,
+    bad_words: Sequence[Sequence[int]] = (),
+) -> Sampling:
+    """Returns the resolved parameters for the device. `bad_words` is the result of `bad_word_ids`.
 
     Raises:
-        InvalidRequest: a beam search has too many stop tokens.
+        InvalidRequest: a beam search has too many stop tokens, or no token is allowed at the beginning.
     """
     stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
     beams = params.beam_width or 0
-    greedy = _greedy(params) or beams > 0
+    biases = {token: max(-MAX_BIAS, min(MAX_BIAS, bias)) for token, bias in (params.logit_bias or {}).items()}
+    allowed = sorted(set(params.allowed_token_ids or ()))
     if beams:
-        _check_candidates(beams, len(stop_ids), vocab_size)
+        _check_candidates(beams, len(stop_ids), len(allowed) or vocab_size)
+    if allowed:
+        banned = {word[0] for word in bad_words if len(word) == 1} | (stop_ids if params.min_tokens else set())
+        _require(
+            not banned.issuperset(allowed),
+            "allowed_token_ids are all banned at the beginning, by bad_words or as stop tokens below min_tokens",
+        )
     return Sampling(
         max_tokens=max_tokens,
-        record=GREEDY if greedy else pack_record(**_columns(params, vocab_size)),
+        record=_record(params, vocab_size, greedy=_greedy(params) or beams > 0),
         stop_ids=pack(sorted(stop_ids)),
         min_tokens=params.min_tokens,
         seed=seed,
         beam_width=beams,
         length_penalty=params.length_penalty,
         candidates=beams + len(stop_ids) if beams else 0,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        bias_ids=pack(biases),
+        biases=array("f", biases.values()).tobytes(),
+        allowed_ids=pack(allowed),
+        bad_words=pack(number for word in bad_words for number in (len(word), *word)),
     )
+
+
+def _record(params: SamplingParams, vocab_size: int, *, greedy: bool) -> bytes:
+    columns = _columns(params, vocab_size)
+    if greedy:
+        columns = {penalty.name: columns[penalty.name] for penalty in PENALTIES}
+        if all(columns[penalty.name] == penalty.neutral for penalty in PENALTIES):
+            return GREEDY
+    return pack_record(**columns)
 
 
 def _columns(params: SamplingParams, vocab_size: int) -> dict[str, float]:
@@ -121,7 +190,9 @@ def _check_beams(params: SamplingParams, width: int, vocab_size: int) -> None:
     _require(params.n <= width, f"n must be at most beam_width, which is {width}, not {params.n}")
     _require(math.isfinite(params.length_penalty), f"length_penalty must be finite, not {params.length_penalty}")
     columns = _columns(params, vocab_size)
-    refused = [p.name for p in PARAMETERS if columns[p.name] not in (p.neutral, getattr(_DEFAULTS, p.name))]
+    refused = [
+        p.name for p in PARAMETERS if not p.penalty and columns[p.name] not in (p.neutral, getattr(_DEFAULTS, p.name))
+    ]
     refused += [name for name, harmless in NOT_IN_BEAM_SEARCH.items() if getattr(params, name) not in harmless]
     if refused:
         raise InvalidRequest(f"{refused[0]} has no meaning in a beam search: leave it out, or leave out beam_width")
@@ -163,9 +234,33 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
         f"stop_token_ids has {len(tokens)} tokens, at most {MAX_STOP_TOKENS} are allowed",
     )
     for token in tokens:
+        _check_token("stop_token_ids", token, vocab_size)
+
+
+def _check_edits(params: SamplingParams, vocab_size: int) -> None:
+    biases, allowed, words = params.logit_bias or {}, params.allowed_token_ids, params.bad_words or []
+    _require(len(biases) <= MAX_BIASES, f"logit_bias has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
+    for token, bias in biases.items():
+        _check_token("logit_bias", token, vocab_size)
+        _require(not math.isnan(bias), f"logit_bias of token {token} is not a number")
+    if allowed is not None:
+        _require(len(allowed) > 0, "allowed_token_ids is empty: name at least one token, or leave it out")
         _require(
-            0 <= token < vocab_size, f"stop_token_ids has token {token}, outside the vocabulary of {vocab_size} tokens"
+            len(allowed) <= MAX_ALLOWED_TOKENS,
+            f"allowed_token_ids has {len(allowed)} tokens, at most {MAX_ALLOWED_TOKENS} are allowed",
         )
+        for token in allowed:
+            _check_token("allowed_token_ids", token, vocab_size)
+    _require(len(words) <= MAX_BAD_WORDS, f"there are {len(words)} bad_words, at most {MAX_BAD_WORDS} are allowed")
+    _require(all(word.strip() for word in words), "one of bad_words is empty")
+    longest = max(map(len, words), default=0)
+    _require(
+        longest <= MAX_STOP_LENGTH, f"one of bad_words has {longest} characters, at most {MAX_STOP_LENGTH} are allowed"
+    )
+
+
+def _check_token(field: str, token: int, vocab_size: int) -> None:
+    _require(0 <= token < vocab_size, f"{field} has token {token}, outside the vocabulary of {vocab_size} tokens")
 
 
 def _greedy(params: SamplingParams) -> bool:

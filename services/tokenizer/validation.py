@@ -27,6 +27,8 @@ HEADROOM = 16 * 1024
 """Bytes left in every message for headers and for the fields that do not grow with the tokens."""
 SLOT_BYTES = 5
 """Bytes per token in a plan: the id, and its share of a block table."""
+LOGPROB_BYTES = 100
+"""Bytes per log-probability in a result in JSON, with the token's id and text."""
 RESULT_BYTES = 24
 """Bytes per token in a result: a JSON id of 8 and text of 16. Ten languages need 5 to 11 together, escapes more."""
 
@@ -68,8 +70,10 @@ class Limits:
     """Characters of the longest token."""
 
 
-def validate(request: GenerateRequest, vocab_size: int) -> TextPrompts | TokenPrompts | ChatPrompt:
-    """Checks every field, and returns what the request asks to continue.
+def validate(
+    request: GenerateRequest, vocab_size: int, max_logprobs: int = 20
+) -> TextPrompts | TokenPrompts | ChatPrompt:
+    """Checks every field, and returns what the request asks to continue. `max_logprobs` is the deployment's.
 
     Raises:
         InvalidRequest: names the field and its range.
@@ -84,7 +88,7 @@ def validate(request: GenerateRequest, vocab_size: int) -> TextPrompts | TokenPr
         raise InvalidRequest(f"user must have at most {MAX_USER} characters, not {len(request.user)}")
     if len(request.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt must have at most {MAX_SALT} characters, not {len(request.cache_salt)}")
-    sampling.check(request.sampling, vocab_size)
+    sampling.check(request.sampling, vocab_size, max_logprobs)
     return prompts_of(request)
 
 
@@ -177,11 +181,13 @@ def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, li
         )
     if params.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens {params.min_tokens} exceeds the {max_tokens} tokens that the context leaves")
-    _check_payload(prompt_lengths, sequences, max_tokens, limits.max_payload)
+    _check_payload(prompt_lengths, sequences, max_tokens, params, limits.max_payload)
     return max_tokens
 
 
-def _check_payload(prompt_lengths: Sequence[int], sequences: int, max_tokens: int, max_payload: int) -> None:
+def _check_payload(
+    prompt_lengths: Sequence[int], sequences: int, max_tokens: int, params: SamplingParams, max_payload: int
+) -> None:
     room = max_payload - HEADROOM
     work = 4 * sum(prompt_lengths)
     slot = SLOT_BYTES * (max(prompt_lengths) + max_tokens)
@@ -190,11 +196,21 @@ def _check_payload(prompt_lengths: Sequence[int], sequences: int, max_tokens: in
             f"the request needs messages of {max(work, slot) + HEADROOM} bytes, the broker takes {max_payload}: "
             "send fewer or shorter prompts"
         )
-    result = RESULT_BYTES * sequences * max_tokens
+    prompts = 0
+    if params.prompt_logprobs is not None:
+        prompts = sum(prompt_lengths) * (SLOT_BYTES + LOGPROB_BYTES * (params.prompt_logprobs + 1))
+        if prompts > room:
+            raise PayloadTooLarge(
+                f"prompt_logprobs could need a message of {prompts + HEADROOM} bytes, the broker takes {max_payload}: "
+                "send fewer or shorter prompts, or ask for fewer log-probabilities"
+            )
+    per_token = RESULT_BYTES + (0 if params.logprobs is None else LOGPROB_BYTES * (params.logprobs + 1))
+    result = per_token * sequences * max_tokens + prompts
     if result > room:
         raise PayloadTooLarge(
             f"the result could need a message of {result + HEADROOM} bytes, the broker takes {max_payload}: "
-            f"set max_tokens to at most {max(room // (RESULT_BYTES * sequences), 0)}, or ask for fewer completions"
+            f"set max_tokens to at most {max((room - prompts) // (per_token * sequences), 0)}, "
+            "or ask for fewer completions"
         )
 
 

@@ -58,9 +58,9 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, f
     bad_words: list[str] | None = None
     """Texts that may not be generated."""
     logprobs: int | None = None
-    """Number of log-probabilities per generated token."""
+    """Number of the likeliest tokens whose log-probabilities are reported beside that of each generated token."""
     prompt_logprobs: int | None = None
-    """Number of log-probabilities per prompt token."""
+    """The same for each token of the prompt but the first."""
     structured_outputs: dict[str, object] | None = None
     """Grammar that the text must follow."""
     beam_width: int | None = None
@@ -140,6 +140,23 @@ class Usage(msgspec.Struct):
     cached_tokens: int = 0
 
 
+class Logprob(msgspec.Struct):
+    """The log-probability of a token at one position, or its logit: see `--logprobs-mode`."""
+
+    logprob: float
+    """-9999 stands for minus infinity."""
+    rank: int | None = None
+    """1 for the likeliest token."""
+    decoded_token: str | None = None
+    """Text of the token alone."""
+
+
+TokenLogprobs = dict[int, Logprob]
+"""What is reported of one token: its own log-probability first, then those of the likeliest tokens there, by id."""
+PromptLogprobs = list[TokenLogprobs | None]
+"""What is reported of each token of a prompt; None for the first one, which nothing predicts."""
+
+
 class Choice(msgspec.Struct):
     """One completion of a result."""
 
@@ -148,7 +165,15 @@ class Choice(msgspec.Struct):
     token_ids: list[int]
     finish_reason: Literal["stop", "length", "cancelled"]
     stop_reason: str | int | None = None
-    logprobs: None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Of each token, if the request asks for them."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of the tokens; None without `logprobs`."""
+        if self.logprobs is None:
+            return None
+        return sum(found[token].logprob for found, token in zip(self.logprobs, self.token_ids, strict=True))
 
 
 class FinalChoice(msgspec.Struct):
@@ -186,7 +211,8 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     text: str
     """Text that the token adds; empty while a character or a possible stop string is incomplete."""
     token_ids: list[int]
-    logprobs: None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Of each token, if the request asks for them."""
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
@@ -204,6 +230,9 @@ class Final(msgspec.Struct, tag="final", tag_field="type"):
     request_id: str
     choices: list[FinalChoice]
     usage: Usage
+    prompt_token_ids: list[list[int]] | None = None
+    """Of each prompt, if the request asks for `prompt_logprobs`."""
+    prompt_logprobs: list[PromptLogprobs] | None = None
 
 
 class Result(msgspec.Struct, tag="result", tag_field="type"):
@@ -212,6 +241,9 @@ class Result(msgspec.Struct, tag="result", tag_field="type"):
     request_id: str
     choices: list[Choice]
     usage: Usage
+    prompt_token_ids: list[list[int]] | None = None
+    """Of each prompt, if the request asks for `prompt_logprobs`."""
+    prompt_logprobs: list[PromptLogprobs] | None = None
 
 
 class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=True):

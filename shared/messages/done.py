@@ -1,8 +1,19 @@
 """The stored record of an ended request, kept for two minutes so that no request is generated twice."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pagewire.shared.messages.codec import Wire
+
+
+class TokenLogprobs(NamedTuple):
+    """What an executor has reported of one token."""
+
+    rank: int
+    """Rank of the token, from 1."""
+    ids: bytes
+    """Packed ids: the token's own, then the likeliest ones, the most likely first."""
+    values: bytes
+    """Log-probabilities of these ids, packed little-endian float32."""
 
 
 class DoneChoice(Wire, frozen=True):
@@ -16,6 +27,8 @@ class DoneChoice(Wire, frozen=True):
     """Why the completion ended."""
     stop_reason: str | int | None
     """Stop string or stop token that ended the completion, as it was sent to the client."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of each token, if the request asks for them."""
 
 
 class Done(Wire, frozen=True):
@@ -37,3 +50,7 @@ class Done(Wire, frozen=True):
     """Message of that error."""
     secret: bytes = b""
     """`OpenStream.secret` of the request."""
+    prompts: tuple[bytes, ...] = ()
+    """Packed ids of each prompt, if the request asks for log-probabilities of prompts."""
+    prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
+    """Of each token of each prompt; None for the first tokens."""

@@ -28,7 +28,8 @@ class OpenStream(Wire, frozen=True):
     stream: bool
     """Whether to send a frame per token instead of one result."""
     prompts: tuple[bytes, ...]
-    """Packed last ids of each prompt: context for decoding the first characters of the text."""
+    """Packed last ids of each prompt: context for decoding the first characters of the text. All ids, if
+    log-probabilities of prompts are reported."""
     prompt_lengths: bytes
     """Packed length of each prompt: the position of the first generated token, and part of the usage."""
     n: int
@@ -55,6 +56,10 @@ class OpenStream(Wire, frozen=True):
     """Whether only a request that is known here gets a stream, because the server takes no new ones now."""
     secret: bytes = b""
     """Ends the subjects that cancel and resume the stream: 128 random bits, which only those know who may read it."""
+    logprobs: bool = False
+    """Whether log-probabilities of tokens are reported."""
+    prompt_logprobs: bool = False
+    """Whether log-probabilities of the prompts' tokens are reported."""
 
 
 class OpenState(IntEnum):

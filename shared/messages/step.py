@@ -5,7 +5,10 @@ from enum import IntEnum
 from pagewire.shared.messages.codec import Wire
 
 NO_TOKEN = 0xFFFF_FFFF
-"""In `StepOutput.tokens`: the row sampled no token, because its prompt is not complete."""
+"""In `StepOutput.tokens`: the row sampled no token, because its prompt is not complete or its logits are not finite."""
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have; vLLM's value."""
 
 RING_STEPS = 4096
 """Step outputs that an executor keeps for readers that have missed some."""
@@ -20,6 +23,8 @@ class Finish(IntEnum):
     """It sampled one of its `stop_ids`."""
     LENGTH = 2
     """It reached `max_tokens`."""
+    NOT_FINITE = 3
+    """No token could be sampled: its logits were NaN, or the largest was infinite. The request ends with an error."""
 
 
 class StepOutput(Wire, frozen=True):
@@ -49,6 +54,17 @@ class StepOutput(Wire, frozen=True):
     """Packed ids of these rows' candidates, the most likely first, row after row."""
     logprobs: bytes = b""
     """Natural log-probabilities of the candidates before any filter, packed little-endian float32."""
+    logprob_tokens: bytes = b""
+    """Packed triples (sequence, position, number of entries), one per token whose log-probabilities are reported, in
+    the order of the positions of each sequence. Tokens of prompts are reported in outputs without rows, which come
+    before the output with the first sampled token."""
+    logprob_ranks: bytes = b""
+    """Packed rank of each of these tokens, from 1: the number of tokens that are at least as likely."""
+    logprob_ids: bytes = b""
+    """Packed ids of the entries: of each token first its own, then the likeliest ones, the most likely first."""
+    logprob_values: bytes = b""
+    """Log-probabilities, or logits, of these ids as `--logprobs-mode` says, packed little-endian float32, and
+    `LOWEST_LOGPROB` for those of impossible tokens."""
     failed: bytes = b""
     """Packed ids of the sequences that were in a step that raised. Such an output has no rows and is the last one of
     its term: the slots are empty, and nothing runs until a higher term begins."""

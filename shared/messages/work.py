@@ -26,6 +26,19 @@ class Sampling(Wire, frozen=True):
     """Exponent of the length by which the score of an ended beam is divided."""
     candidates: int = 0
     """Number of most likely tokens that every row reports for beam search; 0: none."""
+    bias_ids: bytes = b""
+    """Packed ids whose logits get a bias, each once."""
+    biases: bytes = b""
+    """Their biases, packed little-endian float32."""
+    allowed_ids: bytes = b""
+    """Packed ids, each once, of the only tokens that may be sampled; empty: all."""
+    logprobs: int = -1
+    """Number of the likeliest tokens whose log-probabilities are reported beside that of each sampled token; -1: no
+    log-probabilities."""
+    prompt_logprobs: int = -1
+    """The same for each token of the prompt but the first."""
+    bad_words: bytes = b""
+    """Texts that may not be generated, as packed ids: of each, the number of its ids and then these."""
 
 
 class WorkItem(Wire, frozen=True):

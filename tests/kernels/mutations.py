@@ -144,6 +144,20 @@ MORE = (
         "test_sampler.py::test_filters",
     ),
     Mutation(
+        "penalty of prompts for their presence",
+        "edit_logits.py",
+        "tl.where(count > 1, once, 0.0)",
+        "tl.where(count > 0, once, 0.0)",
+        "test_edit_logits.py::test_penalties_of_prompt_and_output",
+    ),
+    Mutation(
+        "bad word begins one early",
+        "edit_logits.py",
+        "end - others + lane",
+        "end - others - 1 + lane",
+        "test_edit_logits.py::test_bad_words_ban_their_last_id_behind_the_others",
+    ),
+    Mutation(
         "token appended one late",
         "bookkeeping.py",
         "slot * context + end, token",

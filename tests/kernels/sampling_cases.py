@@ -2,7 +2,7 @@
 
 import torch
 
-from pagewire.kernels.sampling_table import COLUMNS, Penalties, SamplingTable
+from pagewire.kernels.sampling_table import COLUMNS, SamplingTable
 from pagewire.shared.sampling import record
 from tests.kernels.batches import DEVICE, int32
 
@@ -16,22 +16,13 @@ def sampling_table(slots: int, **columns: object) -> SamplingTable:
 
     neutral = {name: record()[name] for name in COLUMNS} | {"temperature": 1.0, "key": list(range(1, slots + 1))}
     nothing = int32([[-1]] * slots)
+    tables = ("allowed", "seen", "bad_words", "bad_word_ends")
     return SamplingTable(
         columns={name: column(name, neutral[name], dtype) for name, dtype in COLUMNS.items()},
         stop_ids=int32(columns["stop_ids"]) if "stop_ids" in columns else nothing,
         bias_ids=int32(columns["bias_ids"]) if "bias_ids" in columns else nothing,
         bias=torch.tensor(columns.get("bias", [[0.0]] * slots), device=DEVICE),
+        **{name: int32(columns[name]) if name in columns else nothing for name in tables},
+        edits=int32(columns.get("edits", [0] * slots)),
+        num_prompt_tokens=int32(columns.get("num_prompt_tokens", [0] * slots)),
     )
-
-
-def penalties(slots: int, vocabulary: int, seed: int = 0) -> Penalties:
-    """Some tokens of prompts and outputs, and a price on each; slot 0 has no penalty."""
-    random = torch.Generator().manual_seed(seed)
-    seen = torch.randint(-20, 7, (slots, vocabulary), generator=random).clamp(min=0).int()
-
-    def prices(low: float, high: float, off: float) -> torch.Tensor:
-        values = torch.rand(slots, generator=random) * (high - low) + low
-        values[0] = off
-        return values.to(DEVICE)
-
-    return Penalties(prices(1.1, 2.0, 1.0), prices(-1.0, 1.0, 0.0), prices(0.0, 0.5, 0.0), seen.to(DEVICE))

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from pagewire.kernels import philox
 from pagewire.kernels.sampler import TILE, distribution, reference, sample
-from pagewire.kernels.sampling_table import Penalties, SamplingTable
+from pagewire.kernels.sampling_table import SamplingTable
+from pagewire.shared.sampling import NOT_FINITE
 from tests.kernels.batches import DEVICE, int32
-from tests.kernels.sampling_cases import penalties, sampling_table
+from tests.kernels.sampling_cases import sampling_table
 
 VOCABULARY = 2 * TILE + 77
 
@@ -19,11 +20,10 @@ def picked(
     logits: torch.Tensor,
     slots: list[int],
     ends: list[int],
-    costs: Penalties | None = None,
 ) -> list[int]:
     tokens = torch.full((len(slots),), -7, dtype=torch.int32, device=DEVICE)
     maxima = torch.full((len(slots), -(-logits.shape[1] // TILE)), torch.nan, device=DEVICE)
-    sample(table, logits, int32(slots), int32(ends), maxima, tokens, costs)
+    sample(table, logits, int32(slots), int32(ends), maxima, tokens)
     result: list[int] = tokens.tolist()
     return result
 
@@ -33,15 +33,17 @@ def check(
     logits: torch.Tensor,
     slots: list[int],
     ends: list[int],
-    costs: Penalties | None = None,
 ) -> list[int]:
     """Each token is kept, and its share of the cumulative distribution holds the uniform number."""
-    tokens = picked(table, logits, slots, ends, costs)
+    tokens = picked(table, logits, slots, ends)
     for row, (slot, end, token) in enumerate(zip(slots, ends, tokens, strict=True)):
         if end < 0:
             assert token == -1
             continue
-        p = distribution(table, logits[row], slot, costs)
+        if token == NOT_FINITE:
+            assert not logits[row].max().isfinite()
+            continue
+        p = distribution(table, logits[row], slot)
         assert p[token] > 0, "a filtered token was picked"
         reached = p.cumsum(0) / p.sum()
         u = philox.reference(int(table.columns["key"][slot]) & (2**64 - 1), end)
@@ -82,22 +84,11 @@ def test_equals_reference_to_the_token() -> None:
     assert picked(table, logits, [0, 1, 2, 3], [5] * 4) == reference(table, logits.cpu(), slots, ends)
 
 
-def test_penalties() -> None:
-    check(sampling_table(4, top_k=30), normal(4, 1.0), [0, 1, 2, 3], [5, 6, 7, 8], penalties(4, VOCABULARY))
-
-
-def test_greedy_takes_the_first_of_equals_and_heeds_penalties() -> None:
-    table = sampling_table(2, temperature=0.0)
+def test_greedy_takes_the_first_of_equals() -> None:
     logits = torch.zeros(2, VOCABULARY, device=DEVICE)
     logits[0, [TILE + 3, TILE + 1, 2 * TILE]] = 5.0
-    logits[1, 9] = 5.0
-    costs = penalties(2, VOCABULARY)
-    costs.seen.zero_()
-    costs.seen[1, 9] = 2
-    costs.presence[1] = 6.0
-    costs.repetition[1] = 1.0
-    costs.frequency[1] = 0.0
-    assert picked(table, logits, [0, 1], [1, 1], costs) == [TILE + 1, 0]
+    logits[1, 9] = -5.0
+    assert picked(sampling_table(2, temperature=0.0), logits, [0, 1], [1, 1]) == [TILE + 1, 0]
 
 
 def test_ties_at_the_edge_are_kept_together() -> None:
@@ -124,6 +115,19 @@ def test_far_apart_logits_end_the_search() -> None:
 
 def test_rows_without_a_sample_give_minus_one() -> None:
     assert picked(sampling_table(2), normal(2), [0, 1], [-1, -1]) == [-1, -1]
+
+
+def test_rows_that_are_not_finite_are_marked() -> None:
+    logits = normal(5)
+    logits[0, TILE + 3] = torch.nan
+    logits[1, 5] = torch.inf
+    logits[2] = -torch.inf
+    logits[3] = torch.nan
+    logits[4, 7:] = -torch.inf
+    for filters in ({}, {"temperature": 0.0}, {"top_k": 5, "top_p": 0.9}):
+        tokens = check(sampling_table(5, **filters), logits, [0, 1, 2, 3, 4], [4] * 5)
+        assert tokens[:4] == [NOT_FINITE] * 4
+        assert 0 <= tokens[4] < 7
 
 
 def test_bfloat16_logits() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels import bookkeeping, step_inputs
 from pagewire.kernels.slot_state import SlotState
+from pagewire.shared.sampling import NOT_FINITE
 from tests.kernels.batches import DEVICE, int32
 
 BLOCK_SIZE, CONTEXT, DUMMY = 4, 24, 77
@@ -83,6 +84,13 @@ def test_length_ends_a_sequence_and_a_stop_id_goes_before_it() -> None:
     _, finishes = step(state, [0, 1], [1, 1], [7, 7])
     assert finishes == [1, 2]
     assert state.alive.tolist() == [0, 0]
+
+
+def test_a_row_without_a_token_is_dead_afterwards() -> None:
+    state = slot_state([3, 4], [2, 3], last=5)
+    assert step(state, [0, 1], [1, 1], [NOT_FINITE, NOT_FINITE])[1] == [3, 3]
+    inputs, _ = step(state, [0, 1], [1, 1], [-1, -1])
+    assert (inputs.places // BLOCK_SIZE).tolist() == [DUMMY, DUMMY]
 
 
 def test_a_prompt_in_chunks_samples_at_its_end_only() -> None:

@@ -18,7 +18,9 @@ NOT_COUNTED = (":!tests", ":!docs", ":!bench/results", ":!*.md")
 MOST_FILES = 6
 
 
-@pytest.mark.parametrize("name", ["min_p", "top_k", "stop_token_ids"])
+@pytest.mark.parametrize(
+    "name", ["min_p", "top_k", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids"]
+)
 def test_a_parameter_is_named_in_few_files(name: str) -> None:
     """The client's message, the table, and the samplers that read it: whoever adds a parameter touches no more."""
     if not (ROOT / ".git").exists():

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pagewire.services.executor.devices.protocol import Device, Pending, StepBatch
+from pagewire.services.executor.devices.protocol import Device, Edits, Pending, StepBatch
 from pagewire.shared.sampling import Record
 
 
@@ -24,9 +24,16 @@ class PoisonedDevice:
         """See `Device.busy`."""
         return self._device.busy
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         """See `Device.add`."""
-        self._device.add(slot, blocks, sampling, stop_ids)
+        self._device.add(slot, blocks, sampling, stop_ids, edits)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""

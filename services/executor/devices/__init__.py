@@ -13,6 +13,7 @@ from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Bf16, CpuDevice, bf16_support
+from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
@@ -88,11 +89,12 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     free = free_memory() // settings.data_parallel_size
     blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free)
     slots, vocabulary = settings.max_num_seqs, spec.vocab_size
+    mode = LogprobsMode(settings.logprobs_mode)
     capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
     if kernels is None:
-        return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype), shared_cores)
-    return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, dtype), shared_cores)
+        return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype), shared_cores, mode)
+    return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, dtype), shared_cores, mode)
 
 
 def _open_cuda(settings: Settings, folder: Path) -> Device:

@@ -53,6 +53,8 @@ class PagedAttention:
         owners = np.repeat(batch.slots, batch.query_lens)
         self._cache = cache
         self._written = torch.from_numpy(tables[owners, positions // size] * size + positions % size)
+        begun = positions % size == 0
+        self._begun = torch.from_numpy(tables[owners[begun], positions[begun] // size])
         self._groups = {
             window: list(_groups(batch, tables, size, window, cache.dtype)) for window in set(cache.windows)
         }
@@ -63,6 +65,10 @@ class PagedAttention:
         if self._cache.dtype == torch.float16:
             # float16 overflows, and an infinity left in a block would spoil the next sequence that gets the block.
             k, v = k.nan_to_num(), v.nan_to_num()
+        if len(self._begun):
+            # A hidden position has the weight 0, and 0 times a NaN of the block's last owner would be NaN.
+            keys.index_fill_(0, self._begun, 0.0)
+            values.index_fill_(0, self._begun, 0.0)
         keys.flatten(0, 1).index_copy_(0, self._written, k)
         values.flatten(0, 1).index_copy_(0, self._written, v)
         out = torch.empty_like(q)

@@ -1,12 +1,14 @@
 """The CPU backend with compiled kernels: attention that reads blocks in place, and sampling of all rows in one call."""
 
 import math
+from ctypes import addressof
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.kernels import CpuKernels, SamplingTable, address, batch_of
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address, batch_of
+from pagewire.services.executor.devices.edits import SlotEdits
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import Attention
@@ -20,6 +22,8 @@ class CompiledBackend:
         self._kernels = kernels
         self._windows = spec.windows
         self._table = SamplingTable()
+        self._edits = (LogitEdits * capacity.max_num_seqs)()
+        self._edited: list[SlotEdits | None] = [None] * capacity.max_num_seqs  # what `_edits` points to
         self._stop_ids: Int64 | None = None
         keys, values = kernels.pool_shapes(
             capacity.num_blocks, spec.num_kv_heads, spec.head_dim, capacity.block_size, dtype
@@ -37,13 +41,40 @@ class CompiledBackend:
         rows = batch_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
         return Attention(self._kernels, rows, self._windows, self.layers)
 
+    def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
+        """See `Backend.edit`."""
+        for slot in rows.tolist():
+            edits = slots.edits[slot]
+            if edits is not self._edited[slot]:
+                self._edits[slot] = LogitEdits() if edits is None else _pointers(edits)
+                self._edited[slot] = edits
+        self._kernels.edit_logits(logits, self._sampling_table(slots), rows, positions)
+
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
+        return self._kernels.sample(logits, self._sampling_table(slots), rows, positions)
+
+    def _sampling_table(self, slots: DeviceSlots) -> SamplingTable:
         ids = slots.stop_ids.table
         if self._stop_ids is not ids:  # the table is replaced when it grows; the records stay where they are
             self._stop_ids = ids
-            self._table = SamplingTable(address(slots.records), address(ids), ids.shape[1])
-        return self._kernels.sample(logits, self._table, rows, positions)
+            self._table = SamplingTable(address(slots.records), address(ids), ids.shape[1], addressof(self._edits))
+        return self._table
+
+
+def _pointers(edits: SlotEdits) -> LogitEdits:
+    how = edits.how
+    return LogitEdits(
+        allowed=0 if edits.allowed is None else address(edits.allowed),
+        bias_ids=address(how.bias_ids),
+        biases=address(how.biases),
+        num_biases=len(how.bias_ids),
+        seen=0 if edits.seen is None else address(edits.seen),
+        bad_words=address(how.bad_words),
+        num_bad_words=len(how.bad_words),
+        history=0 if edits.history is None else address(edits.history),
+        num_prompt_tokens=how.num_prompt_tokens,
+    )
 
 
 def _zeros(dtype: torch.dtype, *shape: int) -> Tensor:

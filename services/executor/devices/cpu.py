@@ -14,9 +14,17 @@ from torch import Tensor
 
 from pagewire.services.executor.devices.candidates import top_candidates
 from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.logprobs import (
+    LogprobsMode,
+    join_logprobs,
+    prompt_slices,
+    reduce_logprobs,
+    unpack_logprobs,
+)
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
+from pagewire.services.executor.sampling import process
 from pagewire.shared.sampling import Record
 
 
@@ -28,6 +36,9 @@ class Backend(Protocol):
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """Returns the attention of one step; `positions` [T] are the positions of the batch's tokens."""
+
+    def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
+        """Edits the float32 logits [R, V] of the tokens at `positions` [R] of the slots `rows` [R] in place."""
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """Samples the tokens [R] at `positions` [R] of the slots `rows` [R] from float32 logits [R, V].
@@ -63,7 +74,9 @@ class Done:
     """A `Pending` of a step that has ended."""
 
     tokens: Int64
-    candidates: Candidates | None
+    candidates: Candidates | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""
@@ -76,17 +89,32 @@ class CpuDevice:
     depth = 1
     recovers = True
 
-    def __init__(self, model: CausalLM, capacity: Capacity, backend: Backend, cores: Cores) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        capacity: Capacity,
+        backend: Backend,
+        cores: Cores,
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+    ) -> None:
         self.capacity = capacity
         self.busy = 0.0
         self._model = model
         self._slots = DeviceSlots(capacity)
         self._backend = backend
         self._cores = cores
+        self._mode = mode
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         """See `Device.add`."""
-        self._slots.add(slot, blocks, sampling, stop_ids)
+        self._slots.add(slot, blocks, sampling, stop_ids, edits)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
@@ -108,26 +136,66 @@ class CpuDevice:
         attend = self._backend.attention(batch, self._slots, positions)
         # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
+        prompt = self._prompt_logprobs(batch, hidden)
         rows = batch.samples.nonzero()[0]
         if len(rows) < len(batch.token_ids):
             hidden = hidden[torch.from_numpy(batch.query_lens.cumsum()[rows] - 1)]
         if len(rows) == len(slots):
-            tokens, candidates = self._pick(hidden, rows, slots, ends)
+            tokens, candidates, logprobs = self._pick(hidden, rows, slots, ends)
         else:
-            tokens, candidates = np.full(len(slots), -1, np.int64), None
+            tokens, candidates, logprobs = np.full(len(slots), -1, np.int64), None, None
             if len(rows):
-                tokens[rows], candidates = self._pick(hidden, rows, slots[rows], ends[rows])
+                tokens[rows], candidates, logprobs = self._pick(hidden, rows, slots[rows], ends[rows])
         self.busy += time.perf_counter() - began
-        return Done(tokens, candidates)
+        return Done(tokens, candidates, logprobs, prompt)
 
-    def _pick(self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64) -> tuple[Int64, Candidates | None]:
+    def _prompt_logprobs(self, batch: StepBatch, hidden: Tensor) -> Logprobs | None:
+        parts = []
+        for places, ids, rows, positions, counts in prompt_slices(
+            batch, self._slots.records["num_prompt_logprobs"], self.capacity.vocab_size
+        ):
+            logits = self._model.logits(hidden[torch.from_numpy(places)])
+            reduced = reduce_logprobs(logits, torch.from_numpy(ids), int(counts.max()))
+            parts.append(unpack_logprobs(reduced.numpy(), rows, positions, counts))
+        return join_logprobs(parts)
+
+    def _pick(
+        self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64
+    ) -> tuple[Int64, Candidates | None, Logprobs | None]:
         """Samples the tokens at `positions` [R] of `slots` [R], in the step's `rows` [R], from hidden states [R, D]."""
         if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
-            return tokens, None
+            return tokens, None, None
         logits = self._model.logits(hidden)
+        edited = self._slots.any_edits(slots, positions)
+        reporting = self._slots.num_logprobs[slots].nonzero()[0]
+        reported = logits
+        if len(reporting) and not self._mode.processed:
+            reported = logits[torch.from_numpy(reporting)]
+        if edited:
+            self._backend.edit(logits, self._slots, slots, positions)
+        if len(reporting) and self._mode.processed:
+            reported = process(logits[torch.from_numpy(reporting)], self._slots.records[slots[reporting]])
         counts = self._slots.num_candidates[slots]
         candidates = top_candidates(logits, rows, counts) if counts.any() else None
-        return self._backend.sample(logits, self._slots, slots, positions), candidates
+        tokens = self._backend.sample(logits, self._slots, slots, positions)
+        if edited:
+            self._slots.append(slots, positions, tokens)
+        if not len(reporting):
+            return tokens, candidates, None
+        return tokens, candidates, self._logprobs(reported, tokens, rows, slots, positions, reporting)
+
+    def _logprobs(
+        self, logits: Tensor, tokens: Int64, rows: Int64, slots: Int64, positions: Int64, reporting: Int64
+    ) -> Logprobs | None:
+        """Returns what is reported of the `tokens` [R] with the indices `reporting` [M], whose logits are [M, V]."""
+        sampled = (tokens[reporting] >= 0).nonzero()[0]
+        if not len(sampled):
+            return None
+        some = reporting[sampled]
+        counts = self._slots.num_logprobs[slots[some]]
+        chosen, most = torch.from_numpy(tokens[some]), int(counts.max())
+        reduced = reduce_logprobs(logits[torch.from_numpy(sampled)], chosen, most, normalized=self._mode.normalized)
+        return unpack_logprobs(reduced.numpy(), rows[some], positions[some], counts)
 
     def close(self) -> None:
         """Drops the model and the KV pool."""

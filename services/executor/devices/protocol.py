@@ -1,7 +1,7 @@
 """The interface between the step loop and a device. A device knows slots, blocks and tokens, not sequences or plans."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -48,6 +48,9 @@ class StepBatch(msgspec.Struct, frozen=True):
     """[T] input ids, row after row. The value is ignored where a pending step samples the token."""
     samples: Bool
     """[R] whether the row samples the token at position num_computed_tokens + query_lens."""
+    next_ids: Int64 | None = None
+    """[T] the prompt's token after each token where the log-probabilities of that are reported, -1 elsewhere; None:
+    nowhere."""
 
     @property
     def ends(self) -> Int64:
@@ -85,8 +88,57 @@ class Candidates:
     """[N] natural log-probabilities of the tokens, all finite."""
 
 
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What changes a sequence's logits, beside its stop ids and its record. Ids are within the vocabulary."""
+
+    bias_ids: Int64
+    """[B] ids, each once."""
+    biases: Float32
+    """[B] is added to the logits of these ids."""
+    allowed_ids: Int64
+    """[A] the only ids that may be sampled; empty: all."""
+    bad_words: Int64
+    """[N] of each text that may not be generated, the number of its ids and then these. The last id is banned where
+    the output ends with the others."""
+    penalized: bool
+    """Whether the record has penalties."""
+    num_prompt_tokens: int
+    """Number of the sequence's tokens that belong to the prompt. The others are output."""
+    tokens: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    """Tokens of the sequence so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What is reported of some tokens: their log-probabilities, or logits, and those of the likeliest tokens there."""
+
+    rows: Int64
+    """[M] row in the batch of each token."""
+    positions: Int64
+    """[M] position of each token in its sequence, ascending in each row."""
+    counts: Int64
+    """[M] number of entries of each token; their sum is N."""
+    ids: Int64
+    """[N] of each token its own id first, then the likeliest ones, the most likely first."""
+    values: Float32
+    """[N] of these ids; at least `LOWEST_LOGPROB`."""
+    ranks: Int64
+    """[M] number of tokens that are at least as likely as the token itself, from 1."""
+
+
 class Pending(Protocol):
     """A launched step."""
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """Log-probabilities of the tokens that were sampled in slots that report them, but for rows whose logits are
+        not finite; None if there are none. Only after `wait`."""
+
+    @property
+    def prompt_logprobs(self) -> Logprobs | None:
+        """Log-probabilities of the tokens `StepBatch.next_ids`, always of the model's own distribution; None if there
+        are none. Only after `wait`."""
 
     @property
     def candidates(self) -> Candidates | None:
@@ -95,8 +147,8 @@ class Pending(Protocol):
     def wait(self) -> Int64:
         """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
 
-        Called once per step, in order of launch. If a stop id in an earlier step has ended a row's sequence, the row's
-        token is arbitrary.
+        A row whose logits are not finite has `pagewire.shared.sampling.NOT_FINITE` in place of its token. Called once
+        per step, in order of launch. If an earlier step has ended a row's sequence, the row's token is arbitrary.
         """
 
 
@@ -114,11 +166,18 @@ class Device(Protocol):
     def busy(self) -> float:
         """Seconds in which the device has computed since it was opened, by the device's clock."""
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         """Puts a sequence into a free slot. Block i of `blocks` holds positions [i * block_size, (i + 1) * block_size).
 
         `sampling` [] are the sampling parameters. `stop_ids` end the sequence and are not sampled below the record's
-        `min_length`.
+        `min_length`. `edits` is None for a sequence without any, and given if the record has penalties.
         """
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:

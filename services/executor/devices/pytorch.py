@@ -7,7 +7,7 @@ from pagewire.services.executor.devices.attention import KVCache, PagedAttention
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
-from pagewire.services.executor.sampling import sample
+from pagewire.services.executor.sampling import edit, sample
 
 
 class PyTorchBackend:
@@ -21,8 +21,13 @@ class PyTorchBackend:
         """See `Backend.attention`."""
         return PagedAttention(self._cache, slots.tables, batch, positions)
 
+    def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
+        """See `Backend.edit`."""
+        edits = [slots.edits[slot] for slot in rows]
+        edit(logits, slots.records[rows], positions, edits, slots.banned(rows, positions))
+
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
         records = slots.records[rows]
-        tokens: Int64 = sample(logits, records, positions, slots.banned(rows, positions)).numpy()
+        tokens: Int64 = sample(logits, records, positions).numpy()
         return tokens

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
 from pagewire.services.executor.devices.roofline import Roofline
 from pagewire.shared.sampling import RECORD, Record
 
@@ -56,6 +56,8 @@ class SimulatedStep:
     end: float
     """End of the step, on the monotonic clock."""
     candidates: Candidates | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""
@@ -95,8 +97,15 @@ class SimDevice:
         """See `Device.busy`; by the simulated clock."""
         return self._clock.busy
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
-        """See `Device.add`."""
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
+        """See `Device.add`. Edits have no effect: there are no logits."""
         self._records[slot], self._stop_ids[slot] = sampling, frozenset(stop_ids)
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
@@ -120,9 +129,17 @@ class SimDevice:
         tokens[rows] = self._tokens[picked]
         counts = records["num_candidates"]
         candidates = self._simulated(rows, counts, picked) if counts.any() else None
+        wanted = records["num_logprobs"]
+        logprobs = self._logprobs(rows, positions, wanted, tokens[rows], picked) if wanted.any() else None
+        prompt = None
+        if batch.next_ids is not None:
+            places = np.flatnonzero(batch.next_ids >= 0)
+            owners = np.repeat(np.arange(len(batch.slots)), batch.query_lens)[places]
+            wanted, ids = self._records["num_prompt_logprobs"][batch.slots[owners]], batch.next_ids[places]
+            prompt = self._logprobs(owners, batch.positions[places] + 1, wanted, ids, ids)
         columns = batch.num_computed_tokens, batch.query_lens, batch.samples
         seconds = self._roofline.seconds(*columns) if self._roofline else 0.0
-        return SimulatedStep(tokens, self._clock, seconds, self._clock.launch(seconds), candidates)
+        return SimulatedStep(tokens, self._clock, seconds, self._clock.launch(seconds), candidates, logprobs, prompt)
 
     def close(self) -> None:
         """Does nothing."""
@@ -134,6 +151,18 @@ class SimDevice:
         ranks = np.concatenate([np.arange(count) for count in counts])
         ids = self._tokens[(np.repeat(picked[selected], counts) + ranks) % len(self._tokens)]
         return Candidates(rows[selected], counts, ids, (-np.log(2.0) * (ranks + 1)).astype(np.float32))
+
+    def _logprobs(self, rows: Int64, positions: Int64, wanted: Int64, tokens: Int64, picked: Int64) -> Logprobs | None:
+        """Returns simulated log-probabilities: the token comes first, and each next one is half as likely."""
+        some = np.flatnonzero(wanted)
+        if not len(some):
+            return None
+        counts = np.minimum(wanted[some], len(self._tokens) + 1)
+        ranks = np.concatenate([np.maximum(np.arange(count) - 1, 0) for count in counts])
+        ids = self._tokens[(np.repeat(picked[some], counts) + ranks) % len(self._tokens)]
+        ids[ranks == 0] = np.repeat(tokens[some], counts)[ranks == 0]
+        values = (-np.log(2.0) * (ranks + 1)).astype(np.float32)
+        return Logprobs(rows[some], positions[some], counts, ids, values, np.ones(len(some), np.int64))
 
     def _allowed(self, index: int, banned: frozenset[int]) -> int:
         """Returns the first choice from `index` on that is not banned; `index` itself if all are banned."""

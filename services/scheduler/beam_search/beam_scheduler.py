@@ -57,7 +57,7 @@ class BeamScheduler:
     """The beam searches of a term that have begun and not ended. Its length is their number.
 
     Attributes:
-        finished: searches that have ended with a result, for the caller to take.
+        finished: searches that have ended, with a result or as `Finish.NOT_FINITE`, for the caller to take.
     """
 
     def __init__(self, sequences: SequenceTable) -> None:
@@ -90,6 +90,15 @@ class BeamScheduler:
         for beam in group.beams if group is not None else ():
             self._sequences.abort(beam.id)
         return group is not None
+
+    def fail(self, sequence: Sequence) -> None:
+        """Ends the search of a beam whose logits were not finite; does nothing for another sequence."""
+        if isinstance(sequence, Beam):
+            group = sequence.group
+            self.abort(group.choices[0].id)
+            for choice in group.choices:
+                choice.finish, choice.state = sequence.finish, SequenceState.FINISHED
+            self.finished.append(group)
 
     def receive(self, output: StepOutput) -> None:
         """Records the candidates that a step has reported."""

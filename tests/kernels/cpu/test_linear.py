@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.cpu.kernels import DTYPES, CpuKernels
+from pagewire.shared.sampling import NOT_FINITE
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -89,12 +90,13 @@ INF, NAN = float("inf"), float("nan")
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([1.0, NAN, 2.0], 2),
-        ([NAN, NAN, NAN], 0),
-        ([-INF, NAN, -INF], 1),
-        ([-INF, -INF], 0),
-        ([1.0, INF, INF], 1),
-        ([torch.finfo(torch.float32).max, INF], 0),
+        ([1.0, NAN, 2.0], NOT_FINITE),
+        ([NAN, NAN, NAN], NOT_FINITE),
+        ([-INF, NAN, -INF], NOT_FINITE),
+        ([*[0.0] * 3000, NAN, *[0.0] * 3000], NOT_FINITE),
+        ([-INF, -INF], NOT_FINITE),
+        ([1.0, INF, INF], NOT_FINITE),
+        ([-INF, torch.finfo(torch.float32).max], 1),
         ([*[0.0] * 3000, 1.0, *[0.0] * 3000], 3000),
     ],
 )

@@ -1,6 +1,7 @@
 """The compiled sampler picks what sorting everything in float64 picks."""
 
 import math
+from ctypes import addressof
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.cpu.kernels import CpuKernels, SamplingTable, address
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
 from pagewire.services.executor.sampling import uniforms
-from tests.services.executor.test_sampling import LAST_POSITION, How, filtered, hows, possible, records
+from pagewire.shared.sampling import NOT_FINITE
+from tests.services.executor.test_sampling import BROKEN, LAST_POSITION, How, filtered, hows, possible, records
 
 
 def draw(
@@ -23,10 +25,13 @@ def draw(
     table = records(hows[::-1])
     table["min_length"] = min_length
     stop_ids = np.tile(np.array([*banned, -1]), (count, 1))
-    sampling = SamplingTable(address(table), address(stop_ids), len(banned) + 1)
+    edits = (LogitEdits * count)()
+    sampling = SamplingTable(address(table), address(stop_ids), len(banned) + 1, addressof(edits))
     positions = np.array([how.position for how in hows])
     x = torch.tensor(np.array(logits), dtype=torch.float32)
     slots = np.arange(count)[::-1].copy()
+    if banned:
+        kernels.edit_logits(x, sampling, slots, positions)
     ids: list[int] = kernels.sample(x, sampling, slots, positions).tolist()
     return ids
 
@@ -114,15 +119,12 @@ def test_the_largest_number_still_picks_a_token_that_is_possible(kernels: CpuKer
     assert draw(kernels, [logits], [How(key=0, position=LAST_POSITION)]) == [2]
 
 
-def test_broken_logits_give_some_token(kernels: CpuKernels) -> None:
-    nan, inf = math.nan, math.inf
-    logits = [[nan] * 4, [inf, nan, 0.0, inf], [-inf] * 4, [1.0, nan, 2.0, -inf], [0.0, 0.0, 50.0, 0.0]]
+def test_rows_that_are_not_finite_are_marked(kernels: CpuKernels) -> None:
     for how in (How(temperature=0.0), How(), How(top_p=0.5), How(top_k=2, min_p=0.1, top_p=0.9)):
-        ids = draw(kernels, logits, [how] * 5)
-        assert all(0 <= token < 4 for token in ids)
-        assert ids[1] in {0, 3}
-        assert ids[4] == 2, "a healthy row beside broken ones"
-        assert draw(kernels, [[nan, nan, nan]], [how], banned=(0,), min_length=1) != [0]
+        assert draw(kernels, BROKEN, [how] * len(BROKEN)) == [*[NOT_FINITE] * (len(BROKEN) - 1), 2]
+    wide = np.zeros((1, 5001))
+    wide[0, 4999] = math.nan
+    assert draw(kernels, wide, [How()]) == [NOT_FINITE]
 
 
 def test_extreme_temperatures(kernels: CpuKernels) -> None:

@@ -77,6 +77,8 @@ async def test_json_frames_have_every_field_of_the_interface(folder: Path) -> No
                 "request_id": "r1",
                 "choices": [{"index": 0, "finish_reason": "stop", "stop_reason": "!"}],
                 "usage": {"prompt_tokens": PROMPT, "completion_tokens": 2, "cached_tokens": 0},
+                "prompt_token_ids": None,
+                "prompt_logprobs": None,
             },
         ]
 

@@ -2,17 +2,19 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker
-from pagewire.shared.messages import unpack
+from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.open import Encoding, OpenState
-from pagewire.shared.messages.step import Finish
-from tests.services.detokenizer.rig import END, HELLO, KEY, finish_hello, ids, rig
+from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, finish_hello, ids, rig
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -266,6 +268,25 @@ class TestAttachment:
             assert final.usage.completion_tokens == len(HELLO) + 1
             await until(lambda: world.ended_items == [ack])
 
+    @pytest.mark.parametrize("missed", [False, True])
+    async def test_logits_that_are_not_finite_end_the_request(self, folder: Path, missed: bool) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(n=2)
+            await world.attach(([], []))
+            world.generate(HELLO[:1])
+            if missed:
+                answer = await world.attach(
+                    (HELLO[:2], HELLO[:1]), term=2, finishes=bytes([Finish.NOT_FINITE, Finish.NONE])
+                )
+                assert answer.state == AttachState.ENDED
+            else:
+                world.step((101, 0, NO_TOKEN, Finish.NOT_FINITE))
+            error = await reader.error()
+            assert (error.code, error.error, error.tokens_emitted) == (500, "internal", 1)
+            assert "NaN" in error.message
+            await until(lambda: world.aborted)
+            assert world.aborted == [([100, 101], AbortReason.CANCELLED)]
+
     async def test_a_stop_string_in_tokens_that_only_the_scheduler_knew(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open(stop=("world",))
@@ -345,3 +366,95 @@ class TestAttachment:
     async def test_a_request_that_nobody_opened(self, folder: Path) -> None:
         async with rig(folder) as world:
             assert (await world.attach()).state == AttachState.UNKNOWN
+
+
+def reported(*tokens: tuple[int, int, int]) -> dict[str, Any]:
+    """Columns of a step that reports (sequence, position in the sequence, token), each with a second best token."""
+    return {
+        "logprob_tokens": pack(number for sequence, position, _ in tokens for number in (sequence, position, 2)),
+        "logprob_ranks": pack(1 for _ in tokens),
+        "logprob_ids": pack(number for _, _, token in tokens for number in (token, token + 1)),
+        "logprob_values": np.array([-0.5 - i / 4 for i in range(2 * len(tokens))], "<f4").tobytes(),
+    }
+
+
+class TestLogprobs:
+    """They stand beside their tokens from the step to the record."""
+
+    async def test_they_come_with_their_tokens_and_again_from_the_record(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        asked: dict[str, Any] = {"logprobs": True, "prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}
+        async with rig(folder, broker=broker) as world:
+            first = await world.open(**asked)
+            await world.attach()
+            prompt = [(100, position, 9) for position in range(1, PROMPT)]
+            world.publish(step_output(0, **reported(*prompt)))
+            world.publish(step_output(1, **reported(*prompt[:2])))  # computed again after a preemption
+            for position, token in enumerate(HELLO):
+                finish = Finish.LENGTH if position == len(HELLO) - 1 else Finish.NONE
+                row = (100, PROMPT + position, token)
+                world.publish(step_output(2 + position, row, finish, **reported(row)))
+            final = await first.end()
+            assert [list(delta.logprobs[0]) for delta in first.deltas if delta.logprobs] == [[t, t + 1] for t in HELLO]
+            assert first.deltas[0].logprobs is not None
+            best, second = first.deltas[0].logprobs[0].values()
+            assert (best.logprob, best.rank, second.logprob, second.rank) == (-0.5, 1, -0.75, 1)
+            assert final.prompt_token_ids == [[9] * PROMPT]
+            assert final.prompt_logprobs is not None
+            assert [found and list(found) for found in final.prompt_logprobs[0]] == [None, *[[9, 10]] * (PROMPT - 1)]
+        async with rig(folder, broker=broker) as world:
+            again = await world.reader()
+            assert await world.open_for(again, **asked) == OpenState.ATTACHED
+            await again.end()
+            assert again.bodies == first.bodies
+            whole = await world.reader()
+            assert await world.open_for(whole, stream=False, **asked) == OpenState.ATTACHED
+            assert [list(found) for found in (await whole.result()).choices[0].logprobs or ()] == [
+                [t, t + 1] for t in HELLO
+            ]
+
+    async def test_a_stop_string_cuts_them_at_the_token_that_completes_it(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(stream=False, logprobs=True, stop=("world", "lo wor"))
+            await world.attach()
+            for position, token in enumerate(HELLO):
+                row = (100, PROMPT + position, token)
+                world.publish(step_output(position, row, **reported(row)))
+            (choice,) = (await reader.result()).choices
+            assert choice.stop_reason in {"world", "lo wor"}
+            assert len(choice.token_ids) < len(HELLO)
+            assert [next(iter(found)) for found in choice.logprobs or ()] == choice.token_ids
+
+    async def test_tokens_that_only_the_scheduler_knows_are_generated_again(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            await world.open(logprobs=True)
+            answer = await world.attach((HELLO,), finishes=bytes([Finish.STOP]))
+            assert answer.state == AttachState.OPEN
+            assert unpack(answer.tokens[0]) == []
+
+    @pytest.mark.parametrize("asked", [{"logprobs": True}, {"prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}])
+    async def test_a_token_without_them_is_a_loss(self, folder: Path, asked: dict[str, Any]) -> None:
+        async with rig(folder) as world:
+            reader = await world.open(**asked)
+            await world.attach()
+            world.generate(HELLO[:1])
+            assert (await reader.error()).error == "unavailable"
+
+
+def step_output(
+    step: int, row: tuple[int, int, int] | None = None, finish: Finish = Finish.NONE, **columns: bytes
+) -> StepOutput:
+    """A step with at most one row: sequence, position and token."""
+    rows = [] if row is None else [row]
+    return StepOutput(
+        term=1,
+        step=step,
+        plan=1,
+        sequences=pack(sequence for sequence, _, _ in rows),
+        starts=pack(position - 1 for _, position, _ in rows),
+        counts=pack(1 for _ in rows),
+        tokens=pack(token for _, _, token in rows),
+        finishes=bytes(finish for _ in rows),
+        elapsed_us=1,
+        **columns,
+    )

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import Candidates, Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.results import PlanRefused, StepResult
@@ -105,6 +105,7 @@ class FakeDevice:
         self.tables: dict[int, list[int]] = {}
         self.records: dict[int, Record] = {}
         self.stop_ids: dict[int, Sequence[int]] = {}
+        self.edits: dict[int, Edits | None] = {}
         self.batches: list[StepBatch] = []
         self.copies: list[tuple[int, int]] = []
         self.pending: deque[FakePending] = deque()
@@ -118,8 +119,16 @@ class FakeDevice:
         assert self.gate is not None
         self.gate.release(steps)
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         assert slot not in self.tables
+        self.edits[slot] = edits
         self.tables[slot] = list(blocks)
         self.records[slot], self.stop_ids[slot] = sampling, stop_ids
 
@@ -172,6 +181,8 @@ class FakePending:
         self._device = device
         self._tokens = tokens
         self.candidates: Candidates | None = None
+        self.logprobs: Logprobs | None = None
+        self.prompt_logprobs: Logprobs | None = None
 
     def wait(self) -> Int64:
         device = self._device

@@ -6,6 +6,7 @@ from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
+from pagewire.shared.sampling import NOT_FINITE
 
 STEP = InFlightStep(
     batch=StepBatch(
@@ -25,6 +26,13 @@ STEP = InFlightStep(
 def test_a_stop_id_wins_over_the_length_and_fill_is_no_stop_id() -> None:
     expected = [Finish.NONE, Finish.STOP, Finish.LENGTH, Finish.NONE]
     assert STEP.finishes(np.array([8, 5, 5, -1])).tolist() == expected
+
+
+def test_a_row_without_a_token_fails_also_at_its_full_length() -> None:
+    tokens = np.array([NOT_FINITE, NOT_FINITE, 5, -1])
+    finishes = STEP.finishes(tokens)
+    assert finishes.tolist() == [Finish.NOT_FINITE, Finish.NOT_FINITE, Finish.LENGTH, Finish.NONE]
+    assert unpack(STEP.columns(tokens, finishes, None).tokens) == [NO_TOKEN, NO_TOKEN, 5, NO_TOKEN]
 
 
 def test_dead_rows_are_left_out() -> None:

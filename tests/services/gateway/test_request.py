@@ -108,7 +108,6 @@ def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict
     ("field", "value"),
     [
         ("best_of", 2),
-        ("echo", True),
         ("suffix", "end"),
         ("response_format", {"type": "json_object"}),
         ("truncate_prompt_tokens", 5),

@@ -105,8 +105,9 @@ def test_the_official_client_works_unchanged() -> None:
         assert parts[-1].usage.completion_tokens == 5
         with pytest.raises(openai.NotFoundError, match="no model other"):
             client.completions.create(model="other", prompt="x")
-        with pytest.raises(openai.BadRequestError, match="echo"):
-            client.completions.create(model=MODEL, prompt="x", echo=True)
+        assert client.completions.create(model=MODEL, prompt="x", echo=True).choices[0].text == "x" + TEXT
+        with pytest.raises(openai.BadRequestError, match="suffix"):
+            client.completions.create(model=MODEL, prompt="x", suffix="y")
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="wrong").models.list()
 

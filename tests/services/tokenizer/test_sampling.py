@@ -2,17 +2,21 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.tokenizer.sampling import (
+    MAX_BAD_WORDS,
     MAX_BEAM_STOPS,
     MAX_BEAMS,
     MAX_STOP_LENGTH,
     MAX_STOP_TOKENS,
     MAX_STOPS,
     NOT_BUILT,
+    bad_word_ids,
+    bad_word_texts,
     check,
     draw_seed,
     resolve,
@@ -42,16 +46,16 @@ BUILT = {
     "skip_special_tokens",
     "beam_width",
     "length_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "logprobs",
+    "prompt_logprobs",
 }
 ASKED: dict[str, list[object]] = {
-    "presence_penalty": [0.5, -2.0, math.nan],
-    "frequency_penalty": [0.5, math.inf],
-    "repetition_penalty": [1.1, 0.0, math.nan],
-    "logit_bias": [{1: 2.0}],
-    "allowed_token_ids": [[1, 2], []],
-    "bad_words": [["word"], []],
-    "logprobs": [0, 5, -1],
-    "prompt_logprobs": [0, 1],
     "structured_outputs": [{"regex": "a*"}, {}],
 }
 
@@ -124,6 +128,23 @@ def test_what_is_not_built_may_have_its_default(name: str) -> None:
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1, VOCABULARY]),
         ("stop_token_ids", [2**70]),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", math.inf),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", math.nan),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {VOCABULARY: 1.0}),
+        ("logit_bias", {3: math.nan}),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [1, VOCABULARY]),
+        ("allowed_token_ids", [-1]),
+        ("bad_words", [""]),
+        ("bad_words", ["a", "  "]),
+        ("bad_words", ["x" * (MAX_STOP_LENGTH + 1)]),
+        ("bad_words", [str(number) for number in range(MAX_BAD_WORDS + 1)]),
     ],
 )
 def test_a_value_out_of_range_is_refused(name: str, value: object) -> None:
@@ -132,12 +153,74 @@ def test_a_value_out_of_range_is_refused(name: str, value: object) -> None:
     assert len(message) < 200
 
 
-def test_an_empty_logit_bias_has_no_effect() -> None:
-    check(SamplingParams(logit_bias={}), VOCABULARY)
+def test_empty_edits_have_no_effect() -> None:
+    assert resolved(logit_bias={}, bad_words=[], repetition_penalty=1.0) == resolved()
 
 
-def test_no_log_probabilities_are_still_refused() -> None:
-    assert refused(logprobs=0) == "logprobs is not supported yet: leave it out"
+def test_more_edits_than_a_device_holds_are_refused() -> None:
+    many = list(range(1025))
+    with pytest.raises(InvalidRequest, match="logit_bias has 1025 tokens"):
+        check(SamplingParams(logit_bias=dict.fromkeys(many, 1.0)), 10_000)
+    with pytest.raises(InvalidRequest, match="allowed_token_ids has 1025 tokens"):
+        check(SamplingParams(allowed_token_ids=many), 10_000)
+    with pytest.raises(InvalidRequest, match="bad_words are 2 lists of 1200 tokens"):
+        bad_word_ids([range(600), [], range(1, 601), []])
+
+
+def test_biases_are_clamped_and_allowed_tokens_counted_once() -> None:
+    found = resolved(logit_bias={7: 250.0, 2: -1e9, 3: 0.5}, allowed_token_ids=[9, 4, 9])
+    assert unpack(found.bias_ids) == [7, 2, 3]
+    assert np.frombuffer(found.biases, "<f4").tolist() == [100.0, -100.0, 0.5]
+    assert unpack(found.allowed_ids) == [4, 9]
+
+
+def test_bad_words_are_banned_with_and_without_a_space() -> None:
+    params = SamplingParams(bad_words=[" cat", "dog", "dog"])
+    assert bad_word_texts(params) == ["cat", " cat", "dog", " dog"]
+    encoded = [[5], [6], [7, 8], [7, 9], [4], [1, 4], [], [3]]
+    assert bad_word_ids(encoded) == ((5,), (6,), (7, 8), (4,)), "a form counts with another first id and as many ids"
+    words = resolve(
+        params, seed=7, max_tokens=16, eos=frozenset({3}), vocab_size=VOCABULARY, bad_words=((5,), (7, 8))
+    ).bad_words
+    assert unpack(words) == [1, 5, 2, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "fields", "words"),
+    [([3, 4], {"min_tokens": 1}, ()), ([7, 8], {}, ((7,), (8,))), ([3, 7], {"min_tokens": 2}, ((7,), (9, 3)))],
+)
+def test_a_request_that_allows_no_token_is_refused(
+    allowed: list[int], fields: dict[str, Any], words: tuple[tuple[int, ...], ...]
+) -> None:
+    params = SamplingParams(allowed_token_ids=allowed, **fields)
+    with pytest.raises(InvalidRequest, match="allowed_token_ids are all banned"):
+        resolve(params, seed=7, max_tokens=16, eos=frozenset({3, 4}), vocab_size=VOCABULARY, bad_words=words)
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"beam_width": 2}])
+def test_penalties_hold_for_greedy_requests_and_beams_too(fields: dict[str, Any]) -> None:
+    given = {"presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.5}
+    assert resolved(**fields, **given).record == record(**given).tobytes()
+    assert resolved(**given).record == record(temperature=1.0, **given).tobytes()
+
+
+def test_a_beam_search_needs_enough_allowed_tokens() -> None:
+    assert resolved(beam_width=2, allowed_token_ids=[1, 2, 5, 6]).candidates == 4
+    with pytest.raises(InvalidRequest, match="exceed the 3 tokens there are"):
+        resolved(beam_width=2, allowed_token_ids=[1, 2, 5])
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_log_probabilities_have_a_limit_and_zero_means_the_token_alone(name: str) -> None:
+    allowed: dict[str, Any] = {name: 4}
+    beyond: dict[str, Any] = {name: 5}
+    check(SamplingParams(**allowed), VOCABULARY, max_logprobs=4)
+    with pytest.raises(InvalidRequest, match=f"^{name} must be between 0 and 4, not 5"):
+        check(SamplingParams(**beyond), VOCABULARY, max_logprobs=4)
+    assert name in refused(**{name: -1})
+    assert name in refused(beam_width=2, **{name: 0})
+    asked = {field: getattr(resolved(**{name: 0}), field) for field in ("logprobs", "prompt_logprobs")}
+    assert asked == {"logprobs": -1, "prompt_logprobs": -1, name: 0}
 
 
 def test_too_many_stop_tokens_are_refused() -> None:
@@ -161,6 +244,9 @@ def test_too_many_stop_tokens_are_refused() -> None:
         {"stop": [str(number) for number in range(MAX_STOPS)]},
         {"stop": "x" * MAX_STOP_LENGTH},
         {"stop_token_ids": [0, VOCABULARY - 1]},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 0.1},
+        {"logit_bias": {0: -100.0, VOCABULARY - 1: 1e9}},
+        {"allowed_token_ids": [0, VOCABULARY - 1, 0]},
     ],
 )
 def test_values_at_the_edge_pass(fields: dict[str, Any]) -> None:

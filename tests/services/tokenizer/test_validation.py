@@ -72,7 +72,7 @@ def test_values_at_the_edge_pass() -> None:
 
 def test_sampling_is_checked_too() -> None:
     assert "temperature" in refused(sampling=SamplingParams(temperature=3))
-    assert "logprobs" in refused(sampling=SamplingParams(logprobs=1))
+    assert "logprobs" in refused(sampling=SamplingParams(logprobs=21))
 
 
 def test_the_prompt_is_checked_too() -> None:

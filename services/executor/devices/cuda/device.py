@@ -5,18 +5,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import structlog
+import torch
 
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.columns import StepColumns
-from pagewire.services.executor.devices.cuda.outputs import OutputRing, Pending
+from pagewire.services.executor.devices.cuda.outputs import OutputRing, Pending, Report
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
-from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
+from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
+from pagewire.services.executor.devices.protocol import Bool, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.shared.sampling import Record
+from pagewire.services.executor.sampling import process
+from pagewire.shared.sampling import RECORD, Record
 
 DEPTH = 2
 """Maximum steps in flight: the host prepares one step while the device computes another."""
@@ -51,6 +54,7 @@ class CudaDevice:
         max_tokens: int,
         *,
         batch_invariant: bool = False,
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
         """`model` is the result of `with_kernels`. Most steps have up to `max_tokens` tokens.
 
@@ -72,6 +76,9 @@ class CudaDevice:
         self._held: Int64 = np.zeros(slots, np.int64)  # number of leading tokens that are on the device
         self._blocks: Int64 = np.zeros(slots, np.int64)
         self._changes: list[tuple[Int64, Int32]] = []
+        self._mode = mode
+        self._records: Record = np.zeros(slots, RECORD)
+        self._edited: Bool = np.zeros(slots, np.bool_)
 
     @property
     def busy(self) -> float:
@@ -87,10 +94,21 @@ class CudaDevice:
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
         _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
 
-    def add(self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
         """See `Device.add`."""
         self._held[slot], self._blocks[slot] = 0, len(blocks)
-        self._changes += self._tables.added(slot, blocks, sampling, stop_ids)
+        self._records[slot], self._edited[slot] = sampling, edits is not None
+        self._changes += self._tables.added(slot, blocks, sampling, stop_ids, edits)
+        if edits is not None and len(edits.bad_words):
+            # A cached prefix is computed by no step, but a bad word may begin in it if it has output.
+            self._changes.append(self._tables.row("tokens", slot, edits.tokens.astype(np.int32)))
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
@@ -122,12 +140,54 @@ class CudaDevice:
         else:
             step = self._step(bucket)
             step.run()
-        return self._outputs.send(step.tokens[: len(batch.slots)], began)
+        return self._outputs.send(
+            step.tokens[: len(batch.slots)], began, self._reports(step, batch), self._prompt_reports(step, batch)
+        )
 
     def close(self) -> None:
         """Drops the model, the graphs and the KV pool."""
         self._captured.clear()
         del self._model, self._pool
+
+    @torch.inference_mode()
+    def _reports(self, step: Step, batch: StepBatch) -> list[Report]:
+        """Enqueues what is reported of the sampled tokens. These kernels are in no graph: few steps need them."""
+        rows = np.flatnonzero(batch.samples & (self._records["num_logprobs"][batch.slots] > 0))
+        if not len(rows):
+            return []
+        slots, positions, mode = batch.slots[rows], batch.ends[rows], self._mode
+        records = self._records[slots]
+        index = self._on_device(rows)
+        edited = bool(self._edited[slots].any() or (positions < records["min_length"]).any())
+        if edited and not mode.processed:
+            last = self._on_device(batch.query_lens.cumsum()[rows] - 1)
+            logits = self._model.logits(step.hidden.index_select(0, last))
+        else:
+            logits = step.logits.index_select(0, index)
+        if mode.processed:
+            logits = process(logits, records)
+        counts: Int64 = records["num_logprobs"]
+        tokens = step.tokens.index_select(0, index).long()
+        reduced = reduce_logprobs(logits, tokens, int(counts.max()), normalized=mode.normalized)
+        return [Report(rows, positions, counts, reduced)]
+
+    @torch.inference_mode()
+    def _prompt_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+        """Enqueues what is reported of prompts."""
+        reports = []
+        for places, ids, rows, positions, counts in prompt_slices(
+            batch, self._records["num_prompt_logprobs"], self.capacity.vocab_size
+        ):
+            logits = self._model.logits(step.hidden.index_select(0, self._on_device(places)))
+            reduced = reduce_logprobs(logits, self._on_device(ids).long(), int(counts.max()))
+            reports.append(Report(rows, positions, counts, reduced))
+        return reports
+
+    def _on_device(self, numbers: Int64) -> torch.Tensor:
+        """Returns numbers of 32 bits on the device, without waiting for it."""
+        pinned = self._runtime.pinned(len(numbers))
+        pinned.numpy()[:] = numbers
+        return pinned.to(self._runtime.device, non_blocking=True)
 
     def _step(self, bucket: Bucket) -> Step:
         return Step(self._model, self._pool, self._tables, self._columns, bucket)

@@ -14,6 +14,7 @@ from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.config import STEP_TOKENS, Settings
@@ -66,6 +67,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
     Step(model, dummy_pool, tables, columns, Bucket(min(slots, tokens), tokens, decode=False)).run()
     torch.cuda.synchronize()
+    del tables, columns, dummy_pool  # so that the allocator has room for the real ones
     free, total = torch.cuda.mem_get_info()
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
@@ -74,6 +76,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size)
     pool = KVPool(spec, heads, capacity, dtype, runtime, tokens, cached)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
-    device = CudaDevice(model, capacity, pool, runtime, tokens, batch_invariant=settings.batch_invariant)
+    mode = LogprobsMode(settings.logprobs_mode)
+    device = CudaDevice(model, capacity, pool, runtime, tokens, batch_invariant=settings.batch_invariant, mode=mode)
     device.capture()
     return device

@@ -1,13 +1,29 @@
 """Copies sampled ids from the device to the host, on a second stream, while the next step computes."""
 
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
-from pagewire.services.executor.devices.protocol import Int64
+from pagewire.services.executor.devices.logprobs import join_logprobs, unpack_logprobs
+from pagewire.services.executor.devices.protocol import Bool, Int64, Logprobs
+
+
+class Report(NamedTuple):
+    """What a step reports of some tokens beside their ids, on its way to the host."""
+
+    rows: Int64
+    """[M] row in the batch of each token."""
+    positions: Int64
+    """[M] position of each token in its sequence."""
+    counts: Int64
+    """[M] entries wanted of each token."""
+    reduced: Tensor
+    """Result of `reduce_logprobs` on the device."""
 
 
 class Pending:
@@ -16,10 +32,25 @@ class Pending:
     candidates = None
     """This device reports no candidates."""
 
-    def __init__(self, ring: "OutputRing", tokens: Tensor, began: Moment, ended: Moment, arrived: Moment) -> None:
+    def __init__(
+        self,
+        ring: "OutputRing",
+        tokens: Tensor,
+        began: Moment,
+        ended: Moment,
+        arrived: Moment,
+        reports: Sequence[tuple[Report, Tensor]],
+        prompt_reports: Sequence[tuple[Report, Tensor]],
+    ) -> None:
+        """`reports` come with the pinned memory that they are copied to before `arrived`."""
         self._ring = ring
         self._tokens = tokens
         self._began, self._ended, self._arrived = began, ended, arrived
+        self._reports, self._prompt_reports = reports, prompt_reports
+        self.logprobs: Logprobs | None = None
+        """See `Pending.logprobs` of the protocol."""
+        self.prompt_logprobs: Logprobs | None = None
+        """See `Pending.prompt_logprobs` of the protocol."""
 
     def wait(self) -> Int64:
         """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
@@ -30,7 +61,17 @@ class Pending:
         self._ring.finish(self)
         self._arrived.wait()
         self._ring.busy += self._ended.reached() - self._began.reached()
-        return self._tokens.numpy().astype(np.int64)
+        tokens: Int64 = self._tokens.numpy().astype(np.int64)
+        self.logprobs = join_logprobs(
+            [_found(report, host, tokens[report.rows] >= 0) for report, host in self._reports]
+        )
+        self.prompt_logprobs = join_logprobs([_found(report, host) for report, host in self._prompt_reports])
+        return tokens
+
+
+def _found(report: Report, host: Tensor, kept: Bool | slice = slice(None)) -> Logprobs:
+    columns = report.rows[kept], report.positions[kept], report.counts[kept]
+    return unpack_logprobs(host.numpy()[kept], *columns)
 
 
 class OutputRing:
@@ -48,8 +89,12 @@ class OutputRing:
         self._pending: deque[Pending] = deque()
         self._next = 0
 
-    def send(self, tokens: Tensor, began: Moment) -> Pending:
+    def send(
+        self, tokens: Tensor, began: Moment, reports: Sequence[Report] = (), prompt_reports: Sequence[Report] = ()
+    ) -> Pending:
         """Enqueues the copy of `tokens` int32 [R] to the host, for the step that was enqueued after `began`.
+
+        What is reported of the tokens, and of tokens of prompts, is copied too.
 
         Raises:
             RuntimeError: `depth` steps are in flight.
@@ -60,10 +105,17 @@ class OutputRing:
         kept = self._device[index, :rows]
         kept.copy_(tokens)  # the next step overwrites `tokens`
         ended = self._runtime.mark()
+        # Copies follow each other, so that the last one, of the tokens, says that all have arrived.
+        copied = [[(report, self._copy(report)) for report in some] for some in (reports, prompt_reports)]
         arrived = self._runtime.copy_out(kept, self._host[index, :rows])
         self._next = (index + 1) % len(self._host)
-        self._pending.append(Pending(self, self._host[index, :rows], began, ended, arrived))
+        self._pending.append(Pending(self, self._host[index, :rows], began, ended, arrived, *copied))
         return self._pending[-1]
+
+    def _copy(self, report: Report) -> Tensor:
+        host = self._runtime.pinned(*report.reduced.shape)
+        self._runtime.copy_out(report.reduced, host)
+        return host
 
     def finish(self, pending: Pending) -> None:
         """Removes a step. Called by `Pending.wait`."""

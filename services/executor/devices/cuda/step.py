@@ -20,7 +20,12 @@ class Step:
 
     Attributes:
         tokens: int32 [R], the sampled ids after a run; -1 where a row sampled none.
+        hidden: [T, D], the hidden states after a run, until the next run of any step.
+        logits: float32 [R, V], the edited logits of the last token of each row, until then.
     """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
 
     def __init__(self, model: CausalLM, pool: KVPool, tables: SlotTables, columns: StepColumns, bucket: Bucket) -> None:
         rows, device = bucket.rows, tables.memory.device
@@ -51,10 +56,10 @@ class Step:
         block_size = self._pool.caches[0][0].shape[2]
         step_inputs(state, self._slots, self._cu_queries, self._pool.dummy, block_size, inputs)
         self._attend.plan()
-        hidden = self._model(inputs.ids, inputs.positions, self._attend)
+        self.hidden = self._model(inputs.ids, inputs.positions, self._attend)
         last = (self._cu_queries[1:] - 1).clamp_min(0)
-        logits = self._model.logits(hidden.index_select(0, last))
-        edit_logits(sampling, logits, self._slots, inputs.ends)
+        self.logits = logits = self._model.logits(self.hidden.index_select(0, last))
+        edit_logits(sampling, logits, self._slots, inputs.ends, state.tokens)
         sample(sampling, logits, self._slots, inputs.ends, self._maxima, self.tokens)
         bookkeeping(
             state,
@@ -65,4 +70,5 @@ class Step:
             self._tables.checked_stop_ids,
             self.tokens,
             self._finishes,
+            sampling.seen,
         )

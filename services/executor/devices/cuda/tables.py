@@ -6,14 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.sampling_table import COLUMNS, SamplingTable
+from pagewire.kernels.sampling_table import ALLOWED, BAD_WORDS, BIASED, COLUMNS, PENALIZED, SamplingTable
 from pagewire.kernels.slot_state import SlotState
 from pagewire.services.executor.devices.cuda.staging import Int32
-from pagewire.services.executor.devices.protocol import Capacity, Int64
+from pagewire.services.executor.devices.edits import bits_of, seen_of, words_of
+from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
 from pagewire.shared.sampling import Record
 
 MAX_STOP_IDS = 1040
 """Maximum stop ids of a slot: a request may name 1024, and a model has some of its own."""
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_IDS = 1024
+"""As many as a request may have."""
 NUM_CHECKED_STOP_IDS = 16
 """Stop ids that the device checks after every step. The host checks all; a missed one costs a wasted row."""
 _HOST_TYPES = {torch.float32: np.float32, torch.int32: np.int32, torch.int64: np.uint64}
@@ -40,8 +45,14 @@ class SlotTables:
             "block_tables": blocks,
             "stop_ids": MAX_STOP_IDS,
             "checked_stop_ids": NUM_CHECKED_STOP_IDS,
+            "bias_ids": MAX_BIASES,
+            "bias": MAX_BIASES,
+            "allowed": -(-capacity.vocab_size // 32),
+            "seen": capacity.vocab_size,
+            "bad_words": MAX_BAD_WORD_IDS,
+            "bad_word_ends": MAX_BAD_WORDS,
         }
-        self._widths |= dict.fromkeys(("known", "computed", "limit", "last", "alive", "bias_ids", "bias"), 1)
+        self._widths |= dict.fromkeys(("known", "computed", "limit", "last", "alive", "edits", "num_prompt_tokens"), 1)
         self._offsets: dict[str, int] = {}
         size = 0
         for name, width in self._widths.items():
@@ -70,9 +81,16 @@ class SlotTables:
             stop_ids=table("stop_ids").fill_(-1),
             bias_ids=table("bias_ids").fill_(-1),
             bias=table("bias").view(torch.float32),
+            edits=column("edits"),
+            allowed=table("allowed"),
+            seen=table("seen"),
+            bad_words=table("bad_words"),
+            bad_word_ends=table("bad_word_ends"),
+            num_prompt_tokens=column("num_prompt_tokens"),
         )
         self.checked_stop_ids = table("checked_stop_ids").fill_(-1)
         self._stop_ids = [0] * slots  # number of each slot's stop ids
+        self._vocab_size = capacity.vocab_size
 
     def places(self, name: str, slots: Int64, columns: Int64 | int = 0) -> Int64:
         """Returns the places of the entries [slots[i], columns[i]] of a table."""
@@ -84,9 +102,12 @@ class SlotTables:
         return self.places(name, np.full(len(values), slot), np.arange(len(values))), values
 
     def added(
-        self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int]
+        self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int], edits: Edits | None
     ) -> list[tuple[Int64, Int32]]:
-        """Returns the places and values that add a sequence, which stays dead until it gets its first tokens."""
+        """Returns the places and values that add a sequence, which stays dead until it gets its first tokens.
+
+        Rows that are too wide to be sent are enqueued to be emptied first.
+        """
         ids = np.full(max(len(stop_ids), self._stop_ids[slot], NUM_CHECKED_STOP_IDS), -1, np.int32)
         ids[: len(stop_ids)] = stop_ids
         self._stop_ids[slot] = len(stop_ids)
@@ -96,7 +117,37 @@ class SlotTables:
             self.row("checked_stop_ids", slot, ids[:NUM_CHECKED_STOP_IDS]),
             self.row("alive", slot, np.zeros(1, np.int32)),
             *(self.row(name, slot, _bits(sampling[name], dtype)) for name, dtype in COLUMNS.items()),
+            *self._edits(slot, edits),
         ]
+
+    def _edits(self, slot: int, edits: Edits | None) -> list[tuple[Int64, Int32]]:
+        """Returns the places and values of a sequence's edits. Tables of kinds that it has not stay as they are."""
+        if edits is None:
+            return [self.row("edits", slot, np.zeros(1, np.int32))]
+        kinds, changes = 0, [self.row("num_prompt_tokens", slot, np.array([edits.num_prompt_tokens], np.int32))]
+        if len(edits.allowed_ids):
+            kinds |= ALLOWED
+            changes.append(self.row("allowed", slot, bits_of(edits.allowed_ids, self._vocab_size).view(np.int32)))
+        if len(edits.bias_ids):
+            kinds |= BIASED
+            changes.append(self.row("bias_ids", slot, _padded(edits.bias_ids, MAX_BIASES, -1)))
+            changes.append(self.row("bias", slot, edits.biases.view(np.int32)))
+        if edits.penalized:
+            kinds |= PENALIZED
+            self.sampling.seen[slot].zero_()
+            ids, counts = seen_of(edits)
+            changes.append((self.places("seen", np.full(len(ids), slot), ids), counts.astype(np.int32)))
+        if len(edits.bad_words):
+            kinds |= BAD_WORDS
+            words = words_of(edits.bad_words)
+            ends = np.cumsum([len(word) for word in words])
+            changes.append(self.row("bad_words", slot, np.concatenate(words).astype(np.int32)))
+            changes.append(self.row("bad_word_ends", slot, _padded(ends, MAX_BAD_WORDS, 0)))
+        return [*changes, self.row("edits", slot, np.array([kinds], np.int32))]
+
+
+def _padded(values: Int64, count: int, filling: int) -> Int32:
+    return np.pad(values, (0, count - len(values)), constant_values=filling).astype(np.int32)
 
 
 def _bits(value: Record, dtype: torch.dtype) -> Int32:

@@ -4,12 +4,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS
+from pagewire.services.executor.devices.protocol import Edits, Logprobs
 from pagewire.services.executor.sampling import sequence_key
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling import NOT_FINITE, record
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     GREEDY,
@@ -86,6 +88,27 @@ def test_a_row_behind_the_end_of_its_sequence_is_dead() -> None:
     assert second.wait().tolist() == [-1, expected[1]]
 
 
+def test_logits_that_are_not_finite_end_their_row_alone() -> None:
+    broken = 300
+    prompt = [7, 41, 5, 88]
+    alone = cuda_device("llama", captured=False)
+    alone.add(1, [3], GREEDY)
+    expected = alone.launch(batch_of((1, 0, prompt, True))).wait().tolist()
+    device = cuda_device("llama", captured=False)
+    with torch.no_grad():
+        device._model.embedding[broken] = torch.nan
+    device.add(0, [9], GREEDY)
+    device.add(1, [3], GREEDY)
+    first = device.launch(batch_of((0, 0, [*prompt, broken], True), (1, 0, prompt, True)))
+    second = device.launch(batch_of((0, 5, [0], True), (1, 4, [0], True)))
+    assert first.wait().tolist() == [NOT_FINITE, *expected]
+    dead, alive = second.wait().tolist()
+    assert dead == -1
+    assert alive >= 0
+    device.add(0, [9], GREEDY)
+    assert device.launch(batch_of((0, 0, prompt, True))).wait().tolist() == expected, "of a block that held NaN"
+
+
 def test_a_slot_comes_to_life_again_with_a_new_sequence_and_its_own_stop_ids() -> None:
     expected = continuation(2)
     device = cuda_device("llama", captured=False)
@@ -135,3 +158,56 @@ def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
         results.append(found)
         device.close()
     assert results[0] == results[1]
+
+
+def test_log_probabilities_are_those_of_the_cpu() -> None:
+    """Of prompts in chunks, and of sampled tokens, where the logits are edited in place too."""
+    edits = Edits(
+        bias_ids=np.array([9]),
+        biases=np.array([50.0], np.float32),
+        allowed_ids=np.empty(0, np.int64),
+        bad_words=np.array([1, 11]),
+        penalized=True,
+        num_prompt_tokens=len(PROMPT),
+        tokens=np.array(PROMPT),
+    )
+    asked = record(num_logprobs=4, num_prompt_logprobs=3, repetition_penalty=1.5)
+    found: list[list[Logprobs | None]] = []
+    for device in (cpu_device("llama"), cuda_device("llama", captured=False)):
+        device.add(0, [9], asked, (), edits)
+        device.add(1, [3], record(num_logprobs=1))
+        steps = []
+        for batch in (
+            batch_of((0, 0, PROMPT[:2], False), (1, 0, PROMPT, True), next_ids=[*PROMPT[1:3], *[-1] * len(PROMPT)]),
+            batch_of((0, 2, PROMPT[2:], True), next_ids=[*PROMPT[3:], -1]),
+        ):
+            pending = device.launch(batch)
+            pending.wait()
+            steps += [pending.logprobs, pending.prompt_logprobs]
+        found.append(steps)
+    for cpu, cuda in zip(*found, strict=True):
+        assert (cpu is None) == (cuda is None)
+        if cpu is not None and cuda is not None:
+            np.testing.assert_allclose(cuda.values, cpu.values, atol=1e-4)
+            for name in ("rows", "positions", "counts", "ids", "ranks"):
+                assert getattr(cpu, name).tolist() == getattr(cuda, name).tolist(), name
+    assert [part is None for part in found[0]] == [False, False, False, False]
+
+
+def test_edited_tokens_are_those_of_the_cpu() -> None:
+    """With preemptions, after which counts and history come from the tokens."""
+    how = record(temperature=0.8, key=5, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.25)
+
+    def text() -> list[Text]:
+        edits = Edits(
+            bias_ids=np.array([9, 300]),
+            biases=np.array([5.0, -3.0], np.float32),
+            allowed_ids=np.arange(400),
+            bad_words=np.array([1, 11, 2, 9, 9]),
+            penalized=True,
+            num_prompt_tokens=len(PROMPT),
+        )
+        return [Text(list(PROMPT), len(PROMPT) + 5, how, (), edits)]
+
+    expected = Host(cpu_device("llama"), seed=1, preempt=0).run(text())
+    assert Host(cuda_device("llama", captured=False), seed=2, preempt=0.3).run(text()) == expected

@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.kernels.sampling_table import ALLOWED, BAD_WORDS, BIASED, PENALIZED
 from pagewire.services.executor.devices.cuda.columns import UPDATES, StepColumns
 from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS, SlotTables
-from pagewire.services.executor.devices.protocol import Int64
+from pagewire.services.executor.devices.protocol import Edits, Int64
 from pagewire.shared.sampling import record
 from tests.services.executor.devices.cuda.twins import CAPACITY, SLOTS, runtime
 
@@ -34,7 +35,7 @@ def test_an_added_sequence_is_in_every_table() -> None:
     tables, columns = SlotTables(CAPACITY, where.device), StepColumns(where, SLOTS, depth=2)
     for stop_ids in (tuple(range(100, 130)), (5, 6)):
         sampling = record(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, key=2**64 - 3, min_length=11)
-        changes = tables.added(3, [30, 31], sampling, stop_ids)
+        changes = tables.added(3, [30, 31], sampling, stop_ids, None)
         places, values = (np.concatenate(parts) for parts in zip(*changes, strict=True))
         columns.send(int64(3), int64(1), tables.memory, places, values)
     found = tables.sampling
@@ -48,6 +49,37 @@ def test_an_added_sequence_is_in_every_table() -> None:
     assert tables.checked_stop_ids.shape == (SLOTS, NUM_CHECKED_STOP_IDS)
     assert not tables.state.alive.any()
     assert not found.columns["temperature"][:3].any()
+
+
+def test_edits_are_in_their_tables_until_a_sequence_without_any_has_the_slot() -> None:
+    where = runtime()
+    tables, columns = SlotTables(CAPACITY, where.device), StepColumns(where, SLOTS, depth=2)
+    tables.sampling.seen[2] = 9
+    edits = Edits(
+        bias_ids=np.array([7, 9]),
+        biases=np.array([0.5, -2.0], np.float32),
+        allowed_ids=np.array([0, 33]),
+        bad_words=np.array([2, 5, 6, 1, 8]),
+        penalized=True,
+        num_prompt_tokens=2,
+        tokens=np.array([4, 5, 5, 5]),
+    )
+    kinds = []
+    for how in (edits, None):
+        changes = tables.added(2, [30], record(repetition_penalty=1.5), [3], how)
+        places, values = (np.concatenate(parts) for parts in zip(*changes, strict=True))
+        columns.send(int64(2), int64(1), tables.memory, places, values)
+        kinds.append(int(tables.sampling.edits[2]))
+    found = tables.sampling
+    assert kinds == [ALLOWED | BIASED | PENALIZED | BAD_WORDS, 0]
+    assert found.bias_ids[2, :3].tolist() == [7, 9, -1]
+    assert found.bias[2, :2].tolist() == [0.5, -2.0]
+    assert found.allowed[2, :3].tolist() == [1, 2, 0]
+    assert found.seen[2].nonzero().flatten().tolist() == [4, 5]
+    assert found.seen[2, 4:6].tolist() == [1, 5]
+    assert found.bad_words[2, :3].tolist() == [5, 6, 8]
+    assert found.bad_word_ends[2, :3].tolist() == [2, 3, 0]
+    assert int(found.num_prompt_tokens[2]) == 2
 
 
 @settings(max_examples=5, deadline=None)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
-from pagewire.services.executor.devices.protocol import Capacity, Device, StepBatch
+from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
@@ -59,6 +59,7 @@ class Text:
     end: int
     sampling: Record = field(default_factory=record)
     stop_ids: Sequence[int] = ()
+    edits: Edits | None = None
     slot: int | None = None
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -68,7 +69,7 @@ class Text:
         return len(self.tokens) < self.end
 
 
-def batch_of(*rows: tuple[int, int, Sequence[int], bool]) -> StepBatch:
+def batch_of(*rows: tuple[int, int, Sequence[int], bool], next_ids: Sequence[int] | None = None) -> StepBatch:
     """Rows are (slot, start, ids, samples)."""
     return StepBatch(
         slots=np.array([row[0] for row in rows], np.int64),
@@ -76,6 +77,7 @@ def batch_of(*rows: tuple[int, int, Sequence[int], bool]) -> StepBatch:
         query_lens=np.array([len(row[2]) for row in rows], np.int64),
         token_ids=np.array([token for row in rows for token in row[2]], np.int64),
         samples=np.array([row[3] for row in rows], np.bool_),
+        next_ids=None if next_ids is None else np.array(next_ids, np.int64),
     )
 
 
@@ -120,7 +122,10 @@ class Host:
 
     def _add(self, text: Text) -> None:
         text.slot, text.computed, text.blocks = self._slots.pop(), 0, [self._blocks.pop()]
-        self._device.add(text.slot, text.blocks, text.sampling, text.stop_ids)
+        edits = text.edits
+        if edits is not None:
+            edits = replace(edits, tokens=np.array(text.tokens))
+        self._device.add(text.slot, text.blocks, text.sampling, text.stop_ids, edits)
 
     def _remove(self, text: Text) -> None:
         assert text.slot is not None

@@ -1,0 +1,152 @@
+"""Log-probabilities of prompts and of tokens are those of transformers, however the executor has come by them."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagewire import AsyncClient, SamplingParams
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import InvalidRequest, PayloadTooLarge
+from pagewire.shared.messages.client import Delta, Result, TokenLogprobs
+from tests.pipeline.test_kill import kill
+from tests.support.checkpoints import checkpoint, reference_logits
+from tests.support.pipeline import running
+
+pytestmark = pytest.mark.anyio
+
+FOLDER = checkpoint("llama")
+TOLERANCE = 1e-4
+PROMPTS = [
+    [5 + (seed * 31 + place * place * 7) % 300 for place in range(length)] for seed, length in enumerate((3, 40))
+]
+GREEDY: dict[str, Any] = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, "logprobs": 5, "prompt_logprobs": 3}
+SAMPLED: dict[str, Any] = GREEDY | {"temperature": 1.0, "top_k": 40, "seed": 7, "n": 2, "logprobs": 0}
+
+
+def check(found: TokenLogprobs, row: torch.Tensor, token: int, most: int) -> None:
+    """What is reported of a token against the logits [V] that it comes from."""
+    expected = row.log_softmax(0)
+    assert next(iter(found)) == token
+    assert most <= len(found) <= most + 1
+    for other, entry in found.items():
+        assert entry.logprob == pytest.approx(float(expected[other]), abs=TOLERANCE)
+        assert entry.rank is not None
+        ties = int((row - row[other]).abs().lt(TOLERANCE).sum()) - 1
+        assert abs(entry.rank - int((row >= row[other]).sum())) <= ties
+    best = sorted((entry.logprob for other, entry in found.items() if entry.rank and entry.rank <= most), reverse=True)
+    np.testing.assert_allclose(best, expected.topk(most).values.numpy()[: len(best)], atol=TOLERANCE)
+    assert len(best) >= most
+
+
+def check_result(result: Result, prompt: Sequence[int], asked: dict[str, Any]) -> None:
+    assert result.prompt_token_ids == [list(prompt)]
+    assert result.prompt_logprobs is not None
+    (of_prompt,) = result.prompt_logprobs
+    assert of_prompt[0] is None
+    for choice in result.choices:
+        assert choice.logprobs is not None
+        assert len(choice.logprobs) == len(choice.token_ids) == asked["max_tokens"]
+        rows = reference_logits(FOLDER, [*prompt, *choice.token_ids])
+        for position, token in enumerate(choice.token_ids):
+            check(choice.logprobs[position], rows[len(prompt) + position - 1], token, asked["logprobs"])
+        for position, found in enumerate(of_prompt[1:], 1):
+            assert found is not None
+            check(found, rows[position - 1], prompt[position], asked["prompt_logprobs"])
+
+
+@pytest.mark.parametrize(("window", "budget"), [(1, 512), (8, 16)])
+async def test_they_are_those_of_transformers(window: int, budget: int) -> None:
+    """Whole prompts and chunks, with a cold and a warm prefix cache, with preemptions, and in streams."""
+    settings = Settings(
+        model=str(FOLDER),
+        dtype="float32",
+        lease_window=window,
+        max_num_batched_tokens=budget,
+        num_kv_blocks=24,
+        block_size=4,
+        max_model_len=80,
+        log_level="error",
+    )
+    async with running(settings) as pipeline:
+        client = pipeline.client
+        requests = [(prompt, asked) for prompt in PROMPTS for asked in (GREEDY, SAMPLED)] * 2
+        results = await asyncio.gather(
+            *(client.generate(prompt, SamplingParams(**asked)) for prompt, asked in requests)
+        )
+        streamed: list[Delta] = [delta async for delta in client.stream(PROMPTS[1], SamplingParams(**GREEDY))]
+        plain = await client.generate(PROMPTS[1], max_tokens=3)
+        await pipeline.until_idle()
+        assert pipeline.load("scheduler")["preemptions"] > 0
+    for (prompt, asked), result in zip(requests, results, strict=True):
+        check_result(result, prompt, asked)
+    whole = next(result for (_, asked), result in zip(requests[2:], results[2:], strict=True) if asked is GREEDY)
+    found = [each for delta in streamed for each in delta.logprobs or ()]
+    assert [token for delta in streamed for token in delta.token_ids] == whole.choices[0].token_ids
+    assert [list(each) for each in found] == [list(each) for each in whole.choices[0].logprobs or ()]
+    assert (plain.choices[0].logprobs, plain.prompt_logprobs, plain.prompt_token_ids) == (None, None, None)
+
+
+@pytest.mark.alone
+async def test_they_survive_the_death_of_an_executor() -> None:
+    settings = Settings(model=str(FOLDER), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error")
+    asked = GREEDY | {"max_tokens": 120}
+    async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
+        others = [asyncio.create_task(client.generate(PROMPTS[1], SamplingParams(**asked))) for _ in range(2)]
+        found: list[TokenLogprobs] = []
+        tokens: list[int] = []
+        async for delta in client.stream(PROMPTS[1], SamplingParams(**asked)):
+            if len(tokens) == 20:
+                kill("executor")
+            tokens += delta.token_ids
+            found += delta.logprobs or ()
+        results = await asyncio.gather(*others)
+    rows = reference_logits(FOLDER, [*PROMPTS[1], *tokens])
+    assert len(tokens) == len(found) == 120
+    for position, token in enumerate(tokens):
+        check(found[position], rows[len(PROMPTS[1]) + position - 1], token, 5)
+    for result in results:
+        check_result(result, PROMPTS[1], asked)
+
+
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs", "processed_logits"])
+async def test_the_modes_of_the_server(mode: Any) -> None:
+    settings = Settings(
+        model=str(FOLDER), dtype="float32", num_kv_blocks=64, logprobs_mode=mode, max_logprobs=4, log_level="error"
+    )
+    prompt, bias = PROMPTS[1], {9: 4.0, 10: -100.0}
+    async with running(settings) as pipeline:
+        drawn = SamplingParams(max_tokens=6, temperature=0.5, top_k=3, logprobs=4, logit_bias=bias, ignore_eos=True)
+        result = await pipeline.client.generate(prompt, drawn)
+        with pytest.raises(InvalidRequest, match="logprobs must be between 0 and 4, not 5"):
+            await pipeline.client.generate(prompt, logprobs=5)
+    (choice,) = result.choices
+    assert choice.logprobs is not None
+    rows = reference_logits(FOLDER, [*prompt, *choice.token_ids])[len(prompt) - 1 :]
+    for row, token, found in zip(rows, choice.token_ids, choice.logprobs, strict=False):
+        expected = row.clone()
+        if mode.startswith("processed"):
+            for biased, value in bias.items():
+                expected[biased] += value
+            expected /= 0.5
+            expected[expected < expected.topk(3).values[-1]] = -torch.inf
+        if mode.endswith("logprobs"):
+            expected = expected.log_softmax(0)
+        assert next(iter(found)) == token
+        for other, entry in found.items():
+            assert entry.logprob == pytest.approx(max(float(expected[other]), -9999.0), abs=5 * TOLERANCE)
+        if mode.startswith("processed"):
+            assert sum(entry.logprob > -9999 for entry in found.values()) == 3
+
+
+async def test_what_does_not_fit_into_a_message_is_refused() -> None:
+    settings = Settings(model=str(FOLDER), dtype="float32", num_kv_blocks=64, log_level="error")
+    async with running(settings) as pipeline:
+        with pytest.raises(PayloadTooLarge, match="prompt_logprobs"):
+            await pipeline.client.generate([[7] * 200] * 256, max_tokens=1, prompt_logprobs=20)
+        with pytest.raises(InvalidRequest, match="logprobs"):
+            await pipeline.client.generate([7], beam_width=2, logprobs=1)
