@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Any
 
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from pagewire.services.gateway import errors
@@ -137,6 +137,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unparsed = 0
         """Bytes since the last call: the parser holds them."""
         self._body_bytes = self._step_bytes = 0
+        self._answering: RequestResponseCycle | None = None
+        """The request that is being answered; uvicorn's `cycle` is the last one whose header has been read."""
         self._paused_at: float | None = None
         self._closing_at: float | None = None
 
@@ -151,6 +153,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.remove(self)
         self._release_body()
         super().connection_lost(exc)
+        self._disconnect()
 
     def data_received(self, data: bytes) -> None:
         """Parses what has arrived; refuses a line that the parser has collected for too long."""
@@ -205,6 +208,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.refuse(503, "unavailable", "there are too many connections: send the request again later")
             return
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
         """Takes a part of the body."""
@@ -239,6 +244,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._release_body()
         self._connections.uploading.pop(self, None)
         now = self.loop.time()
+        self._answering = self.pipeline[-1][0] if self.pipeline else None
         if self.pipeline:  # the header of the next request has been read already
             self._deadline = now + self._limits.body_time if self._reading == _Reading.BODY else None
         elif self._reading == _Reading.HEADER:
@@ -291,8 +297,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._connections.idle[self] = None
         self._connections.refused += 1
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
+        if self._answering is None or not self._answering.response_started:
             content = errors.body(status, code, message)
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head % len(content) + content)
@@ -303,9 +308,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.write_eof()
         else:
             self.transport.close()
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._disconnect()
 
     @property
     def _over(self) -> bool:
@@ -314,7 +317,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _responding(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._answering is not None
+
+    def _disconnect(self) -> None:
+        """Tells the application that nobody waits for its answer."""
+        if self._answering is not None:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
 
     def _await_request(self) -> None:
         self._deadline = self.loop.time() + self._limits.idle_time

@@ -36,6 +36,8 @@ class App:
     bodies: list[int] = field(default_factory=list)
     held: asyncio.Event | None = None
     """If set, answers to the path /held wait for it."""
+    gone: int = 0
+    """Clients of the path /watched that have disconnected."""
     size: int = 0
     """Bytes of an answer beside the length."""
 
@@ -50,6 +52,13 @@ class App:
         self.bodies.append(len(body))
         if self.held is not None and scope["path"] == "/held":
             await self.held.wait()
+        if scope["path"] == "/watched":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.gone += 1
+            return
         await PlainTextResponse(f"{len(body)}" + self.size * " ")(scope, receive, send)
 
 
@@ -363,3 +372,26 @@ async def test_a_stream_is_not_mixed_with_an_error() -> None:
         app.held.set()
         assert await peer.answer() == (200, b"0")
         assert await peer.refusal() == (408, "deadline_exceeded")
+
+
+async def test_the_application_learns_of_a_lost_client_whatever_it_had_sent_behind() -> None:
+    async with serving(Limits()) as running:
+        for behind in (b"", b"GET /", GET, GET + post(b"abc")):
+            peer = await running.connect()
+            peer.send(post(b"", path=b"/watched") + behind)
+            await peer.reader.readuntil(b"begun")
+            before = running.app.gone
+            peer.writer.transport.abort()
+            await until(lambda: running.app.gone == before + 1)  # noqa: B023
+
+
+async def test_what_is_not_http_behind_a_request_does_not_reach_its_answer() -> None:
+    async with serving(Limits()) as running:
+        for behind in (b"\0\0\0\0", GET + b"\0\0\0\0", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 500):
+            peer = await running.connect()
+            peer.send(post(b"", path=b"/watched"))
+            await peer.reader.readuntil(b"begun")
+            before = running.app.gone
+            peer.send(behind)
+            assert (await peer.reader.read()).strip() == b""
+            await until(lambda: running.app.gone == before + 1)  # noqa: B023
