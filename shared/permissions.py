@@ -13,8 +13,8 @@ CLIENT = "client"
 """The user of clients that are no tenants."""
 OPERATOR = "operator"
 """The user of whoever operates the broker, with all rights."""
-STORING = frozenset({"tokenizer", "scheduler", "detokenizer"})
-"""The services that use the store, each of which may create its streams."""
+STORING = frozenset({"scheduler", "detokenizer"})
+"""The services that create the streams of the store. Whoever may do that can have the server send it what is stored."""
 
 
 @dataclass(frozen=True, slots=True)

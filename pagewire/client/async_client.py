@@ -1,5 +1,6 @@
 """The asynchronous client, which talks to the services over NATS, without a gateway."""
 
+import asyncio
 import secrets
 import ssl
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,7 @@ class AsyncClient:
         self._directory = Directory(bus, model, tenant) if bus is not None else None
         self._batch_inbox = BatchInbox(bus) if bus is not None else None
         self._tenants: dict[str, AsyncClient] = {}
+        self._adding_tenant = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         if self._bus is None:
@@ -105,9 +107,11 @@ class AsyncClient:
         if tenant == self._tenant:
             return self
         if tenant not in self._tenants:
-            bus, *_ = self._connection()
-            view = await bus.view(subjects.gateway_inbox(tenant))
-            self._tenants[tenant] = AsyncClient(tenant=tenant, model=self._model, bus=view)
+            async with self._adding_tenant:
+                if tenant not in self._tenants:
+                    bus, *_ = self._connection()
+                    view = await bus.view(subjects.gateway_inbox(tenant))
+                    self._tenants[tenant] = AsyncClient(tenant=tenant, model=self._model, bus=view)
         return self._tenants[tenant]
 
     def stream(

@@ -13,7 +13,7 @@ MAX_PAYLOAD = 8 << 20
 MAX_PENDING = 256 << 20
 """Bytes that the server buffers for a slow connection before it closes the connection."""
 PING_INTERVAL = "20s"
-ANSWER_WITHIN = "2s"
+ANSWER_WITHIN = "5s"
 """How long a service may publish to the reply subject of a message that it has received."""
 
 _FILE = """\

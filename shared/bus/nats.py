@@ -58,7 +58,7 @@ async def connect(
         inbox_prefix: prefix of the inboxes, which the user may read.
         connect_timeout: seconds that the server has to answer.
         max_store: bytes that the streams of the store may take together.
-        create_streams: whether to create the streams of the store.
+        create_streams: whether to create the streams of the store, now and when the server has lost them.
         tls: how the server's certificate is checked, and which one is shown to it; a server without TLS is refused
             then. None: as usual if the server wants TLS.
 
@@ -68,7 +68,7 @@ async def connect(
             JetStream.
     """
     address_of(url)
-    bus = NatsBus(inbox_prefix, max_store)
+    bus = NatsBus(inbox_prefix, max_store, create_streams=create_streams)
     try:
         await bus.open(url, name, user, password, connect_timeout, tls)
         if create_streams:
@@ -98,11 +98,11 @@ class NatsBus:
         denials: how often the server has refused a publication or a subscription of this user.
     """
 
-    def __init__(self, inbox_prefix: str, max_store: int) -> None:
+    def __init__(self, inbox_prefix: str, max_store: int, *, create_streams: bool = False) -> None:
         self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
-        self._store = NatsStore(self, self._requests, max_store)
+        self._store = NatsStore(self, self._requests, max_store, create_streams=create_streams)
         self._views: list[BusView] = []
         self._subscriptions: set[HandlerSubscription] = set()
         self.denials = 0

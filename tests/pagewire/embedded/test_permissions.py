@@ -117,7 +117,6 @@ TABLE = {
         "tokenizer",
         {
             *INBOXES,
-            *STREAMS,
             "pagewire.svc.detokenizer.d.open",
             "pagewire.svc.detokenizer.d.abort",
             "pagewire.work.m.normal.any",

@@ -79,8 +79,12 @@ class Gateway:
         *,
         gone: asyncio.Event | None = None,
         slow: asyncio.Event | None = None,
+        tenant: str = "",
     ) -> Answer:
-        """Sends a request. The client disconnects when `gone` is set, and reads only once `slow` is set."""
+        """Sends a request, of a tenant if one is named.
+
+        The client disconnects when `gone` is set, and reads only once `slow` is set.
+        """
         answer = Answer()
         scope = {
             "type": "http",
@@ -88,6 +92,7 @@ class Gateway:
             "path": path,
             "query_string": b"",
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+            **({"tenant": tenant} if tenant else {}),
         }
         pending = [body[i : i + 4096] for i in range(0, len(body), 4096)] or [b""]
 

@@ -109,7 +109,7 @@ async def test_a_server_that_wants_a_certificate_gets_one_or_refuses(folder: Pat
     with server(here, authority.issue("127.0.0.1"), authority.file) as address:
         for identity in (None, stranger):
             # The server refuses it after the client's own handshake, so what is seen of it depends on the moment.
-            with pytest.raises((BusUnavailable, ConfigurationError), match="wants a certificate|unknown ca|required"):
+            with pytest.raises((BusUnavailable, ConfigurationError), match=r"certificate|unknown ca"):
                 await nats.connect(f"tls://{address}", name="test", tls=credentials.tls(settings(authority, identity)))
 
 
