@@ -80,11 +80,40 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-async def serve(
-    app: ASGIApp, listener: socket.socket, connections: Connections, tls: ssl.SSLContext | None = None
-) -> None:
-    """Serves until cancelled, then gives open requests `CLOSE_TIMEOUT` seconds to end."""
-    config = uvicorn.Config(
+class Server:
+    """Serves an application on limited connections."""
+
+    def __init__(
+        self, app: ASGIApp, listener: socket.socket, connections: Connections, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._listener = listener
+        self._connections = connections
+        self._server = _Server(_config(app), connections, tls)
+
+    async def run(self) -> None:
+        """Serves until cancelled, then gives open requests `CLOSE_TIMEOUT` seconds to end."""
+        serving = asyncio.create_task(self._server.serve([self._listener]))
+        enforcing = asyncio.create_task(self._connections.enforce())
+        try:
+            await asyncio.shield(serving)
+        finally:
+            self._server.should_exit = True
+            await asyncio.wait({serving})
+            enforcing.cancel()
+            await asyncio.wait({enforcing})
+
+    async def leave(self) -> None:
+        """Accepts no more connections, and waits until the open ones are closed; idle ones soon are."""
+        if self._server.started:
+            for listening in self._server.servers:
+                listening.close()
+        self._connections.hurry()
+        while self._connections.open:  # noqa: ASYNC110 - each of them ends in its own way
+            await asyncio.sleep(0.05)
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         interface="asgi3",  # not detected automatically, since the application is no coroutine function
         http="httptools",
@@ -95,19 +124,9 @@ async def serve(
         proxy_headers=False,  # client addresses are not used
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=round(connections.limits.idle_time),
+        timeout_keep_alive=3600,  # `Connections` closes idle connections sooner
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
-    server = _Server(config, connections, tls)
-    serving = asyncio.create_task(server.serve([listener]))
-    enforcing = asyncio.create_task(connections.enforce())
-    try:
-        await asyncio.shield(serving)
-    finally:
-        server.should_exit = True
-        await asyncio.wait({serving})
-        enforcing.cancel()
-        await asyncio.wait({enforcing})
 
 
 class _Server(uvicorn.Server):

@@ -59,7 +59,7 @@ class Gateway:
         try:
             with self._listener:
                 _log.info("http_listening", port=self._port, tls=self._tls is not None)
-                await server.serve(application, self._listener, self._connections, self._tls)
+                await server.Server(application, self._listener, self._connections, self._tls).run()
         finally:
             if watching is not None:
                 watching.cancel()

@@ -89,7 +89,7 @@ class Doors:
         app: ASGIApp = (await start_gateway()).app
         listener = server.listen("127.0.0.1", 0)
         self.port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(server.serve(app, listener, self.connections))
+        self._serving = asyncio.create_task(server.Server(app, listener, self.connections).run())
 
     def note(self, error: BaseException | None) -> None:
         self.faults.append("".join(traceback.format_exception(error)) if error else "logged without an exception")

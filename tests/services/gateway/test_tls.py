@@ -56,7 +56,7 @@ async def scheme(scope: Scope, receive: Receive, send: Send) -> None:
 async def serving(settings: Settings, limits: Limits | None = None) -> AsyncIterator[tuple[str, Connections]]:
     listener = server.listen("127.0.0.1", 0)
     connections = Connections(limits or Limits())
-    task = asyncio.create_task(server.serve(scheme, listener, connections, server.tls_context(settings)))
+    task = asyncio.create_task(server.Server(scheme, listener, connections, server.tls_context(settings)).run())
     try:
         yield f"https://127.0.0.1:{listener.getsockname()[1]}/", connections
     finally:
