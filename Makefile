@@ -1,4 +1,4 @@
-.PHONY: install demo secrets checks test test-all test-clients lint kernels clean
+.PHONY: install demo secrets checks test test-all test-clients lint kernels clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -53,6 +53,23 @@ test-all: checks
 # Other projects' clients, each in an environment of its own, against one `pagewire serve`. The first run installs them.
 test-clients: install
 	$(BIN)/python -m tests.clients
+
+# Every front door and every decoder under random input: FUZZ_MINUTES each.
+FUZZ_MINUTES ?= 10
+fuzz: install
+	FUZZ_MINUTES=$(FUZZ_MINUTES) $(BIN)/pytest -n logical --maxprocesses 4 --timeout 0 tests/fuzz
+
+# The lock file of the image: exact versions with the hashes of their files. UV_EXTRA_INDEX_URL adds an index.
+LOCK ?= deploy/requirements.lock
+lock: install
+	$(BIN)/pip install --quiet 'uv>=0.9'
+	echo 'setuptools>=77' | $(BIN)/uv pip compile pyproject.toml - --output-file $(LOCK) --quiet --universal \
+		--python-version 3.12 --generate-hashes --no-annotate --custom-compile-command 'make lock'
+
+# Known vulnerabilities of what the lock file names. It says so where no database can be reached.
+audit: install
+	-$(BIN)/pip install --quiet 'pip-audit>=2.9'
+	$(BIN)/python -m tools.audit $(LOCK)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -15,6 +15,8 @@ from uvicorn.server import ServerState
 
 from pagewire.services.gateway import errors
 
+LAST_IDLE_TIME = 5.0
+"""Seconds that a connection may be idle while the server leaves: its client may be about to send the next request."""
 CHECK_INTERVAL = 0.5
 """Seconds between two looks at the deadlines of all connections."""
 
@@ -65,6 +67,7 @@ class Connections:
     Attributes:
         open: connections that count.
         closing: connections that were closed for others, and whose clients have not read the rest yet.
+        idle_time: seconds that a connection may be idle.
         idle: connections without a complete header, and refused ones; longest idle first.
         uploading: connections with an unfinished body, oldest first.
         body_bytes: bytes of the bodies of all requests without an answer.
@@ -73,6 +76,7 @@ class Connections:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.idle_time = limits.idle_time
         self.open: set[LimitedProtocol] = set()
         self.closing: set[LimitedProtocol] = set()
         self.idle: dict[LimitedProtocol, None] = {}
@@ -91,6 +95,12 @@ class Connections:
             self.refused += 1
             oldest.transport.close()
         self.idle[connection] = None
+
+    def hurry(self) -> None:
+        """Closes idle connections after `LAST_IDLE_TIME` from now on."""
+        self.idle_time = min(LAST_IDLE_TIME, self.idle_time)
+        for connection in self.idle:
+            connection.hurry()
 
     def remove(self, connection: "LimitedProtocol") -> None:
         """Forgets a connection that has ended."""
@@ -146,7 +156,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Starts the time that the connection may be idle."""
         super().connection_made(transport)
         self._connections.add(self)
-        self._deadline = self.loop.time() + self._limits.idle_time
+        self._deadline = self.loop.time() + self._connections.idle_time
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection."""
@@ -272,6 +282,11 @@ class LimitedProtocol(HttpToolsProtocol):
         """Called when the parser refuses what was sent."""
         self.refuse(400, "invalid_request", "this is not an HTTP request")
 
+    def hurry(self) -> None:
+        """Shortens the time that the connection may be idle."""
+        if self._reading == _Reading.NOTHING and self._deadline is not None:
+            self._deadline = min(self._deadline, self.loop.time() + self._connections.idle_time)
+
     def check(self, now: float) -> None:
         """Ends the connection if its time is over."""
         if self.transport.is_closing():
@@ -326,7 +341,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._answering.message_event.set()
 
     def _await_request(self) -> None:
-        self._deadline = self.loop.time() + self._limits.idle_time
+        self._deadline = self.loop.time() + self._connections.idle_time
         self._connections.idle[self] = None
 
     def _check_header(self) -> None:

@@ -48,11 +48,12 @@ class Server:
             await asyncio.wait({enforcing})
 
     async def leave(self) -> None:
-        """Accepts no more connections, and waits until the open ones are closed."""
+        """Accepts no more connections, and waits until the open ones are closed; idle ones soon are."""
         if self._server.started:
             for listening in self._server.servers:
                 listening.close()
-        await poll(lambda: not self._server.server_state.connections)
+        self._connections.hurry()
+        await poll(lambda: not self._connections.open)
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -110,7 +111,7 @@ def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
         proxy_headers=False,  # client addresses are not used
         server_header=False,
         backlog=BACKLOG,
-        timeout_keep_alive=round(connections.limits.idle_time),
+        timeout_keep_alive=3600,  # `Connections` closes idle connections sooner
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
 

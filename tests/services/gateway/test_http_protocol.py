@@ -69,6 +69,7 @@ class Server:
     port: int
     app: App
     connections: Connections
+    serving: server.Server
     peers: "list[Peer]" = field(default_factory=list)
 
     async def connect(self) -> "Peer":
@@ -121,8 +122,9 @@ async def serving(limits: Limits, app: App | None = None) -> AsyncIterator[Serve
     app = app or App()
     connections = Connections(limits)
     listener = listen("127.0.0.1", 0)
-    task = asyncio.create_task(server.Server(app, listener, connections).run())
-    running = Server(listener.getsockname()[1], app, connections)
+    serving = server.Server(app, listener, connections)
+    task = asyncio.create_task(serving.run())
+    running = Server(listener.getsockname()[1], app, connections, serving)
     try:
         yield running
     finally:
@@ -372,6 +374,26 @@ async def test_a_stream_is_not_mixed_with_an_error() -> None:
         app.held.set()
         assert await peer.answer() == (200, b"0")
         assert await peer.refusal() == (408, "deadline_exceeded")
+
+
+async def test_a_server_that_leaves_waits_for_requests_and_closes_idle_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "LAST_IDLE_TIME", 0.2)
+    app = App(held=asyncio.Event())
+    assert app.held is not None
+    async with serving(Limits(), app) as running:
+        busy, idle = await running.connect(), await running.connect()
+        busy.send(post(b"", path=b"/held"))
+        await until(lambda: app.bodies and len(running.connections.open) == 2)
+        leaving = asyncio.create_task(running.serving.leave())
+        assert await idle.ended()
+        with pytest.raises(ConnectionRefusedError):
+            await running.connect()
+        assert not leaving.done()
+        app.held.set()
+        assert (await busy.answer())[0] == 200
+        await leaving
 
 
 async def test_the_application_learns_of_a_lost_client_whatever_it_had_sent_behind() -> None:
