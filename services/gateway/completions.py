@@ -83,5 +83,5 @@ async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -
     """Returns the text of each prompt of a request."""
     if isinstance(prompt, str):
         return [prompt]
-    several = [prompt] if prompt and isinstance(prompt[0], int) else prompt
+    several: Sequence[Any] = [prompt] if prompt and isinstance(prompt[0], int) else prompt
     return [one if isinstance(one, str) else await client.detokenize(one, model) for one in several]

@@ -371,17 +371,17 @@ class TestLogprobs:
 
     async def test_they_come_with_their_tokens_and_again_from_the_record(self, folder: Path) -> None:
         broker = MemoryBroker()
-        asked = {"logprobs": True, "prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}
+        asked: dict[str, Any] = {"logprobs": True, "prompt_logprobs": True, "prompts": (pack([9] * PROMPT),)}
         async with rig(folder, broker=broker) as world:
             first = await world.open(**asked)
             await world.attach()
             prompt = [(100, position, 9) for position in range(1, PROMPT)]
-            world.publish(step_output(0, **reported(*prompt)))
-            world.publish(step_output(1, **reported(*prompt[:2])))  # computed again after a preemption
+            world.publish(step_output(0, reported(*prompt)))
+            world.publish(step_output(1, reported(*prompt[:2])))  # computed again after a preemption
             for position, token in enumerate(HELLO):
                 finish = Finish.LENGTH if position == len(HELLO) - 1 else Finish.NONE
                 row = (100, PROMPT + position, token)
-                world.publish(step_output(2 + position, row, finish, **reported(row)))
+                world.publish(step_output(2 + position, reported(row), row, finish))
             final = await first.end()
             assert [list(delta.logprobs[0]) for delta in first.deltas if delta.logprobs] == [[t, t + 1] for t in HELLO]
             assert first.deltas[0].logprobs is not None
@@ -407,7 +407,7 @@ class TestLogprobs:
             await world.attach()
             for position, token in enumerate(HELLO):
                 row = (100, PROMPT + position, token)
-                world.publish(step_output(position, row, **reported(row)))
+                world.publish(step_output(position, reported(row), row))
             (choice,) = (await reader.result()).choices
             assert choice.stop_reason in {"world", "lo wor"}
             assert len(choice.token_ids) < len(HELLO)
@@ -430,7 +430,7 @@ class TestLogprobs:
 
 
 def step_output(
-    step: int, row: tuple[int, int, int] | None = None, finish: Finish = Finish.NONE, **columns: bytes
+    step: int, columns: dict[str, bytes], row: tuple[int, int, int] | None = None, finish: Finish = Finish.NONE
 ) -> StepOutput:
     """A step with at most one row: sequence, position and token."""
     rows = [] if row is None else [row]
