@@ -388,12 +388,12 @@ class TestLogprobs:
             first = await world.open(**asked)
             await world.attach()
             prompt = [(100, position, 9) for position in range(1, PROMPT)]
-            world.publish(step_output(0, **reported(*prompt)))
-            world.publish(step_output(1, **reported(*prompt[:2])))  # computed again after a preemption
+            world.publish(step_output(0, reported(*prompt)))
+            world.publish(step_output(1, reported(*prompt[:2])))  # computed again after a preemption
             for position, token in enumerate(HELLO):
                 finish = Finish.LENGTH if position == len(HELLO) - 1 else Finish.NONE
                 row = (100, PROMPT + position, token)
-                world.publish(step_output(2 + position, row, finish, **reported(row)))
+                world.publish(step_output(2 + position, reported(row), row, finish))
             final = await first.end()
             assert [list(delta.logprobs[0]) for delta in first.deltas if delta.logprobs] == [[t, t + 1] for t in HELLO]
             assert first.deltas[0].logprobs is not None
@@ -419,7 +419,7 @@ class TestLogprobs:
             await world.attach()
             for position, token in enumerate(HELLO):
                 row = (100, PROMPT + position, token)
-                world.publish(step_output(position, row, **reported(row)))
+                world.publish(step_output(position, reported(row), row))
             (choice,) = (await reader.result()).choices
             assert choice.stop_reason in {"world", "lo wor"}
             assert len(choice.token_ids) < len(HELLO)
@@ -442,7 +442,7 @@ class TestLogprobs:
 
 
 def step_output(
-    step: int, row: tuple[int, int, int] | None = None, finish: Finish = Finish.NONE, **columns: bytes
+    step: int, columns: dict[str, bytes], row: tuple[int, int, int] | None = None, finish: Finish = Finish.NONE
 ) -> StepOutput:
     """A step with at most one row: sequence, position and token."""
     rows = [] if row is None else [row]

@@ -212,14 +212,13 @@ def test_a_beam_search_needs_enough_allowed_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_log_probabilities_have_a_limit_and_zero_means_the_token_alone(name: str) -> None:
-    allowed: dict[str, Any] = {name: 4}
-    beyond: dict[str, Any] = {name: 5}
-    check(SamplingParams(**allowed), VOCABULARY, max_logprobs=4)
+    most, more, none = ({name: count} for count in (4, 5, 0))
+    check(msgspec.structs.replace(SamplingParams(), **most), VOCABULARY, max_logprobs=4)
     with pytest.raises(InvalidRequest, match=f"^{name} must be between 0 and 4, not 5"):
-        check(SamplingParams(**beyond), VOCABULARY, max_logprobs=4)
+        check(msgspec.structs.replace(SamplingParams(), **more), VOCABULARY, max_logprobs=4)
     assert name in refused(**{name: -1})
-    assert name in refused(beam_width=2, **{name: 0})
-    asked = {field: getattr(resolved(**{name: 0}), field) for field in ("logprobs", "prompt_logprobs")}
+    assert name in refused(beam_width=2, **none)
+    asked = {field: getattr(resolved(**none), field) for field in ("logprobs", "prompt_logprobs")}
     assert asked == {"logprobs": -1, "prompt_logprobs": -1, name: 0}
 
 
