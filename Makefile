@@ -1,4 +1,4 @@
-.PHONY: install demo checks test test-all test-clients lint kernels clean
+.PHONY: install demo secrets checks test test-all test-clients lint kernels clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,6 +15,16 @@ install: $(VENV)/installed
 
 demo: install
 	$(BIN)/pagewire demo
+
+# For compose.yaml: a password for each service, the key of all clients, and the file for the keys of tenants. Those that
+# are there stay. The files must be readable for the user in the containers; the folder keeps others out.
+SERVICES := tokenizer scheduler executor detokenizer gateway supervisor
+secrets:
+	mkdir -p secrets && chmod 700 secrets
+	for name in $(SERVICES); do test -e secrets/$$name || openssl rand -hex 24 > secrets/$$name; done
+	test -e secrets/api-keys || echo '# name:key' > secrets/api-keys
+	test -e .env || printf 'PAGEWIRE_API_KEY=%s\n' $$(openssl rand -hex 24) > .env
+	chmod 644 secrets/* && chmod 600 .env
 
 lint: install
 	$(BIN)/ruff check .

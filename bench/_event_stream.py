@@ -14,8 +14,11 @@ CHUNK = 1 << 16
 """Bytes that are read at once."""
 
 
-async def post(url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+async def post(url: str, body: dict[str, Any], api_key: str = "") -> AsyncGenerator[dict[str, Any], None]:
     """Yields the server-sent events that answer a request, as they come, on a connection of its own.
+
+    The URL may begin with https: the certificate must come from an authority that the system, or the file that the
+    variable SSL_CERT_FILE names, trusts.
 
     Raises:
         ConfigurationError: the server cannot be reached, refuses the request, or breaks off.
@@ -24,12 +27,14 @@ async def post(url: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any],
     data = json.dumps(body).encode()
     head = (
         f"POST {where.path} HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        + (f"Authorization: Bearer {api_key}\r\n\r\n" if api_key else "\r\n")
     )
     answer = _Answer()
     parser = HttpResponseParser(answer)
     try:
-        reader, writer = await asyncio.open_connection(where.hostname, where.port or 80)
+        tls = where.scheme == "https"
+        reader, writer = await asyncio.open_connection(where.hostname, where.port or (443 if tls else 80), ssl=tls)
         try:
             writer.write(head.encode() + data)
             while not answer.complete and (chunk := await reader.read(CHUNK)):

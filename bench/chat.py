@@ -76,7 +76,8 @@ class Round:
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench chat", description=__doc__)
-    parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8080")
+    parser.add_argument("--url", help="a running server, such as http://127.0.0.1:8080 or https://models.example")
+    parser.add_argument("--api-key", default="", help="key that the server at --url wants")
     parser.add_argument(
         "--against", metavar="NAME=URL", type=_named, help="a server that is measured in turn with the first"
     )
@@ -128,7 +129,13 @@ def read_questions() -> list[str]:
 
 
 async def drive(
-    url: str, model: str, questions: Sequence[str], clients: int, limit: int, server: str = "pagewire"
+    url: str,
+    model: str,
+    questions: Sequence[str],
+    clients: int,
+    limit: int,
+    api_key: str = "",
+    server: str = "pagewire",
 ) -> Round:
     """Returns the figures of `clients` that ask all questions, each one after the other.
 
@@ -140,7 +147,7 @@ async def drive(
 
     async def talk() -> None:
         for question in waiting:
-            answers.append(await ask(url, model, question, limit))  # noqa: PERF401 - the questions are shared
+            answers.append(await ask(url, model, question, limit, api_key))  # noqa: PERF401 - the questions are shared
 
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
@@ -158,7 +165,7 @@ async def drive(
     )
 
 
-async def ask(url: str, model: str, question: str, limit: int) -> Answer:
+async def ask(url: str, model: str, question: str, limit: int, api_key: str = "") -> Answer:
     """Returns how one question was answered. Tokens are those that the server counts in its usage.
 
     Raises:
@@ -176,7 +183,10 @@ async def ask(url: str, model: str, question: str, limit: int) -> Answer:
     arrivals: list[float] = []
     tokens = 0
     try:
-        async with asyncio.timeout(ANSWER_WITHIN), aclosing(post(f"{url}/v1/chat/completions", body)) as events:
+        async with (
+            asyncio.timeout(ANSWER_WITHIN),
+            aclosing(post(f"{url}/v1/chat/completions", body, api_key)) as events,
+        ):
             async for event in events:
                 if any(choice["delta"].get("content") for choice in event.get("choices", ())):
                     arrivals.append(time.perf_counter() - began)
@@ -194,12 +204,13 @@ async def _measure(given: argparse.Namespace) -> list[Round]:
     try:
         async with _server(given) as first:
             servers = [("pagewire", first), *([given.against] if given.against else [])]
+            key = given.api_key
             for _, url in servers:
-                await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, limit=16)
+                await drive(url, given.model, list(islice(questions, WARM_UP)), WARM_UP, 16, key)
             for _, clients in product(range(given.rounds), given.clients):
                 asked = _some(questions, clients, given.requests)
                 for name, url in servers:
-                    rounds.append(await drive(url, given.model, asked, clients, given.max_tokens, name))
+                    rounds.append(await drive(url, given.model, asked, clients, given.max_tokens, key, name))
     except* ConfigurationError as errors:
         raise errors.exceptions[0] from None
     return rounds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Protocol
 
-from pagewire.commands import bench, chat, demo, doctor, generate, models, pull, serve, status, trace
+from pagewire.commands import bench, chat, demo, doctor, generate, models, nats_config, pull, serve, status, trace
 from pagewire.shared.errors import PagewireError
 
 
@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "trace": trace,
     "doctor": doctor,
     "demo": demo,
+    "nats-config": nats_config,
 }
 
 

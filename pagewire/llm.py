@@ -5,6 +5,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import msgspec
+
 from pagewire.client.async_client import AsyncClient, Messages
 from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import PIPELINE, Stack
@@ -33,7 +35,8 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         flags = {name.replace("_", "-"): value for name, value in settings.items()}
-        self._settings = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+        loaded = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+        self._settings = msgspec.structs.replace(loaded, api_key_file="")  # nobody else uses this stack
         self._thread = LoopThread()
         self._stack = Stack(self._settings, PIPELINE)
         self._finalizer = weakref.finalize(self, _end, self._thread, self._stack)

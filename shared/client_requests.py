@@ -11,6 +11,11 @@ from pagewire.shared.messages.open import Encoding
 
 T = TypeVar("T")
 
+MAX_DEPTH = 64
+"""Levels of a value of any form."""
+MAX_VALUES = 100_000
+"""Values in it, at all levels together."""
+
 
 class RequestHead(msgspec.Struct, frozen=True):
     """The fields of a request that its error frame depends on."""
@@ -68,6 +73,28 @@ def _refusal(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> InvalidR
         except RecursionError:
             return InvalidRequest(f"{name} is nested too deeply")
     return InvalidRequest("the request is nested too deeply")
+
+
+def check_free_form(name: str, value: object) -> None:
+    """Checks a value of any form: a deep or large one costs many times its bytes wherever it is read.
+
+    Raises:
+        InvalidRequest: the value is nested more than `MAX_DEPTH` times or has more than `MAX_VALUES` values.
+    """
+    level, count = [value], 0
+    for _ in range(MAX_DEPTH):
+        count += len(level)
+        if count > MAX_VALUES:
+            raise InvalidRequest(f"{name} has more than {MAX_VALUES} values: send fewer")
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return
+    raise InvalidRequest(f"{name} is nested more than {MAX_DEPTH} times: nest it less")
 
 
 def decode_head(data: bytes, encoding: Encoding) -> RequestHead:

@@ -68,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Seed of random weights, and of requests without a seed unless 0."""
     api_key: str = ""
     """Key that clients must send; by default none is needed."""
+    api_key_file: str = ""
+    """File with one tenant per line, `name:key`, read again when it changes; by default there are no tenants."""
     lease_window: Positive = 8
     """Steps that the executor may run before the scheduler knows their results."""
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -79,11 +81,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     nats_max_store: Annotated[int, msgspec.Meta(ge=16 << 20)] = MAX_STORE
     """Bytes on the broker's disk for waiting requests and for the records of ended ones; by default 1 GiB."""
     nats_user: str = ""
-    """NATS user of the services."""
+    """NATS user of the services; by default each service is the user of its name, if there is a password."""
     nats_password: str = ""
     """NATS password of the services."""
     drain_timeout: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """Seconds in which a service, or the whole stack, that is told to end finishes or hands over what it has."""
+    nats_secrets: str = ""
+    """Folder with the NATS password of each service, in a file of its name, instead of one password for all."""
+    nats_tls_ca: str = ""
+    """File with the certificates (PEM) that vouch for the NATS server; by default those of the system."""
+    nats_tls_cert: str = ""
+    """File with the certificate (PEM) that services and commands show to the NATS server."""
+    nats_tls_key: str = ""
+    """File with the private key of that certificate."""
+    tenant: str = ""
+    """Name of the tenant whose key `api-key` is, for commands that are clients."""
     log_format: Literal["console", "json"] | None = None
     """Format of log lines; by default console on a terminal, else json."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -92,6 +104,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Folder that spans are written to; by default none are written."""
     prefix_cache: bool = True
     """Share the KV blocks of equal prefixes."""
+    ssl_certfile: str = ""
+    """File with the HTTP server's certificate and its chain, in PEM; by default HTTP is not encrypted."""
+    ssl_keyfile: str = ""
+    """File with the certificate's private key, without a passphrase; by default the certificate's file has it too."""
+    ssl_ca_certs: str = ""
+    """File with the authorities whose certificates HTTP clients must have; by default they need none."""
+    max_connections: Positive = 8192
+    """HTTP connections that may be open at once; beyond them idle ones are closed, then requests refused with 503."""
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
@@ -114,7 +134,7 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
             values.update(tomllib.loads(config.read_text()))
         except OSError as error:
             raise ConfigurationError(f"cannot read the configuration {config}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigurationError(f"{config} is not TOML: {error}") from error
     values.update({name: environ[variable(name)] for name in FIELDS if variable(name) in environ})
     values.update(flags)

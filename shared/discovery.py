@@ -41,6 +41,8 @@ class Responder:
         self._bus = bus
         self._heartbeat = heartbeat
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self._askers = tuple(f"{subjects.service_inbox(service)}." for service in (name, "supervisor"))
+        """Prefixes of the inboxes of services that ask: the probe of its container, and the supervisor."""
         self._endpoints = [
             {"name": endpoint, "subject": subject, "queue_group": name}
             for endpoint, subject in _ENDPOINTS.get(name, {}).items()
@@ -64,7 +66,7 @@ class Responder:
         kind = f"io.nats.micro.v1.{verb.lower()}_response"
 
         def reply(message: Message) -> None:
-            if subjects.is_client_inbox(message.reply):
+            if subjects.is_client_inbox(message.reply) or message.reply.startswith(self._askers):
                 body = {"type": kind, **self._identity, **answer()}
                 self._bus.publish(message.reply, msgspec.json.encode(body))
 

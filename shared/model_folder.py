@@ -170,7 +170,7 @@ def _read_object(file: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{file} is not JSON ({error}): fetch the model again") from error
     if not isinstance(value, dict):
         raise ConfigurationError(f"{file} does not hold a JSON object: fetch the model again")

@@ -23,7 +23,11 @@ END_NOW = signal.SIGUSR1
 STOP = signal.SIGUSR2
 """Signal by which a supervisor drains a service that it will not start again."""
 
+LARGE = 1 << 20
+"""Bytes from which on an allocation is returned to the system as soon as it is freed."""
+
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -40,6 +44,19 @@ def die_with(parent: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def return_freed_memory() -> None:
+    """Has the C library return freed memory to the system; no effect outside glibc.
+
+    By default it keeps what it once needed for large allocations, such as requests of several megabytes, and for each
+    thread. The executor had better not call this: it allocates large tensors again and again.
+    """
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE)  # also ends the adjustment of this threshold, which grows with use
+        mallopt(_M_TRIM_THRESHOLD, 8 * LARGE)
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def refuse_settings(reason: str) -> None:

@@ -15,19 +15,20 @@ class Replier:
     """Replies to client inboxes, each time in the encoding of the request.
 
     Attributes:
-        dropped: requests so far whose reply subject was no client inbox.
+        dropped: requests so far whose reply subject was no inbox of their client.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.dropped = 0
         self._bus = bus
 
-    def accepts(self, reply: str) -> bool:
-        """Returns whether `reply` is a client inbox, and counts the request as dropped if it is not.
+    def accepts(self, reply: str, tenant: str = "") -> bool:
+        """Returns whether `reply` is an inbox of the tenant, and counts the request as dropped if it is not.
 
-        Every handler asks this first: with another reply subject, a client could make a service publish to a service.
+        Every handler asks this first: with another reply subject, a client could make a service publish to a service,
+        or to another tenant.
         """
-        if subjects.is_client_inbox(reply):
+        if subjects.owner_of(reply) == tenant:
             return True
         self.dropped += 1
         return False

@@ -12,13 +12,14 @@ from typing import NoReturn
 import structlog
 import uvloop
 
-from pagewire.shared import flags, logs, subjects, telemetry
+from pagewire.shared import credentials, flags, logs, subjects, telemetry
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
 from pagewire.shared.context import Context, Drain, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
 from pagewire.shared.heartbeater import Heartbeater
+from pagewire.shared.permissions import STORING
 from pagewire.shared.process import (
     END_NOW,
     INSTANCE,
@@ -26,6 +27,7 @@ from pagewire.shared.process import (
     STOP,
     die_with_parent,
     refuse_settings,
+    return_freed_memory,
     use_batch_scheduling,
 )
 
@@ -45,6 +47,8 @@ def main(name: str, cls: Callable[[Context], Service]) -> NoReturn:
     """
     die_with_parent()
     use_batch_scheduling()
+    if name != "executor":
+        return_freed_memory()
     parser = argparse.ArgumentParser(prog=f"python -m pagewire.services.{name}")
     flags.add_settings(parser)
     try:
@@ -211,22 +215,30 @@ async def _connect_unless(draining: asyncio.Event, name: str, settings: Settings
         await asyncio.wait({connecting})
 
 
+def inboxes_of(name: str) -> str:
+    """Returns the prefix of a service's inboxes."""
+    # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
+    return subjects.gateway_inbox("") if name == "gateway" else subjects.service_inbox(name)
+
+
 async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
     """Connects to the broker. Retries without end: services and broker, with its JetStream, may start in any order."""
     url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
-    # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
-    prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
+    user, password = credentials.of_service(settings, name)
+    tls = credentials.tls(settings)
     delay = 0.1
     while True:
         try:
             bus = await nats.connect(
                 url,
                 name=f"{name}/{instance}",
-                user=settings.nats_user,
-                password=settings.nats_password,
-                inbox_prefix=prefix,
+                user=user,
+                password=password,
+                inbox_prefix=inboxes_of(name),
                 connect_timeout=1.0,
                 max_store=settings.nats_max_store,
+                create_streams=name in STORING,
+                tls=tls,
             )
         except (BusUnavailable, RequestTimeout) as error:
             event = "store_unavailable" if isinstance(error, StorageRefused) else "broker_unreachable"

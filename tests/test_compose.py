@@ -18,13 +18,16 @@ import yaml
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.stack import REPLICATED
 from pagewire.shared.config import FIELDS, Settings, variable
+from pagewire.shared.permissions import ROLES
 from pagewire.shared.runtime import CLOSE_WITHIN
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]
 
 ROOT = Path(__file__).parent.parent
-SECRETS = {"PAGEWIRE_NATS_PASSWORD": "pSecret1", "PAGEWIRE_API_KEY": "kSecret2"}
+SECRETS = {"PAGEWIRE_API_KEY": '2 "Secret"'}
+USERS = (*ROLES, "api-keys")
+"""The files in the folder of secrets."""
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}")
 SERVICES = ("executor", "scheduler", "detokenizer", "tokenizer", "gateway")
 
@@ -57,12 +60,12 @@ def free_port() -> int:
 def command_of(service: dict[str, Any]) -> list[str]:
     """The command, with the programs of this environment."""
     program, *arguments = service["command"]
-    return [{"python": sys.executable, "nats-server": find_server()}[program], *arguments]
+    return [{"python": sys.executable}.get(program, program), *arguments]
 
 
 @contextmanager
 def process(command: list[str], environment: dict[str, Any]) -> Iterator["subprocess.Popen[bytes]"]:
-    inherited = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    inherited = {"PATH": f"{Path(find_server()).parent}:{os.environ['PATH']}", "HOME": os.environ.get("HOME", "/")}
     running = subprocess.Popen(
         command, env=inherited | {name: str(value) for name, value in environment.items()}, cwd=ROOT
     )
@@ -83,14 +86,19 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def ready(nats: int) -> bool:
-    """The health check of the gateway's container, which is the same for every service."""
-    command = [sys.executable, "-P", "-m", "pagewire", *compose()["gateway"]["healthcheck"]["test"][2:]]
-    environment = os.environ | compose()["gateway"]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}
-    done = subprocess.run(
-        command, env={name: str(value) for name, value in environment.items()}, capture_output=True, check=False
-    )
-    return done.returncode == 0
+def ready(name: str, environment: dict[str, Any]) -> bool:
+    """The health check of a service's container."""
+    command = [sys.executable, "-P", "-m", "pagewire", *compose()[name]["healthcheck"]["test"][2:]]
+    given = os.environ | {variable: str(value) for variable, value in environment.items()}
+    return subprocess.run(command, env=given, capture_output=True, check=False).returncode == 0
+
+
+def mount(folder: Path, service: dict[str, Any]) -> str:
+    """A folder with the secrets of one container."""
+    folder.mkdir()
+    for user in service["secrets"]:
+        (folder / user).write_text("alice:alice-key-0123456789\n" if user == "api-keys" else f"1secret of {user}\n")
+    return str(folder)
 
 
 async def test_it_serves_a_request(tmp_path: Path) -> None:
@@ -98,18 +106,24 @@ async def test_it_serves_a_request(tmp_path: Path) -> None:
     nats, http, monitor = free_port(), free_port(), free_port()
     with ExitStack() as running:
         # What Docker's network and volumes stand for: an address, a port and a folder of its own.
-        *server, config = command_of(services["nats"])
+        script, folder, flag, config = command_of(services["nats"])
+        assert folder == "/run/secrets"
+        secrets = mount(tmp_path / "nats", services["nats"])
         moved = tmp_path / "nats.conf"
         moved.write_text(ROOT.joinpath(config).read_text().replace("/data", str(tmp_path / "data")))
-        place = ["--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor)]
-        running.enter_context(process([*server, str(moved), *place], services["nats"]["environment"]))
+        place = [flag, str(moved), "--addr", "127.0.0.1", "--port", str(nats), "--http_port", str(monitor)]
+        running.enter_context(process([script, secrets, *place], services["nats"]["environment"]))
         await until(lambda: listens(nats), timeout=30)
+        environments = {}
         for name in SERVICES:
+            secrets = mount(tmp_path / name, services[name])
             environment = services[name]["environment"] | {"PAGEWIRE_NATS_URL": f"nats://127.0.0.1:{nats}"}
             if name == "gateway":
                 environment |= {"PAGEWIRE_HOST": "127.0.0.1", "PAGEWIRE_PORT": http}
-            running.enter_context(process(command_of(services[name]), environment))
-        await until(lambda: ready(nats), timeout=60)
+            environments[name] = {key: str(value).replace(folder, secrets) for key, value in environment.items()}
+            running.enter_context(process(command_of(services[name]), environments[name]))
+        await until(lambda: ready("gateway", environments["gateway"]), timeout=60)
+        assert all(ready(name, environments[name]) for name in SERVICES)
         key = SECRETS["PAGEWIRE_API_KEY"]
         with openai.OpenAI(base_url=f"http://127.0.0.1:{http}/v1", api_key=key, max_retries=0) as client:
             answer = client.completions.create(model="bundled", prompt="Once upon a time", max_tokens=4)
@@ -121,6 +135,7 @@ def test_every_service_is_there_and_is_watched() -> None:
     services = compose()
     assert set(services) == {"nats", *SERVICES}
     for name in SERVICES:
+        assert services[name]["secrets"] == [name, "api-keys"][: 2 if name == "gateway" else 1]
         assert services[name]["command"] == ["python", "-m", f"pagewire.services.{name}"]
         assert services[name]["healthcheck"]["test"] == ["CMD", "pagewire", "status", "--service", name]
         assert all(rule["condition"] == "service_healthy" for rule in services[name]["depends_on"].values())
@@ -149,6 +164,14 @@ def test_only_loopback_is_published() -> None:
     ports = [port for service in compose().values() for port in service.get("ports", [])]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_each_secret_is_a_file_that_make_writes() -> None:
+    files = yaml.safe_load(ROOT.joinpath("compose.yaml").read_text())["secrets"]
+    assert files == {user: {"file": f"./secrets/{user}"} for user in USERS}
+    written = re.search(r"^SERVICES := (.*)$", ROOT.joinpath("Makefile").read_text(), re.MULTILINE)
+    assert written is not None
+    assert set(written[1].split()) == set(ROLES)
 
 
 def test_no_password_is_in_the_file() -> None:

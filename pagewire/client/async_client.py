@@ -1,6 +1,8 @@
 """The asynchronous client, which talks to the services over NATS, without a gateway."""
 
+import asyncio
 import secrets
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -10,7 +12,7 @@ from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
 from pagewire.client.directory import Directory
 from pagewire.client.stream import Stream
-from pagewire.shared import subjects
+from pagewire.shared import credentials, subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import BusUnavailable, InvalidRequest, NoResponders, RequestTimeout, Unavailable
 from pagewire.shared.messages.client import (
@@ -40,10 +42,14 @@ class AsyncClient:
 
     Args:
         url: URL of the broker.
-        api_key: the API key that the stack was started with; empty: none.
+        api_key: the key of `--api-key`, or that of the tenant; empty: none.
+        tenant: name of the tenant in the file of keys; empty: none.
         model: the served name; by default the only model that is served.
         connect_timeout: seconds within which the broker must answer.
-        bus: an open connection with inboxes under `_INBOX`, used instead of `url`; the client does not close it.
+        tls: how the broker's certificate is checked, and which one is shown to it; by default as the system does it,
+            with a url `tls://...`.
+        bus: an open connection with inboxes that the client may read, used instead of `url`; the client does not close
+            it.
     """
 
     def __init__(
@@ -51,31 +57,38 @@ class AsyncClient:
         url: str = DEFAULT_URL,
         *,
         api_key: str = "",
+        tenant: str = "",
         model: str = "",
         connect_timeout: float = 5.0,
+        tls: ssl.SSLContext | None = None,
         bus: Bus | None = None,
     ) -> None:
         self._url = url
         self._api_key = api_key
+        self._tenant = tenant
+        self._tls = tls
         self._model = model
         self._connect_timeout = connect_timeout
         self._owns_bus = bus is None
         self._bus = bus
-        self._directory = Directory(bus, model) if bus is not None else None
+        self._directory = Directory(bus, model, tenant) if bus is not None else None
         self._batch_inbox = BatchInbox(bus) if bus is not None else None
+        self._tenants: dict[str, AsyncClient] = {}
+        self._adding_tenant = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         if self._bus is None:
-            user = "client" if self._api_key else ""
+            user, password = credentials.of_client(self._tenant, self._api_key)
             self._bus = await nats.connect(
                 self._url,
                 name="client",
                 user=user,
-                password=self._api_key,
-                inbox_prefix="_INBOX",
+                password=password,
+                inbox_prefix=subjects.client_inbox(self._tenant),
                 connect_timeout=self._connect_timeout,
+                tls=self._tls,
             )
-            self._directory = Directory(self._bus, self._model)
+            self._directory = Directory(self._bus, self._model, self._tenant)
             self._batch_inbox = BatchInbox(self._bus)
         return self
 
@@ -83,6 +96,23 @@ class AsyncClient:
         if self._owns_bus and self._bus is not None:
             bus, self._bus, self._directory, self._batch_inbox = self._bus, None, None, None
             await bus.close()
+
+    async def for_tenant(self, tenant: str) -> "AsyncClient":
+        """Returns a client that acts for a tenant over the same connection, whose user must be the gateway's.
+
+        Raises:
+            NotPermitted: this user may not act for tenants.
+            BusUnavailable: there is no connection.
+        """
+        if tenant == self._tenant:
+            return self
+        if tenant not in self._tenants:
+            async with self._adding_tenant:
+                if tenant not in self._tenants:
+                    bus, *_ = self._connection()
+                    view = await bus.view(subjects.gateway_inbox(tenant))
+                    self._tenants[tenant] = AsyncClient(tenant=tenant, model=self._model, bus=view)
+        return self._tenants[tenant]
 
     def stream(
         self,
@@ -172,13 +202,13 @@ class AsyncClient:
         return await self.stream_chat(messages, sampling, **options).result()
 
     async def cancel(self, request_id: str) -> str:
-        """Cancels a request of any client. Returns cancelled, ended or unknown.
+        """Cancels a request of any client of the tenant. Returns cancelled, ended or unknown.
 
         Raises:
             BusError: no service answers.
         """
-        bus, *_ = self._connection()
-        return await frames.cancel(bus, f"{subjects.CANCEL}.{request_id}")
+        bus, directory, _ = self._connection()
+        return await frames.cancel(bus, directory.subject(f"{subjects.CANCEL}.{request_id}"))
 
     async def models(self) -> list[ModelInfo]:
         """Returns the models that are served.
@@ -208,7 +238,7 @@ class AsyncClient:
     async def _request(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:
         bus, directory, _ = self._connection()
         name = await directory.resolve(model)
-        subject = f"{verb}.{subjects.model_token(name)}"
+        subject = directory.subject(f"{verb}.{subjects.model_token(name)}")
         try:
             reply = await bus.request(subject, msgspec.json.encode(request), timeout=_REPLY_TIMEOUT)
         except NoResponders as error:

@@ -21,11 +21,17 @@ _models = msgspec.json.Decoder(ModelList)
 class Directory:
     """Asks the tokenizers which models they serve, and remembers the default model."""
 
-    def __init__(self, bus: Bus, default: str = "") -> None:
+    def __init__(self, bus: Bus, default: str = "", tenant: str = "") -> None:
+        self.tenant = tenant
+        """The tenant whose requests these are; empty: that of a client that is no tenant."""
         self._bus = bus
         self._default = default
         self.answered: set[str] = set()
         """Models that have answered a request of this client: without responders, their tokenizer may be restarting."""
+
+    def subject(self, request: str) -> str:
+        """Returns the subject of a request, which depends on the tenant."""
+        return subjects.for_tenant(request, self.tenant)
 
     async def models(self) -> list[ModelInfo]:
         """Returns the models that are served.
@@ -34,7 +40,7 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         try:
-            reply = await self._bus.request(subjects.MODELS, b"{}", timeout=_REPLY_TIMEOUT)
+            reply = await self._bus.request(self.subject(subjects.MODELS), b"{}", timeout=_REPLY_TIMEOUT)
         except (NoResponders, RequestTimeout) as error:
             raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
         return _models.decode(reply.data).models

@@ -45,6 +45,12 @@ GRACE = 5.0
 RETRY_FOR = 15.0
 """Seconds for which a request without responders is sent again if its model has answered before: a tokenizer may be
 restarting."""
+OUTBOUND_ROOM = 16 << 20
+"""Bytes that may wait in the outbound buffer of the connection when a request is sent; it holds twice as many."""
+ROOM_WITHIN = 5.0
+"""Seconds that a request waits for that; the connection then refuses it if it does not fit at all."""
+ROOM_INTERVAL = 0.01
+"""Seconds between two looks at the outbound buffer."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks of the timeouts, and minimum time between two recoveries."""
 
@@ -89,7 +95,7 @@ class Stream:
         self._deltas = DeltaQueue()
         self._waiter: asyncio.Future[None] | None = None
         self._subject = self._resume = ""
-        self._cancel = f"{subjects.CANCEL}.{self.request_id}"
+        self._cancel = directory.subject(f"{subjects.CANCEL}.{self.request_id}")
         self._body = b""
         self._accepted = self._ended = self._resend = False
         self._asked = False
@@ -136,7 +142,7 @@ class Stream:
 
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
         self.model = await self._directory.resolve(self.model)
-        self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
+        self._subject = self._directory.subject(f"{subjects.GENERATE}.{subjects.model_token(self.model)}")
         self._body = encode_request(self._sent, frames.ENCODER)
         with (
             self._bus.inbox(self._on_message) as self._inbox,
@@ -145,6 +151,7 @@ class Stream:
             headers = self._headers | ({FRESH: "1"} if self._fresh else {})
             watch = asyncio.create_task(self._watch(timeout))
             try:
+                await self._wait_for_room()
                 self._bus.publish(self._subject, self._body, reply=self._inbox, headers=headers)
                 loop = asyncio.get_running_loop()
                 while (batch := self._deltas.take()) or not self._ended:
@@ -162,6 +169,17 @@ class Stream:
                 watch.cancel()
                 if not self._ended:
                     self._abandon()
+
+    async def _wait_for_room(self) -> None:
+        """Waits while large requests before this one fill the outbound buffer, but at most `ROOM_WITHIN` seconds."""
+        since = time.monotonic()
+        while (  # noqa: ASYNC110 - the socket tells nobody that it has room again
+            (backlog := self._bus.backlog())
+            and backlog + len(self._body) > OUTBOUND_ROOM
+            and time.monotonic() - since < ROOM_WITHIN
+            and not self._ended
+        ):
+            await asyncio.sleep(ROOM_INTERVAL)
 
     async def _take_error(self, error: PagewireError) -> PagewireError:
         """Returns the error to raise for the one that has ended the request, and keeps neither.

@@ -1,6 +1,7 @@
 """The synchronous client, for programs without an event loop."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
@@ -42,8 +43,16 @@ class LoopThread:
 class Client:
     """A connection to a running stack: `with Client() as client: ...`. The arguments are those of `AsyncClient`."""
 
-    def __init__(self, url: str = DEFAULT_URL, *, api_key: str = "", model: str = "") -> None:
-        self._client = AsyncClient(url, api_key=api_key, model=model)
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str = "",
+        tenant: str = "",
+        model: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._client = AsyncClient(url, api_key=api_key, tenant=tenant, model=model, tls=tls)
         self._thread = LoopThread()
 
     def __enter__(self) -> Self:
@@ -77,7 +86,7 @@ class Client:
         return self._thread.run(self._client.chat(messages, sampling, **options))
 
     def cancel(self, request_id: str) -> str:
-        """Cancels a request of any client. Returns cancelled, ended or unknown."""
+        """Cancels a request of any client of the tenant. Returns cancelled, ended or unknown."""
         return self._thread.run(self._client.cancel(request_id))
 
     def models(self) -> list[ModelInfo]:

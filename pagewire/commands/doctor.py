@@ -7,7 +7,6 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 
-from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.stack import check_replicas
@@ -82,7 +81,7 @@ def _model(settings: Settings) -> str:
 async def _connection(settings: Settings) -> str:
     url = session.url_of(settings)
     try:
-        async with AsyncClient(url, api_key=settings.api_key, connect_timeout=session.CONNECT_TIMEOUT) as client:
+        async with session.client_of(settings) as client:
             names = ", ".join(info.name for info in await client.models())
     except BusUnavailable:
         if settings.nats_url:

@@ -11,7 +11,7 @@ import msgspec
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared import logs, model_folder
+from pagewire.shared import credentials, logs, model_folder
 from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
 from pagewire.shared.errors import BusUnavailable, Unavailable
 
@@ -69,6 +69,18 @@ def quiet(settings: Settings, **changes: Any) -> Settings:
     return msgspec.structs.replace(settings, log_level=level, **changes)
 
 
+def client_of(settings: Settings) -> AsyncClient:
+    """Returns a client of the stack at the settings' address."""
+    return AsyncClient(
+        url_of(settings),
+        api_key=settings.api_key,
+        tenant=settings.tenant,
+        model=model_of(settings),
+        connect_timeout=CONNECT_TIMEOUT,
+        tls=credentials.tls(settings),
+    )
+
+
 @asynccontextmanager
 async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
     """Connects to the stack at the settings' address; if none is running, starts one for the block.
@@ -78,9 +90,7 @@ async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
         ConfigurationError: a setting is invalid.
     """
     try:
-        async with AsyncClient(
-            url_of(settings), api_key=settings.api_key, model=model_of(settings), connect_timeout=CONNECT_TIMEOUT
-        ) as client:
+        async with client_of(settings) as client:
             await client.models()
             yield client
             return
@@ -88,7 +98,8 @@ async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
         if settings.nats_url:
             raise
     print("no stack is running: starting one", file=sys.stderr)
-    async with Stack(msgspec.structs.replace(settings, nats_port=0), PIPELINE) as stack:
+    # Nobody else uses that stack, so that it needs no tenants.
+    async with Stack(msgspec.structs.replace(settings, nats_port=0, api_key_file=""), PIPELINE) as stack:
         address = await stack.ready()
         async with AsyncClient(address.nats, api_key=settings.api_key) as client:
             yield client

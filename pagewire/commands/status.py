@@ -6,11 +6,12 @@ from typing import Any
 
 from pagewire.commands import session
 from pagewire.embedded.stack import PIPELINE, replicas_of
-from pagewire.shared import flags
-from pagewire.shared.bus import nats
+from pagewire.shared import credentials, flags, subjects
+from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings
 from pagewire.shared.discovery import Stats, ask
 from pagewire.shared.messages.heartbeat import STORE_REFUSES
+from pagewire.shared.permissions import ROLES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,15 +27,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _status(settings: Settings, service: str | None) -> int:
-    user = settings.nats_user or ("client" if settings.api_key else "")
-    bus = await nats.connect(
-        session.url_of(settings),
-        name="status",
-        user=user,
-        password=settings.nats_password or settings.api_key,
-        inbox_prefix="_INBOX",
-        connect_timeout=session.CONNECT_TIMEOUT,
-    )
+    bus = await _connect(settings, service)
     try:
         found = await ask(bus, service)
     finally:
@@ -52,6 +45,25 @@ async def _status(settings: Settings, service: str | None) -> int:
     if missing:
         print(f"not ready: {', '.join(missing)}")
     return 1 if missing else 0
+
+
+async def _connect(settings: Settings, service: str | None) -> Bus:
+    """Connects as the service itself where this is the probe of its container, and else as a client."""
+    if service in ROLES and (settings.nats_password or settings.nats_secrets):
+        user, password = credentials.of_service(settings, service)
+        inbox_prefix = subjects.service_inbox(service)
+    else:
+        user, password = credentials.of_client(settings.tenant, settings.api_key)
+        inbox_prefix = subjects.client_inbox(settings.tenant)
+    return await nats.connect(
+        session.url_of(settings),
+        name="status",
+        user=user,
+        password=password,
+        inbox_prefix=inbox_prefix,
+        connect_timeout=session.CONNECT_TIMEOUT,
+        tls=credentials.tls(settings),
+    )
 
 
 def table(found: list[Stats]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from pagewire.shared import subjects
 from pagewire.shared.spans import Span
 
 STAGES = ("receive", "queue", "prefill", "decode", "stream")
@@ -9,9 +10,13 @@ STAGES = ("receive", "queue", "prefill", "decode", "stream")
 
 
 def of_request(spans: Iterable[Span], request_id: str) -> list[Span]:
-    """Returns the spans of a request, ordered by start: those with its id, and those of the same trace."""
+    """Returns the spans of a request, ordered by start: those with its id, and those of the same trace.
+
+    The requests of all tenants are found by the id that their clients know.
+    """
     found = list(spans)
-    traces = {span.trace_id for span in found if span.attributes.get("request_id") == request_id}
+    named = ((span, str(span.attributes.get("request_id"))) for span in found)
+    traces = {span.trace_id for span, name in named if request_id in {name, subjects.owner_and_text(name)[1]}}
     return sorted((span for span in found if span.trace_id in traces), key=lambda span: (span.start, span.end))
 
 

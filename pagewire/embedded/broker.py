@@ -17,15 +17,14 @@ from typing import Any, Self
 
 import structlog
 
+from pagewire.embedded import nats_config
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.config import DEFAULT_NATS_PORT, MAX_STORE
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES
 from pagewire.shared.process import die_with, use_batch_scheduling
 
 HOST = "127.0.0.1"
-MAX_PAYLOAD = 8 << 20
-"""Maximum size in bytes of a message's headers and payload together."""
-MAX_PENDING = 64 << 20
-"""Bytes that the server buffers for a slow connection before it closes the connection."""
 START_TIMEOUT = 10.0
 """Seconds until the server must be ready; usually it is within a tenth of a second."""
 STOP_TIMEOUT = 5.0
@@ -35,14 +34,6 @@ CORES_PER_THREAD = 4
 would mostly wake the first."""
 ROOM = 4 << 20
 """Bytes that must fit on the disk before a server whose disk was full is restarted."""
-SERVICE_USER = "service"
-CLIENT_USER = "client"
-
-CLIENT_PERMISSIONS = {
-    "publish": ["pagewire.v1.>", "$SRV.>"],
-    "subscribe": ["_INBOX.>"],
-}
-"""Permissions of clients, as in `deploy/nats.conf`. Clients cannot read the inboxes of services."""
 
 _LISTENING = re.compile(r"Listening for client connections on .*:(\d+)$")
 _LINE = re.compile(r"\[\d+\] \S+ \S+ \[(?P<level>[A-Z]+)\] (?P<text>.*)")
@@ -59,7 +50,8 @@ class Broker:
 
     Attributes:
         port: the port that it listens on; before the first start, the configured port.
-        user, password: the credentials of the services.
+        passwords: of each service, the user of its name.
+        user, password: the credentials of the operator, who has all rights.
     """
 
     def __init__(
@@ -68,6 +60,7 @@ class Broker:
         port: int | None = None,
         store: Path | None = None,
         api_key: str = "",
+        api_keys: ApiKeys | None = None,
         max_store: int = MAX_STORE,
     ) -> None:
         """Does not start the server yet.
@@ -76,14 +69,18 @@ class Broker:
             port: port to listen on; None: 4222, or a free port if that is in use; 0: a free port.
             store: folder of JetStream's data; by default a temporary folder that `stop` removes.
             max_store: bytes of JetStream's data at most.
-            api_key: password of the NATS user `client`; empty: every connection without credentials is that user.
+            api_key: password of the NATS user `client`.
+            api_keys: the tenants. Without them and without `api_key`, every connection without credentials is the user
+                `client`.
         """
         self.port = DEFAULT_NATS_PORT if port is None else port
         self._may_move = port is None
-        self.user = SERVICE_USER
+        self.passwords = {role: secrets.token_urlsafe(24) for role in ROLES}
+        self.user = OPERATOR
         self.password = secrets.token_urlsafe(24)
         self._store = store
         self._api_key = api_key
+        self._api_keys = api_keys
         self._max_store = max_store
         self._write_failed = asyncio.Event()
         self._folder: Path | None = None
@@ -152,6 +149,12 @@ class Broker:
         """Tells the server to end, as before a restart."""
         self._signal(signal.SIGTERM)
 
+    def reload(self) -> None:
+        """Has the server use the tenants' keys as they are now. It cuts the connections of keys that are gone."""
+        if self._folder is not None and self._bound:
+            self._write_configuration(self._folder, self.port)
+            self._signal(signal.SIGHUP)
+
     async def stop(self) -> None:
         """Ends the server and removes its temporary folder. May be called twice."""
         await self._end()
@@ -178,8 +181,7 @@ class Broker:
     async def _launch(self, port: int) -> None:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="pagewire-nats-"))
-        file = self._folder / "nats.conf"
-        _write_private(file, self._configuration(port, self._store or self._folder / "store"))
+        file = self._write_configuration(self._folder, port)
         self._process = await asyncio.create_subprocess_exec(
             find_server(),
             "--config",
@@ -223,25 +225,20 @@ class Broker:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
-    def _configuration(self, port: int, store: Path) -> dict[str, Any]:
-        """Returns the server's configuration, whose format includes JSON."""
-        service = {"user": self.user, "password": self.password}
-        client = {
-            "user": CLIENT_USER,
-            "password": self._api_key or secrets.token_urlsafe(24),
-            "permissions": CLIENT_PERMISSIONS,
-        }
-        configuration = {
-            "host": HOST,
-            "port": port or -1,
-            "server_name": "pagewire",
-            "jetstream": {"store_dir": str(store), "max_file_store": self._max_store},
-            "max_payload": MAX_PAYLOAD,
-            "max_pending": MAX_PENDING,
-            "ping_interval": "20s",
-            "authorization": {"users": [service, client]},
-        }
-        return configuration if self._api_key else {**configuration, "no_auth_user": CLIENT_USER}
+    def _write_configuration(self, folder: Path, port: int) -> Path:
+        """Writes the server's configuration; returns the file."""
+        passwords = {**self.passwords, self.user: self.password}
+        is_open = not self._api_key and self._api_keys is None
+        if is_open or self._api_key:
+            passwords[CLIENT] = self._api_key or secrets.token_urlsafe(24)
+        users = nats_config.users(passwords, self._api_keys.passwords if self._api_keys is not None else {})
+        store = str(self._store or folder / "store")
+        configuration = nats_config.configuration(users, host=HOST, port=port, store=store, max_store=self._max_store)
+        if is_open:
+            configuration["no_auth_user"] = CLIENT
+        file = folder / "nats.conf"
+        _write_private(file, configuration)
+        return file
 
 
 def find_server() -> str:
@@ -270,10 +267,12 @@ def _environment() -> dict[str, str]:
 
 
 def _write_private(path: Path, configuration: dict[str, Any]) -> None:
-    """Writes a file that only this user may read, since it contains passwords."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Replaces a file by one that only this user may read, since it contains passwords."""
+    new = path.with_suffix(".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(configuration, file, ensure_ascii=False)
+    new.replace(path)
 
 
 async def _follow_log(lines: asyncio.StreamReader, ready: asyncio.Future[int], write_failed: asyncio.Event) -> None:

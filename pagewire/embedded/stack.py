@@ -16,7 +16,8 @@ from pagewire.embedded.broker import Broker
 from pagewire.embedded.model_choice import choose_model
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
-from pagewire.shared import config, discovery, subjects
+from pagewire.shared import config, credentials, discovery, subjects
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.nats_store import NO_JETSTREAM
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
@@ -44,6 +45,7 @@ STATS_TIMEOUT = 1.0
 """Seconds that a service has to tell its load."""
 END_TIMEOUT = 15.0
 """Seconds after the drain in which a process that has a successor must have ended."""
+SUPERVISOR = "supervisor"
 START_TIMEOUT = 300.0
 """Seconds until all services must be ready; loading a large model takes long."""
 ROOM_CHECK_INTERVAL = 0.5
@@ -86,6 +88,7 @@ class Stack:
         }
         self._nats_urls = nats_urls or {}
         self._broker: Broker | None = None
+        self._api_keys: ApiKeys | None = None
         self._bus: Bus | None = None
         self._supervisor: Supervisor | None = None
         self._watchdog: Watchdog | None = None
@@ -98,23 +101,24 @@ class Stack:
         settings = await choose_model(self._settings)
         try:
             if not settings.nats_url:
+                self._api_keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
                 self._broker = Broker(
-                    port=settings.nats_port, api_key=settings.api_key, max_store=settings.nats_max_store
+                    port=settings.nats_port,
+                    api_key=settings.api_key,
+                    api_keys=self._api_keys,
+                    max_store=settings.nats_max_store,
                 )
                 await self._broker.start()
-                settings = msgspec.structs.replace(
-                    settings,
-                    nats_url=self._broker.url,
-                    nats_user=self._broker.user,
-                    nats_password=self._broker.password,
-                )
+                settings = msgspec.structs.replace(settings, nats_url=self._broker.url)
             self._settings = settings
+            user, password = self._credentials(SUPERVISOR)
             self._bus = await nats.connect(
                 settings.nats_url,
-                name="supervisor",
-                user=settings.nats_user,
-                password=settings.nats_password,
-                inbox_prefix="_INBOX",
+                name=SUPERVISOR,
+                user=user,
+                password=password,
+                inbox_prefix=subjects.service_inbox(SUPERVISOR),
+                tls=credentials.tls(settings),
             )
             await _require_jetstream(self._bus)
             if GATEWAY in self._programs:
@@ -134,9 +138,10 @@ class Stack:
         await self._close()
 
     @property
-    def settings(self) -> Settings:
-        """The settings of the services, with the broker's URL and their credentials; before the start, as given."""
-        return self._settings
+    def operator(self) -> tuple[str, str]:
+        """The NATS user with all rights, and its password, where the stack has a broker of its own."""
+        assert self._broker is not None
+        return self._broker.user, self._broker.password
 
     @property
     def programs(self) -> Mapping[str, str]:
@@ -170,7 +175,8 @@ class Stack:
                 self._running.result()
             raise Unavailable(f"the stack was not ready within {START_TIMEOUT:.0f} s: see the log for the reason")
         load = waiting.result().get(GATEWAY, {})
-        http = f"http://{self._settings.host}:{int(load['port'])}" if load else ""
+        scheme = "https" if self._settings.ssl_certfile else "http"
+        http = f"{scheme}://{self._settings.host}:{int(load['port'])}" if load else ""
         return Address(self._settings.nats_url, http)
 
     async def wait(self) -> None:
@@ -230,6 +236,8 @@ class Stack:
                 if self._broker is not None:
                     group.create_task(_keep_running(self._broker))
                     group.create_task(_end_broken(self._broker))
+                    if self._api_keys is not None:
+                        group.create_task(self._api_keys.watch(self._broker.reload))
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
@@ -262,15 +270,23 @@ class Stack:
 
     def _environment(self, program: str) -> dict[str, str]:
         """Returns the environment for a program's next start, with a new instance id and exactly these settings."""
+        user, password = self._credentials(self._programs[program])
+        url = self._nats_urls.get(program, self._settings.nats_url)
+        settings = msgspec.structs.replace(
+            self._settings, nats_url=url, nats_user=user, nats_password=password, nats_secrets=""
+        )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if self._programs[program] == "executor" and self._settings.device == "cuda":
             inherited |= _own_gpu(program, inherited)
         if self._programs[program] == GATEWAY and self._listener is not None:
             inherited[LISTENER] = str(self._listener.fileno())
-        settings = self._settings
-        if program in self._nats_urls:
-            settings = msgspec.structs.replace(settings, nats_url=self._nats_urls[program])
         return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}
+
+    def _credentials(self, service: str) -> tuple[str, str]:
+        """Returns the NATS user and the password of a service, or of the supervisor."""
+        if self._broker is not None:
+            return service, self._broker.passwords[service]
+        return credentials.of_service(self._settings, service)
 
 
 def replicas_of(service: str, settings: Settings) -> int:
@@ -315,6 +331,11 @@ def _own_gpu(program: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_unsupported(settings: Settings) -> None:
+    if not settings.nats_url:
+        for name in ("nats_secrets", "nats_tls_ca", "nats_tls_cert", "nats_tls_key"):
+            if getattr(settings, name):
+                flag = name.replace("_", "-")
+                raise ConfigurationError(f"--{flag} is for a broker of your own: give --nats-url too, or leave it out")
     if settings.tensor_parallel_size > 1 and not settings.device.startswith("sim:"):
         raise ConfigurationError(
             f"--tensor-parallel-size {settings.tensor_parallel_size} is not supported: leave it at 1"

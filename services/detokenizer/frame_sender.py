@@ -126,7 +126,7 @@ class FrameSender:
         try:
             for subscriber in stream.subscribers:
                 if subscriber.streaming and subscriber.accepted is None and self._bus.backlog() < HIGH_WATER:
-                    frame = subscriber.encode(Queued(stream.request_id))
+                    frame = subscriber.encode(Queued(stream.public_id))
                     self._bus.publish(subscriber.reply, frame, reply=subscriber.probe)
                     subscriber.probe = ""
                     self.frames += 1
@@ -201,7 +201,7 @@ class FrameSender:
             self._bus.publish(reply, data, headers=headers)
         except MessageTooLarge:
             error = PayloadTooLarge("the result does not fit into one message: ask for fewer tokens, or for a stream")
-            frame = error_frame(error, stream.request_id, stream.tokens)
+            frame = error_frame(error, stream.public_id, stream.tokens)
             self._bus.publish(reply, encode_frame(frame, encoding), headers=error_headers(error))
         if subscriber.streaming:
             self._bus.publish(reply, b"")
@@ -259,12 +259,12 @@ class DisconnectMonitor:
 def _last_frame(stream: Stream, encoding: int, *, streaming: bool) -> tuple[bytes, dict[str, str] | None]:
     """Returns the bytes and the headers of the last frame of a stream, or of the only reply without one."""
     if stream.error is not None:
-        frame = error_frame(stream.error, stream.request_id, stream.tokens)
+        frame = error_frame(stream.error, stream.public_id, stream.tokens)
         return encode_frame(frame, encoding), error_headers(stream.error)
     usage = Usage(stream.prompt_tokens, stream.tokens, stream.cached_tokens)
     if streaming:
         ends = [FinalChoice(i, end.finish or "cancelled", end.stop_reason) for i, end in enumerate(stream.completions)]
-        return encode_frame(Final(stream.request_id, ends, usage), encoding), None
+        return encode_frame(Final(stream.public_id, ends, usage), encoding), None
     choices = [
         Choice(
             index=index,
@@ -275,4 +275,4 @@ def _last_frame(stream: Stream, encoding: int, *, streaming: bool) -> tuple[byte
         )
         for index, completion in enumerate(stream.completions)
     ]
-    return encode_frame(Result(stream.request_id, choices, usage), encoding), None
+    return encode_frame(Result(stream.public_id, choices, usage), encoding), None

@@ -4,7 +4,9 @@ Services open, attach and abort streams. Clients cancel and resume them, and tur
 """
 
 import asyncio
+import hmac
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Literal
 
 import structlog
@@ -101,7 +103,10 @@ class ServiceHandlers:
 
     def _on_open(self, message: Message) -> None:
         request = _open.read(message)
-        if request is None or not self._replier.accepts(request.reply):  # the tokenizer has checked the reply before
+        if request is None:
+            return
+        tenant, _ = subjects.owner_and_text(request.request_id)
+        if not self._replier.accepts(request.reply, tenant):  # the tokenizer has checked the reply before
             return
         if not self._tasks.start(self._open(message, request)):
             self._answer(message, Opened(OpenState.FULL))
@@ -178,7 +183,7 @@ class ServiceHandlers:
 
 
 class ClientHandlers:
-    """Answers the requests of clients. The last token of a subject is the request id, or the model to detokenize."""
+    """Answers the requests of clients, each about streams of its own tenant only."""
 
     def __init__(
         self,
@@ -205,50 +210,58 @@ class ClientHandlers:
         That includes what they ask of other instances, whose streams may have been adopted here.
         """
         self._instance = instance
+        handlers = [
+            (f"{subjects.CANCEL}.*.*.*", self._on_cancel, ""),
+            (f"{subjects.CANCEL}.*", self._on_cancel_by_id, ""),
+            (f"{subjects.RESUME}.*.*.*", self._on_resume, ""),
+            (f"{subjects.DETOKENIZE}.{model}", self._on_detokenize, QUEUE),
+        ]
         return [
-            await self._bus.subscribe(f"{subjects.CANCEL}.*.*", self._on_cancel),
-            await self._bus.subscribe(f"{subjects.CANCEL}.*", self._on_cancel_by_id),
-            await self._bus.subscribe(f"{subjects.RESUME}.*.*", self._on_resume),
-            await self._bus.subscribe(f"{subjects.DETOKENIZE}.{model}", self._on_detokenize, queue=QUEUE),
+            await self._bus.subscribe(pattern, handler, queue=queue)
+            for subject, handler, queue in handlers
+            for pattern in subjects.for_everyone(subject)
         ]
 
     def _on_cancel(self, message: Message) -> None:
-        """`pagewire.v1.cancel.<instance>.<request id>`, the subject in the `accepted` frame."""
-        if self._is_mine(message):
-            self._cancel(message, 0.0)
+        """`pagewire.v1.cancel.<instance>.<request id>.<secret>`, the subject in the `accepted` frame."""
+        named = _named(message)
+        if self._is_mine(message, named):
+            self._cancel(message, named, 0.0)
 
     def _on_cancel_by_id(self, message: Message) -> None:
         """`pagewire.v1.cancel.<request id>`, which every instance gets: for clients that know only the request id."""
-        self._cancel(message, OTHERS_ANSWER_WITHIN)
+        named = _Named(_owned(message, message.subject.rpartition(".")[2]), secret=None)
+        self._cancel(message, named, OTHERS_ANSWER_WITHIN)
 
-    def _is_mine(self, message: Message) -> bool:
+    def _is_mine(self, message: Message, named: "_Named") -> bool:
         """Returns whether this instance answers: it is named in the subject, or has the stream of the one named."""
-        instance, request_id = message.subject.split(".")[3:5]
-        if self._registry.find(request_id) is not None:
+        if self._registry.find(named.request_id) is not None:
             return True
-        return instance == self._instance and not self._registry.has_dropped(request_id)
+        instance = message.subject.rsplit(".", 3)[1]
+        return instance == self._instance and not self._registry.has_dropped(named.request_id)
 
-    def _cancel(self, message: Message, delay: float) -> None:
+    def _cancel(self, message: Message, named: "_Named", delay: float) -> None:
         """Cancels a stream. The answer that the request is unknown is delayed by `delay` seconds."""
-        stream = self._registry.find(_last_token(message))
-        if stream is not None:
+        stream = self._registry.find(named.request_id)
+        if stream is not None and named.is_allowed(stream):
             self._answer_cancel(message, "cancelled" if self._streams.cancel(stream) else "ended")
         elif message.reply:
-            self._tasks.start(self._cancel_ended(message, delay))
+            self._tasks.start(self._cancel_ended(message, named, delay))
 
-    async def _cancel_ended(self, message: Message, delay: float) -> None:
-        stream = await self._recall(message)
+    async def _cancel_ended(self, message: Message, named: "_Named", delay: float) -> None:
+        stream = await self._recall(named)
         if stream is None:
             await asyncio.sleep(delay)
         self._answer_cancel(message, "unknown" if stream is None else "ended")
 
     def _answer_cancel(self, message: Message, state: Literal["cancelled", "ended", "unknown"]) -> None:
-        if message.reply and self._replier.accepts(message.reply):
+        if message.reply and self._accepts(message):
             self._replier.send(message, CancelReply(state))
 
     def _on_resume(self, message: Message) -> None:
-        """`pagewire.v1.resume.<instance>.<request id>`."""
-        if not self._is_mine(message) or not self._replier.accepts(message.reply):
+        """`pagewire.v1.resume.<instance>.<request id>.<secret>`, the subject in the `accepted` frame."""
+        named = _named(message)
+        if not self._is_mine(message, named) or not self._accepts(message):
             return
         try:
             request = decode_request(message.data, ResumeRequest, encoding_of(message.headers))
@@ -257,14 +270,14 @@ class ClientHandlers:
         except InvalidRequest as error:
             self._refuse_resume(message, error)
             return
-        stream = self._registry.find(_last_token(message))
-        if stream is not None:
+        stream = self._registry.find(named.request_id)
+        if stream is not None and named.is_allowed(stream):
             self._resume(message, stream, request.start)
-        else:
-            self._tasks.start(self._resume_ended(message, request.start))  # without an answer, the client asks again
+        else:  # without an answer, the client asks again
+            self._tasks.start(self._resume_ended(message, named, request.start))
 
-    async def _resume_ended(self, message: Message, start: int) -> None:
-        stream = await self._recall(message)
+    async def _resume_ended(self, message: Message, named: "_Named", start: int) -> None:
+        stream = await self._recall(named)
         if stream is not None:
             self._resume(message, stream, start)
         else:
@@ -276,19 +289,23 @@ class ClientHandlers:
 
     def _refuse_resume(self, message: Message, error: InvalidRequest) -> None:
         """Sends an error as the last frame of a stream."""
-        self._replier.refuse(message, error, _last_token(message))
+        self._replier.refuse(message, error, subjects.owner_and_text(_named(message).request_id)[1])
         self._bus.publish(message.reply, b"")
 
-    async def _recall(self, message: Message) -> Stream | None:
+    async def _recall(self, named: "_Named") -> Stream | None:
         try:
-            return await self._registry.recall(_last_token(message))
+            stream = await self._registry.recall(named.request_id)
         except BusError as error:
-            _log.warning("record_not_read", request_id=_last_token(message), reason=str(error))
+            _log.warning("record_not_read", request_id=named.request_id, reason=str(error))
             return None
+        return stream if stream is not None and named.is_allowed(stream) else None
+
+    def _accepts(self, message: Message) -> bool:
+        return self._replier.accepts(message.reply, subjects.tenant_of(message.subject))
 
     def _on_detokenize(self, message: Message) -> None:
         """`pagewire.v1.detokenize.<model>`."""
-        if not self._replier.accepts(message.reply):
+        if not self._accepts(message):
             return
         try:
             request = decode_request(message.data, DetokenizeRequest, encoding_of(message.headers))
@@ -308,5 +325,25 @@ class ClientHandlers:
         self._replier.send(message, DetokenizeReply(text))
 
 
-def _last_token(message: Message) -> str:
-    return message.subject.rpartition(".")[2]
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The stream that a client means."""
+
+    request_id: str
+    """`subjects.owned` by the tenant that asks."""
+    secret: bytes | None
+    """What the client gives as the secret of the stream; None: only the request id is needed."""
+
+    def is_allowed(self, stream: Stream) -> bool:
+        """Returns whether the client may cancel or resume the stream. The time that this takes reveals no secret."""
+        return self.secret is None or hmac.compare_digest(self.secret, stream.secret.hex().encode())
+
+
+def _named(message: Message) -> _Named:
+    """Returns the stream that a subject means whose last tokens are the request id and the secret."""
+    _, request_id, secret = message.subject.rsplit(".", 2)
+    return _Named(_owned(message, request_id), secret.encode())
+
+
+def _owned(message: Message, request_id: str) -> str:
+    return subjects.owned(subjects.tenant_of(message.subject), request_id)

@@ -10,6 +10,7 @@ from typing import Literal
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from pagewire.services.detokenizer.text import StopStrings, TextDecoder
+from pagewire.shared import subjects
 from pagewire.shared.errors import REQUEST_ERRORS, Internal, PagewireError, RequestError
 from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
@@ -153,6 +154,7 @@ class Stream:
     """The completions of a request, its subscribers, and how it ended."""
 
     request_id: str
+    """As services know it: `subjects.owned` by the tenant."""
     digest: bytes
     """Fingerprint of the request's body."""
     completions: Sequence[Completion]
@@ -181,6 +183,18 @@ class Stream:
     """Schedulers in a row that have had the request, and from which no new token has come."""
     _tokens_before: int = 0
     """Tokens when a scheduler was lost last."""
+    secret: bytes = b""
+    """Ends the subjects that cancel and resume the stream."""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose request it is; empty: that of a client that is no tenant."""
+        return subjects.owner_and_text(self.request_id)[0]
+
+    @property
+    def public_id(self) -> str:
+        """The request id as the client knows it."""
+        return subjects.owner_and_text(self.request_id)[1]
 
     @property
     def attached_by(self) -> tuple[int, int, int]:
@@ -234,6 +248,7 @@ class Stream:
             cached_tokens=self.cached_tokens,
             error=self.error.kind if self.error is not None else "",
             message=self.error.message if self.error is not None else "",
+            secret=self.secret,
         )
 
 
@@ -319,4 +334,5 @@ def restore(done: Done) -> Stream:
         cached_tokens=done.cached_tokens,
         state=StreamState.ENDED,
         error=REQUEST_ERRORS.get(done.error, Internal)(done.message) if done.error else None,
+        secret=done.secret,
     )

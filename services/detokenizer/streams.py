@@ -269,6 +269,7 @@ class Streams:
             completions=open_choices(vocabulary, request),
             prompt_tokens=sum(unpack(request.prompt_lengths)),
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
+            secret=request.secret,
         )
         loop = asyncio.get_running_loop()
         late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
@@ -301,8 +302,12 @@ class Streams:
         self._sender.drain()
 
     def _accepted(self, stream: Stream) -> Accepted:
-        cancel, resume = (f"{verb}.{self._instance}.{stream.request_id}" for verb in (subjects.CANCEL, subjects.RESUME))
-        return Accepted(stream.request_id, cancel, resume, stream.prompt_tokens)
+        """Returns the first frame of a stream. Nobody else learns the subjects that cancel and resume it."""
+        cancel, resume = (
+            subjects.for_tenant(f"{verb}.{self._instance}.{stream.public_id}.{stream.secret.hex()}", stream.tenant)
+            for verb in (subjects.CANCEL, subjects.RESUME)
+        )
+        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated."""

@@ -1,6 +1,5 @@
-"""The HTTP application: routes and the check of the API key."""
+"""The HTTP application: its routes."""
 
-import hmac
 from collections.abc import Awaitable, Mapping
 
 import msgspec
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import errors
+from pagewire.services.gateway.authentication import Authentication, FindTenant
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.shapes import Model, ModelList
@@ -22,10 +22,10 @@ Endpoints = Mapping[str, GeneratingEndpoint]
 """The generating endpoints by path."""
 
 
-def build(client: AsyncClient, endpoints: Endpoints, health: Health, api_key: str) -> ASGIApp:
-    """Returns the application. If `api_key` is set, all paths under /v1 need it as bearer token."""
+def build(client: AsyncClient, endpoints: Endpoints, health: Health, find_tenant: FindTenant | None = None) -> ASGIApp:
+    """Returns the application. With `find_tenant`, all paths but those of `authentication.PUBLIC` need a key."""
     app = Shortcut(endpoints, _starlette(client, endpoints, health))
-    return BearerToken(app, api_key) if api_key else app
+    return app if find_tenant is None else Authentication(app, find_tenant)
 
 
 def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASGIApp:
@@ -70,24 +70,6 @@ class Shortcut:
         """Calls the endpoint of a POST request to its path, and Starlette for all other requests."""
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
         return (endpoint or self._others)(scope, receive, send)
-
-
-class BearerToken:
-    """Requires the API key under /v1."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._expected = key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers 401."""
-        scheme, _, given = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        allowed = scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._expected)
-        if scope["path"].startswith("/v1") and not allowed:
-            content = errors.body(401, "invalid_api_key", "send the API key as `Authorization: Bearer KEY`")
-            await Response(content, 401, media_type="application/json")(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
 
 
 async def _on_pagewire_error(_: Request, error: Exception) -> Response:

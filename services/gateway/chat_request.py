@@ -6,6 +6,7 @@ import msgspec
 
 from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.sampling_fields import read_body, split_sampling
+from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatMessage
 
@@ -51,6 +52,8 @@ def decode(body: bytes) -> tuple[ChatCompletionRequest, dict[str, Any]]:
         request = msgspec.convert(own, ChatCompletionRequest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body is not a {_KIND}: {error}") from error
+    for message in request.messages:
+        check_free_form("messages[].tool_calls", message.tool_calls)
     for name in NOT_BUILT:
         if getattr(request, name):
             raise InvalidRequest(f"{name} is not supported yet: leave it out")

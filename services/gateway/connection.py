@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from pagewire.shared.errors import PayloadTooLarge
 
@@ -13,13 +13,16 @@ class ClientGone(Exception):
     """The client has disconnected, so that no response can be sent."""
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """Reads the whole body.
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Reads the whole body, or nothing if its header says that it is too large.
 
     Raises:
         PayloadTooLarge: the body has more than `limit` bytes.
         ClientGone: the client disconnected before the end of the body.
     """
+    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    if int(declared) > limit:
+        raise _too_large(limit)
     body = bytearray()
     while True:
         message = await receive()
@@ -27,7 +30,7 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             raise ClientGone
         body += message.get("body", b"")
         if len(body) > limit:
-            raise PayloadTooLarge(f"the body has more than {limit} bytes, the broker's limit: send a smaller request")
+            raise _too_large(limit)
         if not message.get("more_body", False):
             return bytes(body)
 
@@ -54,3 +57,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
                 watching.cancel()
     except TimeoutError:
         raise ClientGone from None
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body has more than {limit} bytes, the broker's limit: send a smaller request")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -14,7 +15,7 @@ from pagewire.services.gateway import errors
 from pagewire.services.gateway.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.events import DONE, Events, data
 from pagewire.services.gateway.request import StreamOptions
-from pagewire.shared.errors import PagewireError
+from pagewire.shared.errors import Internal, PagewireError
 from pagewire.shared.messages.client import Delta, Result
 
 TIMEOUT = 600.0
@@ -22,6 +23,7 @@ TIMEOUT = 600.0
 
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _encode = msgspec.json.Encoder().encode
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,9 @@ class Endpoint:
         """Answers one request."""
         self.running += 1
         try:
-            call = self._api.read(await read_body(receive, self._body_limit))
-            stream = self._client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
+            call = self._api.read(await read_body(scope, receive, self._body_limit))
+            client = await self._client.for_tenant(scope.get("tenant", ""))
+            stream = client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
             async with while_connected(receive):
                 if call.streamed:
                     await self._send_events(stream, call, send)
@@ -80,6 +83,10 @@ class Endpoint:
             pass
         except PagewireError as error:
             await errors.response(error)(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
+            _log.error("request_failed", exc_info=error)
+            fault = Internal("the request met a fault of the server: its log has the details")
+            await errors.response(fault)(scope, receive, send)
         finally:
             self.running -= 1
             self.served += 1

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 
@@ -46,6 +47,11 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options"}
 """Fields of `NEUTRAL` that are refused with any other value, unless the route supports them."""
 
+FREE_FORM = frozenset({"chat_template_kwargs", "structured_outputs"})
+"""Fields whose values may have any form."""
+LONGEST_NEUTRAL = 256
+"""Bytes of the longest neutral value, with room for spaces."""
+
 
 def read_body(body: bytes, known: Collection[str], kind: str) -> dict[str, Any]:
     """Returns the fields of a body without those that have no effect. A null field counts as missing.
@@ -59,13 +65,16 @@ def read_body(body: bytes, known: Collection[str], kind: str) -> dict[str, Any]:
         InvalidRequest: the body is not a JSON object, or uses an unsupported field, which the message names.
     """
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
+        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = {name: _value(name, value, known) for name, value in raw.items() if name not in IGNORED}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
     effective = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
-    for name in effective:
+    for name, value in effective.items():
         if name in NOT_BUILT and name not in known:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
+        if name in FREE_FORM:
+            check_free_form(name, value)
     return effective
 
 
@@ -82,6 +91,15 @@ def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[s
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body is not a valid request: {error}") from error
     return own, {name: getattr(checked, name) for name in rest}
+
+
+def _value(name: str, raw: msgspec.Raw, known: Collection[str]) -> object:
+    """Returns the value of a field. One that will be refused is not decoded: a body can hold millions of objects."""
+    text = bytes(raw)
+    supported = name in known or (name in SamplingParams.__struct_fields__ and name not in NOT_BUILT)
+    if supported or len(text) <= LONGEST_NEUTRAL:
+        return msgspec.json.decode(text)
+    return text
 
 
 def _is_neutral(name: str, value: object) -> bool:

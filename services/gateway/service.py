@@ -6,12 +6,15 @@ import structlog
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app, server
+from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.chat_completions import ChatCompletions
 from pagewire.services.gateway.completions import Completions
 from pagewire.services.gateway.endpoint import Api, Endpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.http_protocol import Connections
 from pagewire.services.gateway.rotation import Rotation
 from pagewire.shared import listener
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.polling import poll
@@ -26,21 +29,28 @@ class Gateway:
     """The gateway service. It is ready while requests can be served."""
 
     def __init__(self, context: Context) -> None:
+        settings = context.settings
         self._context = context
-        self._listener = listener.inherited() or listener.listen(context.settings.host, context.settings.port)
+        self._keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
+        self._tls = server.tls_context(settings)
+        self._connections = Connections(server.limits_of(settings))
+        self._listener = listener.inherited() or listener.listen(settings.host, settings.port)
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
         limit = context.bus.max_payload
         self._endpoints = {path: Endpoint(api, self._client, body_limit=limit) for path, api in APIS.items()}
         self._health = Health(context.bus, on_change=context.announce)
-        application = app.build(self._client, self._endpoints, self._health, context.settings.api_key)
+        find = find_tenant(settings.api_key, self._keys)
+        application = app.build(self._client, self._endpoints, self._health, find)
         self._rotation = Rotation(application, tuple(APIS))
-        self._server = server.Server(self._rotation, self._listener)
+        self._server = server.Server(self._rotation, self._listener, self._connections, self._tls)
 
     def heartbeat(self) -> Heartbeat:
-        """Returns the port and the numbers of running and ended requests."""
+        """Returns the port, and how many connections are open, were refused, and how many requests run and ended."""
         load = {
             "port": float(self._port),
+            "connections": float(len(self._connections.open)),
+            "refused": float(self._connections.refused),
             "running": float(self._running),
             "requests": float(sum(endpoint.served for endpoint in self._endpoints.values())),
         }
@@ -70,9 +80,14 @@ class Gateway:
     async def run(self) -> None:
         """Serves HTTP until cancelled."""
         await self._health.listen()
-        with self._listener:
-            _log.info("http_listening", port=self._port)
-            await self._server.run()
+        watching = asyncio.create_task(self._keys.watch()) if self._keys is not None else None
+        try:
+            with self._listener:
+                _log.info("http_listening", port=self._port, tls=self._tls is not None)
+                await self._server.run()
+        finally:
+            if watching is not None:
+                watching.cancel()
 
     @property
     def _running(self) -> int:

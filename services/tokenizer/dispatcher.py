@@ -111,7 +111,8 @@ class Dispatcher:
                 case OpenState.ATTACHED:
                     return Outcome.ATTACHED
                 case OpenState.CONFLICT:
-                    raise DuplicateRequest(f"request_id {work.request_id} is taken by another request: choose another")
+                    _, request_id = subjects.owner_and_text(work.request_id)
+                    raise DuplicateRequest(f"request_id {request_id} is taken by another request: choose another")
                 case OpenState.FULL:
                     retry = self._router.retry_after_ms()
                     raise Overloaded("too many streams are open: send the request again later", retry)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import structlog
 
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
@@ -61,10 +62,15 @@ class Handlers:
 
     async def subscribe(self) -> None:
         """Subscribes to what clients ask of a tokenizer."""
+        handlers = {
+            f"{subjects.GENERATE}.*": self._on_generate,
+            f"{subjects.TOKENIZE}.*": self._on_tokenize,
+            subjects.MODELS: self._on_models,
+        }
         self._subscriptions = [
-            await self._bus.subscribe(f"{subjects.GENERATE}.*", self._on_generate, queue=QUEUE),
-            await self._bus.subscribe(f"{subjects.TOKENIZE}.*", self._on_tokenize, queue=QUEUE),
-            await self._bus.subscribe(subjects.MODELS, self._on_models, queue=QUEUE),
+            await self._bus.subscribe(pattern, handler, queue=QUEUE)
+            for subject, handler in handlers.items()
+            for pattern in subjects.for_everyone(subject)
         ]
 
     async def unsubscribe(self) -> None:
@@ -91,7 +97,9 @@ class Handlers:
     def _on_models(self, message: Message) -> None:
         """`pagewire.v1.models`."""
         if self._accepts(message):
-            self._replier.send(message, ModelList([self._model.info]))
+            info = self._model.info
+            subject = subjects.for_tenant(info.subject, subjects.tenant_of(message.subject))
+            self._replier.send(message, ModelList([msgspec.structs.replace(info, subject=subject)]))
 
     async def _tokenize(self, message: Message) -> None:
         try:
@@ -104,7 +112,7 @@ class Handlers:
 
     def _accepts(self, message: Message) -> bool:
         """Returns whether the request may be answered, and counts it."""
-        accepted = self._replier.accepts(message.reply)
+        accepted = self._replier.accepts(message.reply, subjects.tenant_of(message.subject))
         self._requests += accepted
         return accepted
 

@@ -22,6 +22,8 @@ from pagewire.services.tokenizer.validation import (
     TextPrompts,
     TokenPrompts,
     check_ids,
+    check_lengths,
+    check_texts,
     tokens_to_generate,
     validate,
 )
@@ -37,6 +39,8 @@ from pagewire.shared.replies import Replier
 
 PROMPT_TAIL = 16
 """Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
+SECRET_BYTES = 16
+"""Random bytes at the end of the subjects that cancel and resume a stream."""
 
 _log = structlog.get_logger()
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
@@ -57,6 +61,10 @@ class Caller:
     """Whether the id was drawn for this very message."""
     batch_inbox: str
     """The inbox where the client's connection takes deltas of several streams; empty: there is none."""
+    tenant: str = ""
+    """Empty for a client that is no tenant."""
+    secret: bytes = b""
+    """Random bytes that only this client learns."""
 
 
 class InputProcessor:
@@ -76,7 +84,9 @@ class InputProcessor:
         self._renderer = renderer
         self._dispatcher = dispatcher
         self._replier = replier
-        self._limits = Limits(model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens)
+        self._limits = Limits(
+            model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens, model.longest_token
+        )
         self._seed = seed
 
     async def process(self, message: Message, arrived: float) -> None:
@@ -107,9 +117,10 @@ class InputProcessor:
                 ids = await self._tokenize(prompt)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
-        check_ids(ids, self._model.vocab_size)
         lengths = list(map(len, ids))
         _note(span, prompt_tokens=sum(lengths))
+        check_lengths(lengths, self._limits)  # before anything looks at each id
+        check_ids(ids, self._model.vocab_size)
         digest = digest_of(request)
         resolved = sampling.resolve(
             request.sampling,
@@ -120,13 +131,16 @@ class InputProcessor:
         )
         left = _seconds_left(expires)
         batch_inbox = message.headers.get(BATCH_INBOX, "")
+        tenant = subjects.tenant_of(message.subject)
         caller = Caller(
             request_id,
             message.reply,
             encoding,
             deadline=time.time() + left,
             fresh=not request.request_id or FRESH in message.headers,
-            batch_inbox=batch_inbox if subjects.is_client_inbox(batch_inbox) else "",
+            batch_inbox=batch_inbox if subjects.owner_of(batch_inbox) == tenant else "",
+            tenant=tenant,
+            secret=secrets.token_bytes(SECRET_BYTES),
         )
         headers: dict[str, str] = {}
         telemetry.inject(headers, span)
@@ -139,9 +153,11 @@ class InputProcessor:
     async def _tokenize(self, prompt: TextPrompts | TokenPrompts | ChatPrompt) -> Sequence[Sequence[int]]:
         match prompt:
             case TextPrompts(texts):
+                check_texts(texts, self._limits)
                 return await self._model.encoder.encode(texts)
             case ChatPrompt(conversation):
                 text = await self._renderer.render(conversation)
+                check_texts([text], self._limits)
                 return await self._model.encoder.encode([text], special=False)
             case TokenPrompts(prompts):
                 return prompts
@@ -165,7 +181,7 @@ def open_stream(
     """Returns the message to the detokenizer."""
     params = request.sampling
     return OpenStream(
-        request_id=caller.request_id,
+        request_id=subjects.owned(caller.tenant, caller.request_id),
         digest=digest,
         reply=caller.reply,
         encoding=caller.encoding,
@@ -182,6 +198,7 @@ def open_stream(
         fresh=caller.fresh,
         batch_inbox=caller.batch_inbox,
         deadline=caller.deadline,
+        secret=caller.secret,
     )
 
 
@@ -190,15 +207,15 @@ def work_item(
 ) -> WorkItem:
     """Returns the message to the scheduler. The dispatcher fills in the detokenizer that has opened the stream."""
     return WorkItem(
-        request_id=caller.request_id,
+        request_id=subjects.owned(caller.tenant, caller.request_id),
         detokenizer="",
         prompts=tuple(map(pack, prompts)),
         n=request.sampling.n,
         sampling=resolved,
         priority=request.priority,
         deadline=caller.deadline,
-        user=request.user,
-        cache_salt=request.cache_salt,
+        user=subjects.owned(caller.tenant, request.user),
+        cache_salt=subjects.owned(caller.tenant, request.cache_salt),
     )
 
 

@@ -27,6 +27,8 @@ class Model:
     """Context, in tokens."""
     vocab_size: int
     """Token ids are below this."""
+    longest_token: int
+    """Characters of the longest token."""
     revision: str
 
     @classmethod
@@ -49,6 +51,7 @@ class Model:
             eos=model_folder.eos_ids(path),
             max_model_len=model_folder.max_model_len(settings, config),
             vocab_size=vocab_size,
+            longest_token=max(map(len, tokenizer.get_vocab()), default=1),
             revision=model_folder.revision(path),
         )
 

@@ -64,6 +64,8 @@ class Limits:
     """Bytes of a message."""
     max_new_tokens: int | None = None
     """Tokens to generate where a request names no number; None: as many as the context leaves."""
+    longest_token: int = 1024
+    """Characters of the longest token."""
 
 
 def validate(request: GenerateRequest, vocab_size: int) -> TextPrompts | TokenPrompts | ChatPrompt:
@@ -106,6 +108,34 @@ def prompts_of(request: GenerateRequest) -> TextPrompts | TokenPrompts | ChatPro
     return _batch(prompt)
 
 
+def check_texts(texts: Sequence[str], limits: Limits) -> None:
+    """Checks that no text is longer than a context full of the longest token: encoding it would be in vain.
+
+    Raises:
+        ContextLength: a text is too long.
+    """
+    longest, room = max(map(len, texts)), limits.max_model_len * limits.longest_token
+    if longest > room:
+        raise ContextLength(
+            f"the prompt has {longest} characters, more than {room}, the most that the context of "
+            f"{limits.max_model_len} tokens can hold: shorten the prompt"
+        )
+
+
+def check_lengths(prompt_lengths: Sequence[int], limits: Limits) -> None:
+    """Checks that every prompt leaves room in the context.
+
+    Raises:
+        ContextLength: a prompt fills the context.
+    """
+    longest = max(prompt_lengths)
+    if longest >= limits.max_model_len:
+        raise ContextLength(
+            f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
+            "generate: shorten the prompt"
+        )
+
+
 def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Checks that every prompt has tokens, and that the model has these tokens.
 
@@ -135,13 +165,9 @@ def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, li
         raise InvalidRequest(
             f"the request asks for {running} completions or beams, at most {MAX_SEQUENCES} are allowed"
         )
+    check_lengths(prompt_lengths, limits)
     longest = max(prompt_lengths)
     room = limits.max_model_len - longest
-    if room < 1:
-        raise ContextLength(
-            f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
-            "generate: shorten the prompt"
-        )
     default = min(room, limits.max_new_tokens or room)
     max_tokens = default if params.max_tokens is None else params.max_tokens
     if max_tokens > room:

@@ -10,6 +10,7 @@ from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS, check_pattern, ch
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Handler, Headers, Message
 from pagewire.shared.bus.requests import Requests
+from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 
 
@@ -97,6 +98,7 @@ class MemoryBus:
         self._prefix = inbox_prefix
         self._closing = self._closed = False
         self._subscriptions: set[MemorySubscription] = set()
+        self._views: list[BusView] = []
         self._requests = Requests(self, self.new_inbox())
         self._inbox = MemorySubscription(self, self._requests.pattern, self._requests.receive, "")
         broker.add(self._inbox)
@@ -158,6 +160,13 @@ class MemoryBus:
         """See `Bus`."""
         return f"{self._prefix}.{secrets.token_hex(11)}"
 
+    async def view(self, inbox_prefix: str) -> BusView:
+        """See `Bus`."""
+        view = BusView(self, inbox_prefix)
+        self._views.append(view)
+        await self.subscribe(view.requests.pattern, view.requests.receive)
+        return view
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See `Bus`."""
 
@@ -176,7 +185,8 @@ class MemoryBus:
         await asyncio.sleep(0)  # the deliveries that are scheduled now run first
         self._closed = True
         self._broker.remove(self._inbox)
-        self._requests.fail(BusUnavailable("the bus is closed"))
+        for requests in (self._requests, *(view.requests for view in self._views)):
+            requests.fail(BusUnavailable("the bus is closed"))
 
     def forget(self, subscription: MemorySubscription) -> None:
         """Ends a subscription unless it has ended already."""

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -14,6 +15,7 @@ from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, add
 from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.bus.protocol import Handler, Headers, Message
 from pagewire.shared.bus.requests import Requests
+from pagewire.shared.bus.view import BusView
 from pagewire.shared.config import MAX_STORE
 from pagewire.shared.errors import (
     BusError,
@@ -44,10 +46,21 @@ async def connect(
     inbox_prefix: str = subjects.SERVICE_INBOX,
     connect_timeout: float = 5.0,
     max_store: int = MAX_STORE,
+    create_streams: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> "NatsBus":
-    """Connects to the server at `url`; with the inbox prefix of services it creates the streams of the store as well.
+    """Connects to the server at `url`.
 
-    `max_store` is the number of bytes that the streams may take together.
+    Args:
+        url: nats://host:port or tls://host:port.
+        name: name of the connection, which the server shows.
+        user, password: credentials; empty: none.
+        inbox_prefix: prefix of the inboxes, which the user may read.
+        connect_timeout: seconds that the server has to answer.
+        max_store: bytes that the streams of the store may take together.
+        create_streams: whether to create the streams of the store, now and when the server has lost them.
+        tls: how the server's certificate is checked, and which one is shown to it; a server without TLS is refused
+            then. None: as usual if the server wants TLS.
 
     Raises:
         BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream.
@@ -55,10 +68,10 @@ async def connect(
         ConfigurationError: `url` is malformed, or the server refuses the credentials, the inbox or the streams.
     """
     address_of(url)
-    bus = NatsBus(inbox_prefix, max_store)
+    bus = NatsBus(inbox_prefix, max_store, create_streams=create_streams)
     try:
-        await bus.open(url, name, user, password, connect_timeout)
-        if inbox_prefix == subjects.SERVICE_INBOX:
+        await bus.open(url, name, user, password, connect_timeout, tls)
+        if create_streams:
             await bus.store.prepare()
     except (BusError, ConfigurationError, asyncio.CancelledError):
         await bus.close()
@@ -79,27 +92,35 @@ class NatsSubscription:
 
 
 class NatsBus:
-    """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it."""
+    """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it.
 
-    def __init__(self, inbox_prefix: str, max_store: int) -> None:
+    Attributes:
+        denials: how often the server has refused a publication or a subscription of this user.
+    """
+
+    def __init__(self, inbox_prefix: str, max_store: int, *, create_streams: bool = False) -> None:
         self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
-        self._store = NatsStore(self, self._requests, max_store)
+        self._store = NatsStore(self, self._requests, max_store, create_streams=create_streams)
+        self._views: list[BusView] = []
         self._subscriptions: set[HandlerSubscription] = set()
+        self.denials = 0
         self._denied: set[str] = set()
         self._connected = asyncio.Event()
         self._reconnect_callbacks: list[Callable[[], None]] = []
         self._closing = False
 
-    async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
+    async def open(
+        self, url: str, name: str, user: str, password: str, connect_timeout: float, tls: ssl.SSLContext | None
+    ) -> None:
         """Connects for the first time; see `connect`."""
-        await self._client.open(url, name, user, password, connect_timeout)
+        await self._client.open(url, name, user, password, connect_timeout, tls)
         self._connected.set()
         try:
             await self._subscribe(self._requests.pattern, self._requests.receive, "")
         except NotPermitted as error:
-            raise ConfigurationError(f"{error}: give the credentials of a service with --nats-user") from None
+            raise ConfigurationError(f"{error}: give the user whose inboxes these are, and its password") from None
 
     @property
     def max_payload(self) -> int:
@@ -171,6 +192,13 @@ class NatsBus:
         """See `Bus`."""
         return f"{self._prefix}.{secrets.token_hex(11)}"
 
+    async def view(self, inbox_prefix: str) -> BusView:
+        """See `Bus`."""
+        view = BusView(self, inbox_prefix)
+        await self._subscribe(view.requests.pattern, view.requests.receive, "")
+        self._views.append(view)
+        return view
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See `Bus`."""
         self._reconnect_callbacks.append(callback)
@@ -214,7 +242,7 @@ class NatsBus:
             return
         self._closing = True
         answered = await self.end_subscriptions(self._subscriptions)
-        self._requests.fail(BusUnavailable("the bus is closed"))
+        self._fail_requests(BusUnavailable("the bus is closed"))
         await self._client.close_within(CLOSE_TIMEOUT if answered else 0.0)
 
     async def _subscribe(self, subject: str, handler: Handler, queue: str) -> HandlerSubscription:
@@ -242,18 +270,23 @@ class NatsBus:
 
     def _on_denied(self, text: str) -> None:
         """Fails what was denied. The server reports it in the order of the commands, so before the next barrier."""
-        log.warning("permission_denied", server_message=text)
+        self.denials += 1
+        log.error("permission_denied", server_message=text)
         denied = _PERMISSION_ERROR.search(text)
         if denied is None:
             return
         if denied[1] == "publish":
-            self._requests.fail(NotPermitted(f"this user may not publish to {denied[2]}"), denied[2])
+            self._fail_requests(NotPermitted(f"this user may not publish to {denied[2]}"), denied[2])
         else:
             self._denied.add(denied[2])
 
+    def _fail_requests(self, error: BusError, subject: str = "") -> None:
+        for requests in (self._requests, *(view.requests for view in self._views)):
+            requests.fail(error, subject)
+
     def _on_disconnect(self, reason: str) -> None:
         self._connected.clear()
-        self._requests.fail(ConnectionLost("the connection to the broker was lost"))
+        self._fail_requests(ConnectionLost("the connection to the broker was lost"))
         if not self._closing:
             log.warning("nats_disconnected", reason=reason)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -18,8 +19,14 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError
 
 PING_INTERVAL = 1.0
 """Seconds between two pings; three pings without an answer end the connection to a frozen server."""
+CLOSE_GRACE = 0.2
+"""Seconds that an aborted connection has to close."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
+
+
+class TlsRefused(errors.Error):  # type: ignore[misc]
+    """The server has no TLS, though the client wants it."""
 
 
 class HandlerSubscription(Subscription):  # type: ignore[misc]
@@ -55,15 +62,19 @@ class NatsClient(Client):  # type: ignore[misc]
         self._on_disconnect = on_disconnect
         self._on_reconnect = on_reconnect
         self._last_error = "it does not answer"
+        self._wants_tls = False
 
-    async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
+    async def open(
+        self, url: str, name: str, user: str, password: str, connect_timeout: float, tls: ssl.SSLContext | None
+    ) -> None:
         """Connects for the first time; afterwards the client reconnects whenever the connection is lost.
 
         Raises:
             BusUnavailable: no server answered within `connect_timeout` seconds.
-            ConfigurationError: the server refuses the credentials.
+            ConfigurationError: the server refuses the credentials, or it has no TLS or one that is refused.
         """
         address = address_of(url)
+        self._wants_tls = tls is not None or url.startswith("tls:")
         try:
             async with asyncio.timeout(connect_timeout):
                 await self.connect(
@@ -71,6 +82,7 @@ class NatsClient(Client):  # type: ignore[misc]
                     name=name,
                     user=user or None,
                     password=password or None,
+                    tls=tls,
                     allow_reconnect=False,  # a refusal ends the first attempt
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1,
@@ -83,6 +95,11 @@ class NatsClient(Client):  # type: ignore[misc]
                 )
         except TimeoutError:
             raise BusUnavailable(f"no NATS server answers at {address}: {self._last_error}") from None
+        except (ssl.SSLError, TlsRefused) as error:
+            raise ConfigurationError(f"no TLS with the NATS server at {address}: {error}") from None
+        except OSError as error:
+            wanted = ": it wants a certificate that it trusts" if self._server_info.get("tls_verify") else ""
+            raise BusUnavailable(f"the NATS server at {address} has ended the connection{wanted}: {error}") from None
         except errors.Error as error:
             if "authorization" in str(error).lower():
                 raise ConfigurationError(f"the NATS server at {address} refuses these credentials") from None
@@ -133,16 +150,26 @@ class NatsClient(Client):  # type: ignore[misc]
             self._transport._io_writer.transport.abort()
 
     async def close_within(self, timeout: float) -> None:
-        """Closes the client; aborts the connection if the server has not read the rest after `timeout` seconds."""
+        """Closes the client; aborts the connection if the server has not read the rest after `timeout` seconds.
+
+        After a TLS handshake that has failed, nats-py waits without end for the connection to be closed.
+        """
         if not self.is_connected:
             self._pending.clear()  # uvloop refuses to write to a closed socket
             self._pending_data_size = 0
         abort = asyncio.get_running_loop().call_later(timeout, self.abort)
         try:
-            with suppress(OSError):
-                await self.close()
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(timeout + CLOSE_GRACE):
+                    await self.close()
         finally:
             abort.cancel()
+
+    async def _process_info(self, info: dict[str, object], initial_connection: bool = False) -> None:
+        """Refuses a server without TLS before nats-py would send it the password in plain text."""
+        if initial_connection and self._wants_tls and not info.get("tls_required"):
+            raise TlsRefused("the server does not offer it")
+        await super()._process_info(info, initial_connection)
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
 Deliver = Callable[[int, bytes, bytes, bytes, bytes], None]
@@ -25,14 +26,21 @@ class BulkParser(Parser):  # type: ignore[misc]
         """
         if self.state == AWAITING_MSG_PAYLOAD:
             missing = self.needed + CRLF_SIZE - len(self.buf)
-            await super().parse(data[:missing])
+            await self._parse_rest(data[:missing])
             data = data[missing:]
         elif self.buf:
             data = bytes(self.buf) + data
             self.buf.clear()
         parsed = self._deliver_messages(data)
         if parsed < len(data):
-            await super().parse(data[parsed:])
+            await self._parse_rest(data[parsed:])
+
+    async def _parse_rest(self, data: bytes) -> None:
+        """Parses with nats-py's parser. Its read loop would end without a word after any error but ProtocolError."""
+        try:
+            await super().parse(data)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ProtocolError from error
 
     def _deliver_messages(self, data: bytes) -> int:
         """Delivers the messages at the front of `data`; returns where the rest begins."""

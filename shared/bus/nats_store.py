@@ -135,8 +135,9 @@ class Connection(Bus, Protocol):
 class NatsStore:
     """The `Store` of one connection. All connections with the rights of a service share the same data."""
 
-    def __init__(self, bus: Connection, requests: Requests, max_store: int) -> None:
+    def __init__(self, bus: Connection, requests: Requests, max_store: int, *, create_streams: bool) -> None:
         """`max_store` is the number of bytes that all streams may take together."""
+        self._create_streams = create_streams
         self._max_store = max_store
         self._bus = bus
         self._requests = requests
@@ -323,6 +324,8 @@ class NatsStore:
 
     async def _restore(self, subject: str) -> None:
         """Creates the streams again; raises StorageRefused if that is impossible, which may be so for a while only."""
+        if not self._create_streams:
+            raise StorageRefused(subject, "JetStream does not answer, or the streams are not there yet")
         try:
             await self.prepare()
         except ConfigurationError as error:

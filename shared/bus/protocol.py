@@ -175,6 +175,13 @@ class Bus(Protocol):
     def new_inbox(self) -> str:
         """Returns a unique inbox subject. Nobody subscribes to it yet."""
 
+    async def view(self, inbox_prefix: str) -> "Bus":
+        """Returns a bus over the same connection whose inboxes have another prefix. Both end together.
+
+        Raises:
+            NotPermitted: this user may not read inboxes there.
+        """
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Has `callback` called after every reconnection; messages may have been lost before it."""
 

@@ -13,7 +13,7 @@ from pagewire.shared.errors import WireVersionError
 
 WIRE_VERSION = 4
 """Raised whenever a peer built from the previous version could misread a message."""
-UNREADABLE = (WireVersionError, msgspec.DecodeError)
+UNREADABLE = (WireVersionError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors that `Decoder.decode` raises."""
 
 _PREFIX = bytes([WIRE_VERSION])
@@ -45,7 +45,7 @@ class Decoder(Generic[T]):
 
         Raises:
             WireVersionError: the sender uses another version.
-            msgspec.DecodeError: the bytes are not a message of this type.
+            msgspec.DecodeError, UnicodeDecodeError, RecursionError: the bytes are not a message of this type.
         """
         view = memoryview(data)
         if not len(view):

@@ -35,3 +35,5 @@ class Done(Wire, frozen=True):
     """Kind of the error that ended the request; empty: none."""
     message: str
     """Message of that error."""
+    secret: bytes = b""
+    """`OpenStream.secret` of the request."""

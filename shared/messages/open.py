@@ -18,7 +18,7 @@ class OpenStream(Wire, frozen=True):
     """Opens the client's stream. From here on the detokenizer sends all frames to the client."""
 
     request_id: str
-    """Id chosen by the client, or a random one."""
+    """Id chosen by the client, or a random one; `subjects.owned` by the client's tenant, as in all other messages."""
     digest: bytes
     """Fingerprint of the request's body: the same id with a different body is refused."""
     reply: str
@@ -53,6 +53,8 @@ class OpenStream(Wire, frozen=True):
     """Unix time in seconds at which the request expires, for a detokenizer that opens the stream later; 0: unknown."""
     joins: bool = False
     """Whether only a request that is known here gets a stream, because the server takes no new ones."""
+    secret: bytes = b""
+    """Ends the subjects that cancel and resume the stream: 128 random bits, which only those know who may read it."""
 
 
 class OpenState(IntEnum):

@@ -52,3 +52,19 @@ class StepOutput(Wire, frozen=True):
     failed: bytes = b""
     """Packed ids of the sequences that were in a step that raised. Such an output has no rows and is the last one of
     its term: the slots are empty, and nothing runs until a higher term begins."""
+
+    def __post_init__(self) -> None:
+        """Checks that the columns fit together: the effects of a step are never left half done.
+
+        Raises:
+            ValueError: they do not.
+        """
+        rows = 4 * len(self.finishes)
+        if not rows == len(self.sequences) == len(self.starts) == len(self.counts) == len(self.tokens):
+            raise ValueError("the columns of a step have different lengths")
+        if rows and max(self.finishes) >= len(Finish):
+            raise ValueError("a row of a step has an unknown finish")
+        if len(self.candidate_counts) % 8 or len(self.candidates) % 4 or len(self.failed) % 4:
+            raise ValueError("a column of a step ends within a number")
+        if len(self.candidates) != len(self.logprobs):
+            raise ValueError("a step has candidates without log-probabilities")

@@ -46,8 +46,8 @@ class WorkItem(Wire, frozen=True):
     deadline: float
     """Unix time in seconds at which the request expires."""
     user: str = ""
-    """User of the request, as the client names it: users of the same priority get equal shares."""
+    """User of the request, `subjects.owned` by the client's tenant: users of the same priority get equal shares."""
     cache_salt: str = ""
-    """Only requests with the same salt share cached prefixes."""
+    """Only requests with the same salt share cached prefixes; `subjects.owned` by the client's tenant."""
     opening: bytes = b""
     """Encoded `OpenStream` of the request, with which another detokenizer adopts the stream; empty: none can."""

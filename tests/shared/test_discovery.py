@@ -7,6 +7,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
 from pagewire.shared.discovery import Responder
+from pagewire.shared.errors import RequestTimeout
 from pagewire.shared.messages import WIRE_VERSION
 from pagewire.shared.messages.heartbeat import Heartbeat
 from tests.support.responder import settle
@@ -72,3 +73,25 @@ async def test_nothing_is_sent_to_what_is_no_inbox() -> None:
     bus.publish("$SRV.PING", b"", reply="pagewire.svc.plan.e1")
     await settle()
     assert received == []
+
+
+@pytest.mark.parametrize(
+    ("prefix", "answered"),
+    [
+        ("_SVC.tokenizer", True),
+        ("_SVC.supervisor", True),
+        ("_TENANT.alice", True),
+        ("_SVC.scheduler", False),
+        ("x", False),
+    ],
+)
+async def test_answers_clients_the_supervisor_and_the_probe_of_its_own_container(prefix: str, answered: bool) -> None:
+    broker = MemoryBroker()
+    responder = Responder(MemoryBus(broker), "tokenizer", "i1", Settings(served_model_name="m"), heartbeat)
+    await responder.listen()
+    asking = MemoryBus(broker, inbox_prefix=prefix).request("$SRV.PING", b"", timeout=5 if answered else 0.05)
+    if answered:
+        assert (await asking).data
+    else:
+        with pytest.raises(RequestTimeout):
+            await asking

@@ -1,7 +1,21 @@
 import pytest
 
 from pagewire.shared.bus.framing import MAX_CONTROL_LINE
-from pagewire.shared.subjects import ANY, INBOX_LENGTH, is_client_inbox, model_token, work_queue, work_queues
+from pagewire.shared.subjects import (
+    ANY,
+    INBOX_LENGTH,
+    client_inbox,
+    for_everyone,
+    for_tenant,
+    is_client_inbox,
+    model_token,
+    owned,
+    owner_and_text,
+    owner_of,
+    tenant_of,
+    work_queue,
+    work_queues,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +40,20 @@ def test_what_is_a_clients_inbox(subject: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "subject", ["", "_INBOX", "_INBOX.", "_INBOX.a b", "_INBOX.a.*", "_INBOX.>", "_INBOX.\n", "_SVC.a", "x._INBOX.a"]
+    "subject",
+    [
+        "",
+        "_INBOX",
+        "_INBOX.",
+        "_INBOX.a b",
+        "_INBOX.a.*",
+        "_INBOX.>",
+        "_INBOX.\n",
+        "_SVC.a",
+        "x._INBOX.a",
+        "_TENANT.a",
+        "_TENANT",
+    ],
 )
 def test_what_is_none(subject: str) -> None:
     assert not is_client_inbox(subject)
@@ -36,3 +63,21 @@ def test_an_inbox_and_a_reply_subject_fit_into_a_line_of_the_protocol() -> None:
     """With a longer one, a frame that asks whether its reader is there could not be sent, nor anything behind it."""
     assert not is_client_inbox("_INBOX." + "x" * (INBOX_LENGTH - 6))
     assert 2 * INBOX_LENGTH < MAX_CONTROL_LINE // 4
+
+
+@pytest.mark.parametrize("tenant", ["", "alice"])
+def test_a_subject_and_an_inbox_say_whose_they_are(tenant: str) -> None:
+    for subject in ("pagewire.v1.models", "pagewire.v1.generate.m", "pagewire.v1.cancel.tenant.r.0"):
+        assert tenant_of(for_tenant(subject, tenant)) == tenant
+    assert owner_of(f"{client_inbox(tenant)}.a.1") == tenant
+
+
+def test_requests_of_all_clients_match_two_patterns() -> None:
+    assert for_everyone("pagewire.v1.generate.*") == ("pagewire.v1.generate.*", "pagewire.v1.tenant.*.generate.*")
+
+
+def test_no_two_tenants_own_the_same_text() -> None:
+    pairs = [(tenant, text) for tenant in ("", "a", "b") for text in ("", "r", "a~r", "~r", "~", "a~")]
+    assert len({owned(*pair) for pair in pairs}) == len(pairs)
+    assert [owner_and_text(owned(*pair)) for pair in pairs] == pairs
+    assert owned("", "r") == "r"

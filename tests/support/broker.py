@@ -9,15 +9,16 @@ from contextlib import contextmanager
 
 from pagewire.embedded.broker import Broker, find_server
 from pagewire.shared import subjects
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.config import MAX_STORE
 
 
 @contextmanager
-def running_broker(api_key: str = "") -> Iterator[Broker]:
+def running_broker(api_key: str = "", api_keys: ApiKeys | None = None) -> Iterator[Broker]:
     """A server on a free port, stopped and cleaned up at the end. On one loop, use `Broker` itself instead."""
-    broker = Broker(port=0, api_key=api_key)
+    broker = Broker(port=0, api_key=api_key, api_keys=api_keys)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="broker")
     thread.start()
@@ -44,8 +45,16 @@ def plain_server(arguments: list[str], environment: dict[str, str]) -> Iterator[
 
 
 async def connect_service(broker: Broker, name: str = "test", max_store: int = MAX_STORE) -> NatsBus:
-    """A connection with the rights of a service."""
-    return await nats.connect(broker.url, name=name, user=broker.user, password=broker.password, max_store=max_store)
+    """A connection with all rights, which has created the streams."""
+    return await nats.connect(
+        broker.url,
+        name=name,
+        user=broker.user,
+        password=broker.password,
+        inbox_prefix=SERVICE_INBOX,
+        max_store=max_store,
+        create_streams=True,
+    )
 
 
 async def connect_client(broker: Broker, *, api_key: str = "") -> NatsBus:

@@ -12,12 +12,16 @@ from pagewire.services.executor.service import Executor
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, nats
+from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
+from pagewire.shared.permissions import STORING
 from pagewire.shared.runtime import run_service
+from tests.support.broker import connect_service
 
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "tokenizer": Tokenizer,
@@ -25,6 +29,8 @@ SERVICES: dict[str, Callable[[Context], Service]] = {
     "executor": Executor,
     "detokenizer": Detokenizer,
 }
+
+CLIENT_KEY = "client-key"
 
 HELD = ("requests", "running", "waiting", "blocks_held")
 """What a scheduler reports of itself that is zero when it is idle."""
@@ -36,7 +42,7 @@ class Pipeline:
 
     client: AsyncClient
     bus: Bus
-    """With the permissions of a service."""
+    """With all rights."""
     url: str
     peers: Peers
 
@@ -71,19 +77,25 @@ class Pipeline:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Pipeline]:
-    """Starts a broker and the four services, and ends them."""
-    async with Broker(port=0) as broker:
-        buses = []
+async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncIterator[Pipeline]:
+    """Starts a broker and the four services, and ends them. With tenants, the client is the one with `CLIENT_KEY`."""
+    api_key = CLIENT_KEY if api_keys is not None else ""
+    async with Broker(port=0, api_key=api_key, api_keys=api_keys) as broker:
+        buses: list[NatsBus] = []
 
-        async def connect(name: str, prefix: str = subjects.SERVICE_INBOX) -> Bus:
+        async def connect(name: str) -> Bus:
             bus = await nats.connect(
-                broker.url, name=name, user=broker.user, password=broker.password, inbox_prefix=prefix
+                broker.url,
+                name=name,
+                user=name,
+                password=broker.passwords[name],
+                inbox_prefix=subjects.service_inbox(name),
+                create_streams=name in STORING,
             )
             buses.append(bus)
             return bus
 
-        observer = await connect("observer")
+        observer = await connect_service(broker)
         peers = Peers(observer)
         await peers.listen()
         tasks = [
@@ -91,7 +103,7 @@ async def running(settings: Settings) -> AsyncIterator[Pipeline]:
             for name, cls in SERVICES.items()
         ]
         try:
-            async with AsyncClient(broker.url) as client:
+            async with AsyncClient(broker.url, api_key=api_key) as client:
                 pipeline = Pipeline(client, observer, broker.url, peers)
                 ready = asyncio.create_task(pipeline.until_ready())
                 await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,5 +116,6 @@ async def running(settings: Settings) -> AsyncIterator[Pipeline]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for bus in buses:
+            for bus in (*buses, observer):
                 await bus.close()
+            assert not any(bus.denials for bus in buses), "a service needs a right that it does not have"

@@ -45,6 +45,7 @@ class Responder:
 
     Attributes:
         requests, resumes, cancels: what was asked, in order.
+        tenants: who sent each request.
         script: frames that follow `accepted`; by default the words, the final frame and the empty message.
         full: what `resume` repeats from.
     """
@@ -55,16 +56,22 @@ class Responder:
         self.headers: list[dict[str, str]] = []
         self.resumes: list[int] = []
         self.cancels: list[str] = []
+        self.tenants: list[str] = []
         self.reply = ""
         self.script: Callable[[GenerateRequest], list[Frame | RequestError | None]] = self.answer
         self.full: list[Frame | None] = []
 
     async def start(self) -> "Responder":
+        handlers = {
+            f"{subjects.GENERATE}.{MODEL}": self._generate,
+            subjects.MODELS: self._models,
+            f"{subjects.RESUME}.*": self._resume,
+            f"{subjects.CANCEL}.*": self._cancel,
+        }
         self._subscriptions = [
-            await self.bus.subscribe(f"{subjects.GENERATE}.{MODEL}", self._generate, queue="tokenizer"),
-            await self.bus.subscribe(subjects.MODELS, self._models),
-            await self.bus.subscribe(f"{subjects.RESUME}.*", self._resume),
-            await self.bus.subscribe(f"{subjects.CANCEL}.*", self._cancel),
+            await self.bus.subscribe(pattern, handler)
+            for subject, handler in handlers.items()
+            for pattern in subjects.for_everyone(subject)
         ]
         return self
 
@@ -98,11 +105,15 @@ class Responder:
         request = msgspec.msgpack.decode(message.data, type=GenerateRequest)
         assert message.headers["Content-Type"] == "application/msgpack"
         self.requests.append(request)
+        self.tenants.append(subjects.tenant_of(message.subject))
         self.headers.append(dict(message.headers))
         self.reply = message.reply
         request_id = request.request_id or ""
         if request.stream:
-            cancel, resume = (f"{verb}.{request_id}" for verb in (subjects.CANCEL, subjects.RESUME))
+            tenant = self.tenants[-1]
+            cancel, resume = (
+                subjects.for_tenant(f"{verb}.{request_id}", tenant) for verb in (subjects.CANCEL, subjects.RESUME)
+            )
             self.send(Accepted(request_id, cancel, resume, prompt_tokens=3))
         self.send(*self.script(request))
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pagewire.services.tokenizer.chat.chat_template import Conversation
+from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatMessage, GenerateRequest
 
@@ -20,7 +21,10 @@ def conversation_of(request: GenerateRequest, messages: Sequence[ChatMessage]) -
     """
     if not messages:
         raise InvalidRequest("messages is empty: give at least one")
+    for message in messages:
+        check_free_form("messages[].tool_calls", message.tool_calls)
     variables = request.chat_template_kwargs or {}
+    check_free_form("chat_template_kwargs", variables)
     if reserved := RESERVED & variables.keys():
         raise InvalidRequest(f"chat_template_kwargs cannot have {', '.join(sorted(reserved))}")
     generation_prompt = request.add_generation_prompt

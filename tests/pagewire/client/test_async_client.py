@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,9 +8,17 @@ import pagewire
 from pagewire import AsyncClient, Client, SamplingParams
 from pagewire.client.sync import LoopThread
 from pagewire.shared import subjects
+from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.errors import BusUnavailable, InvalidRequest, ModelNotFound, Unavailable
+from pagewire.shared.errors import (
+    BusUnavailable,
+    ConfigurationError,
+    InvalidRequest,
+    ModelNotFound,
+    NotPermitted,
+    Unavailable,
+)
 from pagewire.shared.frames import encode_frame, error_frame, error_headers
 from pagewire.shared.messages.client import DetokenizeReply, TokenizeReply
 from pagewire.shared.messages.open import Encoding
@@ -147,6 +156,33 @@ def test_over_nats_also_without_a_loop_of_ones_own() -> None:
         thread.run(responder.bus.close())
         thread.close()
         thread.close()
+
+
+async def test_a_tenant_asks_and_cancels_under_its_own_subjects(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("alice:alice-key-0123456789\n")
+    with running_broker(api_keys=ApiKeys.load(path)) as broker:
+        responder = await Responder(await connect_service(broker)).start()
+        async with AsyncClient(broker.url, tenant="alice", api_key="alice-key-0123456789") as client:
+            assert [delta async for delta in client.stream("x", max_tokens=5)] == deltas()
+            assert await client.cancel("r1") == "cancelled"
+        assert responder.tenants == ["alice"]
+        for tenant, key in (("alice", "wrong"), ("bob", "alice-key-0123456789"), ("", "")):
+            with pytest.raises(ConfigurationError, match="credentials"):
+                await AsyncClient(broker.url, tenant=tenant, api_key=key).__aenter__()
+        await responder.bus.close()
+
+
+async def test_a_tenant_needs_its_key() -> None:
+    with pytest.raises(ConfigurationError, match="needs its key"):
+        await AsyncClient(tenant="alice").__aenter__()
+
+
+async def test_a_client_that_is_no_gateway_may_not_act_for_a_tenant() -> None:
+    with running_broker() as broker:
+        async with AsyncClient(broker.url) as client:
+            with pytest.raises(NotPermitted):
+                await client.for_tenant("alice")
 
 
 def test_no_stack_behind_the_broker() -> None:

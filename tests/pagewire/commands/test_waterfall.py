@@ -1,5 +1,6 @@
 from pagewire.commands import waterfall
 from pagewire.shared.spans import Span
+from pagewire.shared.subjects import owned
 
 
 def span(name: str, start: float, end: float, trace: str = "t1", request: str = "") -> Span:
@@ -15,12 +16,17 @@ SPANS = [
     span("queue", 10.1, 10.2, request="r1"),
     span("prefill", 10.2, 10.3),
     span("receive", 10.0, 10.1, trace="t2", request="r2"),
+    span("stream", 10.0, 10.1, trace="t4", request=owned("alice", "r4")),
 ]
 
 
 def test_a_request_is_its_whole_trace_in_order() -> None:
     assert [span.name for span in waterfall.of_request(SPANS, "r1")] == ["receive", "queue", "prefill", "decode"]
     assert waterfall.of_request(SPANS, "r3") == []
+
+
+def test_the_request_of_a_tenant_is_found_by_the_id_that_its_client_knows() -> None:
+    assert [span.name for span in waterfall.of_request(SPANS, "r4")] == ["stream"]
 
 
 def test_bars_share_one_scale() -> None:

@@ -1,7 +1,6 @@
 """The embedded nats-server: who may do what, and that nothing is left of it."""
 
 import asyncio
-import json
 import os
 import re
 import shutil
@@ -18,12 +17,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from pagewire.embedded import broker as broker_module
-from pagewire.embedded.broker import CLIENT_PERMISSIONS, MAX_PAYLOAD, Broker, PortTaken, find_server
+from pagewire.embedded.broker import Broker, PortTaken, find_server
+from pagewire.embedded.nats_config import MAX_PAYLOAD
 from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
-from pagewire.shared.bus import Message, nats
+from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NotPermitted
+from pagewire.shared.permissions import ROLES
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, plain_server, running_broker
 from tests.support.waiting import until
 
@@ -46,78 +47,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-class TestClientRole:
-    @pytest.mark.parametrize(
-        "subject",
-        [
-            "_SVC.>",
-            "_SVC.abc.*",
-            ">",
-            "*.>",
-            "pagewire.svc.steps.*",
-            "pagewire.work.*",
-            "pagewire.v1.generate.m",
-            "$JS.>",
-        ],
-    )
-    async def test_it_reads_its_own_inboxes_only(self, server: Broker, subject: str) -> None:
-        client = await connect_client(server)
-        try:
-            with pytest.raises(NotPermitted):
-                await client.subscribe(subject, lambda message: None)
-        finally:
-            await client.close()
-
-    @pytest.mark.parametrize(
-        "subject",
-        [
-            "_SVC.abc.1",
-            "_INBOX.of.another",
-            f"{subjects.WORK}.m",
-            f"{subjects.DONE}.r",
-            subjects.TERM,
-            f"{subjects.PLAN}.e",
-            f"{subjects.HEARTBEAT}.scheduler.s",
-            "$JS.API.INFO",
-            "$JS.API.STREAM.DELETE.PAGEWIRE_WORK",
-            "$JS.API.DIRECT.GET.PAGEWIRE_DONE.pagewire.done.r",
-            "$JS.ACK.PAGEWIRE_WORK.m.1.1.1.1.0",
-            "$SYS.REQ.SERVER.PING",
-        ],
-    )
-    async def test_it_publishes_requests_only(self, server: Broker, subject: str) -> None:
-        service, client = await connect_service(server), await connect_client(server)
-        received: list[Message] = []
-        try:
-            if not subject.startswith("$"):
-                await service.subscribe(subject, received.append)
-            with pytest.raises(NotPermitted):
-                await client.request(subject, b"x", timeout=30)
-            await service.flush()
-            assert not received
-        finally:
-            await client.close()
-            await service.close()
-
-    async def test_it_reaches_the_services_and_hears_their_answers(self, server: Broker) -> None:
-        service, client = await connect_service(server), await connect_client(server)
-        try:
-            for subject in ("pagewire.v1.generate.model", "$SRV.PING"):
-                await service.subscribe(subject, lambda message: service.publish(message.reply, b"here"))
-                assert (await client.request(subject, b"", timeout=30)).data == b"here"
-        finally:
-            await client.close()
-            await service.close()
-
-    async def test_it_may_not_pose_as_a_service(self, server: Broker) -> None:
-        with pytest.raises(ConfigurationError, match="credentials of a service"):
-            await nats.connect(server.url, name="thief")
-
-
 class TestCredentials:
     async def test_with_a_key_a_client_needs_it(self) -> None:
         with running_broker(api_key='a "key" with $IGNS \\') as server:
-            for user, password in [("", ""), ("client", "wrong"), ("service", 'a "key" with $IGNS \\')]:
+            for user, password in [("", ""), ("client", "wrong"), ("tokenizer", 'a "key" with $IGNS \\')]:
                 with pytest.raises(ConfigurationError, match="credentials"):
                     await nats.connect(server.url, name="c", user=user, password=password, inbox_prefix=CLIENT_INBOX)
             client = await connect_client(server, api_key='a "key" with $IGNS \\')
@@ -132,7 +65,9 @@ class TestCredentials:
         assert "secret" not in str(refused.value)
 
     def test_services_and_restarts_have_passwords_of_their_own(self) -> None:
-        assert Broker().password != Broker().password
+        first, second = Broker(), Broker()
+        found = [*first.passwords.values(), *second.passwords.values(), first.password, second.password]
+        assert len(set(found)) == 2 * (len(ROLES) + 1)
 
     def test_the_configuration_is_private(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -342,40 +277,10 @@ class TestServer:
     async def test_a_server_without_jetstream_may_get_it_later(self, tmp_path: Path) -> None:
         server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
         with server as url, pytest.raises(BusUnavailable, match="--jetstream"):
-            await nats.connect(url, name="service")
+            await nats.connect(url, name="service", create_streams=True)
 
     async def test_a_stack_refuses_a_server_without_jetstream_at_once(self, tmp_path: Path) -> None:
         server = plain_server(["--addr", "127.0.0.1", "--port", "-1"], {})
         with server as url, pytest.raises(ConfigurationError, match="--jetstream"):
             async with Stack(Settings(model="bundled", nats_url=url)):
                 pass
-
-
-class TestContainers:
-    """`deploy/nats.conf` gives the same roles as the embedded broker."""
-
-    async def test_the_roles_are_the_same(self, tmp_path: Path) -> None:
-        config = tmp_path / "nats.conf"
-        config.write_text((ROOT / "deploy/nats.conf").read_text().replace("/data", str(tmp_path)))
-        arguments = ["--config", str(config), "--addr", "127.0.0.1", "--port", "-1", "--http_port", "-1"]
-        passwords = {"PAGEWIRE_NATS_PASSWORD": "service-password", "PAGEWIRE_API_KEY": "client-key"}
-        with plain_server(arguments, passwords) as url:
-            service = await nats.connect(url, name="s", user="service", password="service-password")
-            client = await nats.connect(url, name="c", user="client", password="client-key", inbox_prefix=CLIENT_INBOX)
-            assert service.max_payload == MAX_PAYLOAD
-            with pytest.raises(NotPermitted):
-                await client.subscribe("_SVC.>", lambda message: None)
-            with pytest.raises(NotPermitted):
-                await client.request(f"{subjects.WORK}.m", b"", timeout=30)
-            await service.subscribe("pagewire.v1.models", lambda message: service.publish(message.reply, b"here"))
-            assert (await client.request("pagewire.v1.models", b"", timeout=30)).data == b"here"
-            await client.close()
-            await service.close()
-            for user, password in (("", ""), ("service", "client-key")):
-                with pytest.raises(ConfigurationError, match="credentials"):
-                    await nats.connect(url, name="t", user=user, password=password)
-
-    def test_the_permissions_are_written_alike(self) -> None:
-        text = (ROOT / "deploy/nats.conf").read_text()
-        for verb, allowed in CLIENT_PERMISSIONS.items():
-            assert f"{verb}: {json.dumps(allowed)}" in text

@@ -47,7 +47,10 @@ REQUEST = OpenStream(
     skip_special=True,
     min_tokens=0,
     timeout_ms=60_000,
+    secret=bytes(range(16)),
 )
+KEY = REQUEST.secret.hex()
+"""Last token of the subjects that cancel and resume a stream."""
 
 
 def ids(text: str) -> list[int]:

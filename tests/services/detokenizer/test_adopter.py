@@ -18,7 +18,7 @@ from pagewire.shared.messages.open import Encoding, OpenState, OpenStream
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.placement import rank
-from tests.services.detokenizer.rig import HELLO, REQUEST, Reader, Rig, finish_hello, rig
+from tests.services.detokenizer.rig import HELLO, KEY, REQUEST, Reader, Rig, finish_hello, rig
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -255,9 +255,9 @@ class TestTwoOwners:
             await one.attach()
             await two.attach((HELLO[:2],), step=-1, move=1, opening=encode(opening(reader)))
             await until(lambda: one.load["streams"] == 0)
-            resumed = await one.resume(f"{subjects.RESUME}.d1.r1", 1)
+            resumed = await one.resume(f"{subjects.RESUME}.d1.r1.{KEY}", 1)
             await until(lambda: len(resumed.deltas) == 1)
-            assert await one.cancel(f"{subjects.CANCEL}.d1.r1") == "cancelled"
+            assert await one.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "cancelled"
             await resumed.end()
 
     async def test_one_that_was_frozen_sends_nothing_and_ends(

@@ -7,7 +7,7 @@ import pytest
 from pagewire.shared import subjects
 from pagewire.shared.messages.client import DetokenizeReply, ErrorFrame
 from pagewire.shared.messages.open import Encoding
-from tests.services.detokenizer.rig import END, finish_hello, ids, rig
+from tests.services.detokenizer.rig import END, KEY, finish_hello, ids, rig
 from tests.support.tokenizers import tokenizer
 from tests.support.waiting import until
 
@@ -46,8 +46,8 @@ class TestInboxes:
             model = subjects.model_token(folder.name)
             for reply in ("pagewire.svc.plan.e1", "_SVC.victim"):
                 for subject in (
-                    f"{subjects.CANCEL}.d1.unknown",
-                    f"{subjects.RESUME}.d1.r1",
+                    f"{subjects.CANCEL}.d1.unknown.{KEY}",
+                    f"{subjects.RESUME}.d1.r1.{KEY}",
                     f"{subjects.DETOKENIZE}.{model}",
                 ):
                     world.client.publish(subject, b'{"token_ids": []}', reply=reply)
@@ -90,7 +90,7 @@ class TestNonsense:
 
     async def test_a_resumption_of_an_unknown_request(self, folder: Path) -> None:
         async with rig(folder) as world:
-            reader = await world.resume(f"{subjects.RESUME}.d1.unknown", 0)
+            reader = await world.resume(f"{subjects.RESUME}.d1.unknown.{KEY}", 0)
             error = await reader.error()
             assert (error.code, error.request_id) == (400, "unknown")
             await until(lambda: reader.over)

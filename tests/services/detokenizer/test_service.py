@@ -15,7 +15,7 @@ from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.client import Accepted, FinalChoice
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from tests.services.detokenizer.rig import END, HELLO, PROMPT, Reader, finish_hello, ids, rig
+from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, Reader, finish_hello, ids, rig
 from tests.support.switched_store import switched_broker
 from tests.support.waiting import until
 
@@ -29,7 +29,8 @@ async def test_a_stream_from_its_first_frame_to_the_empty_one(folder: Path, enco
     async with rig(folder) as world:
         ack = await world.store_item()
         reader = await world.open(encoding)
-        assert reader.frames == [Accepted("r1", "pagewire.v1.cancel.d1.r1", "pagewire.v1.resume.d1.r1", PROMPT)]
+        cancel, resume = (f"pagewire.v1.{verb}.d1.r1.{KEY}" for verb in ("cancel", "resume"))
+        assert reader.frames == [Accepted("r1", cancel, resume, PROMPT)]
         await world.attach(ack=ack)
         world.generate(ids("Hello world!"), Finish.LENGTH)
         final = await reader.end()

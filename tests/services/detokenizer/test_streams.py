@@ -12,7 +12,7 @@ from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import Finish
-from tests.services.detokenizer.rig import END, HELLO, finish_hello, ids, rig
+from tests.services.detokenizer.rig import END, HELLO, KEY, finish_hello, ids, rig
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -153,7 +153,7 @@ class TestCancel:
             world.step((100, 0, HELLO[0], Finish.LENGTH), (101, 0, HELLO[0], Finish.NONE))
             world.step((101, 1, HELLO[1], Finish.NONE))
             await until(lambda: world.load["tokens"] == 3)
-            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "cancelled"
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "cancelled"
             world.step((101, 2, HELLO[2], Finish.NONE))
             if stream:
                 final = await reader.end()
@@ -168,7 +168,7 @@ class TestCancel:
             assert usage.completion_tokens == 3
             await until(lambda: world.aborted)
             assert world.aborted == [([101], AbortReason.CANCELLED)]
-            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "ended"
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "ended"
             await until(lambda: world.ended_items == [ack])
 
     async def test_after_its_end_and_never_heard_of(self, folder: Path) -> None:
@@ -176,10 +176,10 @@ class TestCancel:
         async with rig(folder, broker=broker) as world:
             await world.open()
             await finish_hello(world)
-            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "ended"
-            assert await world.cancel(f"{subjects.CANCEL}.d1.r2") == "unknown"
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "ended"
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r2.{KEY}") == "unknown"
         async with rig(folder, broker=broker) as world:
-            assert await world.cancel(f"{subjects.CANCEL}.d1.r1") == "ended"
+            assert await world.cancel(f"{subjects.CANCEL}.d1.r1.{KEY}") == "ended"
 
     async def test_published_and_by_id_alone(self, folder: Path) -> None:
         async with rig(folder) as world:

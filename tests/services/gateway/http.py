@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message
 
 from pagewire import AsyncClient
 from pagewire.services.gateway import app
+from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.service import APIS
@@ -54,7 +55,7 @@ class Gateway:
         self.health = Health(self.bus, self._changed)
         self.endpoints = {path: Endpoint(api, client, body_limit) for path, api in APIS.items()}
         self.completions = self.endpoints["/v1/completions"]
-        self.app: ASGIApp = app.build(client, self.endpoints, self.health, api_key)
+        self.app: ASGIApp = app.build(client, self.endpoints, self.health, find_tenant(api_key, None))
 
     def _changed(self) -> None:
         self.changes += 1
@@ -78,8 +79,12 @@ class Gateway:
         *,
         gone: asyncio.Event | None = None,
         slow: asyncio.Event | None = None,
+        tenant: str = "",
     ) -> Answer:
-        """Sends a request. The client disconnects when `gone` is set, and reads only once `slow` is set."""
+        """Sends a request, of a tenant if one is named.
+
+        The client disconnects when `gone` is set, and reads only once `slow` is set.
+        """
         answer = Answer()
         scope = {
             "type": "http",
@@ -87,6 +92,7 @@ class Gateway:
             "path": path,
             "query_string": b"",
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+            **({"tenant": tenant} if tenant else {}),
         }
         pending = [body[i : i + 4096] for i in range(0, len(body), 4096)] or [b""]
 

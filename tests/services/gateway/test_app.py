@@ -65,7 +65,7 @@ async def test_paths_and_methods_that_do_not_exist_have_the_shape_of_errors(gate
     assert (await gateway.get("/v1/completions")).status == 405
 
 
-async def test_a_key_guards_what_is_under_v1_and_nothing_else() -> None:
+async def test_a_key_guards_every_path_but_those_of_health() -> None:
     gateway = await start_gateway(api_key="secret")
     refused = await gateway.get("/v1/models")
     assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
@@ -74,7 +74,10 @@ async def test_a_key_guards_what_is_under_v1_and_nothing_else() -> None:
     assert (await gateway.post({"prompt": "x"})).status == 401
     assert gateway.responder.requests == []
     assert (await gateway.post({"prompt": "x"}, authorization="Bearer secret")).status == 200
-    assert (await gateway.get("/livez")).status == 200
+    for path in ("/livez", "/readyz", "/health"):
+        assert (await gateway.get(path)).status in {200, 503}
+    for path in ("/", "/metrics", "/v1", "/nowhere", "/health/", "/v1/chat/completions", "//health"):
+        assert (await gateway.get(path)).status == 401
 
 
 @pytest.mark.parametrize("header", ["bearer secret", "BEARER secret", "Bearer  secret"])

@@ -4,6 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pagewire.shared import subjects
 from pagewire.shared.errors import (
     Cancelled,
     ContextLength,
@@ -222,3 +223,13 @@ async def test_the_trace_of_the_caller_is_continued(gateway: Gateway) -> None:
     traceparent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
     await gateway.post({"model": MODEL, "prompt": "x"}, traceparent=traceparent)
     assert gateway.responder.headers[0]["traceparent"] == traceparent
+
+
+async def test_each_tenant_asks_in_its_own_name_and_is_answered_in_inboxes_of_its_own(gateway: Gateway) -> None:
+    body = msgspec.json.encode({"prompt": "x"})
+    replies = []
+    for tenant in ("alice", "bob", "alice", ""):
+        answer = await gateway.call("POST", "/v1/completions", body, {}, tenant=tenant)
+        assert answer.status == 200
+        replies.append(subjects.owner_of(gateway.responder.reply))
+    assert gateway.responder.tenants == replies == ["alice", "bob", "alice", ""]

@@ -14,7 +14,8 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import dispatcher, service, store_monitor
+from pagewire.services.tokenizer import dispatcher, input_processor, service, store_monitor
+from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
 from pagewire.services.tokenizer.sampling import NOT_BUILT
 from pagewire.services.tokenizer.service import Tokenizer
@@ -319,7 +320,18 @@ async def test_without_a_detokenizer_the_service_is_unavailable(monkeypatch: pyt
         assert (frame.code, frame.error, frame.retryable) == (503, "unavailable", True)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_text_that_no_context_could_hold_is_not_encoded(monkeypatch: pytest.MonkeyPatch, chat: bool) -> None:
+    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: 1 / 0)
+    text = "word " * 100_000
+    async with serving() as setup:
+        frame = await setup.refused({"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text})
+    assert (frame.code, frame.error) == (422, "context_length")
+    assert "characters" in frame.message
+
+
 async def test_a_deadline_that_has_passed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_processor, "check_texts", lambda *_: None)  # the encoding shall take longer
     async with serving() as setup:
         frame = await setup.refused({"prompt": "word " * 100_000, "timeout_ms": 1})
         assert (frame.code, frame.error) == (408, "deadline_exceeded")

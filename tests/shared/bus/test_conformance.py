@@ -78,6 +78,46 @@ class TestSubjects:
         assert all(inbox.startswith("_SVC.") for inbox in inboxes)
 
 
+class TestViews:
+    """A view is a bus over the same connection with inboxes of its own."""
+
+    async def test_its_inboxes_carry_its_prefix_and_requests_are_answered_there(self, world: World) -> None:
+        bus, other = await world.connect(), await world.connect()
+        subject, prefix = unique("t"), f"_TENANT.{unique('a')}"
+        asked: list[Message] = []
+
+        def answer(message: Message) -> None:
+            asked.append(message)
+            other.publish(message.reply, b"answer")
+
+        await other.subscribe(subject, answer)
+        view = await bus.view(prefix)
+        assert (await view.request(subject, b"", timeout=5)).data == b"answer"
+        assert (await bus.request(subject, b"", timeout=5)).data == b"answer"
+        with view.inbox(lambda message: None) as inbox:
+            assert inbox.startswith(f"{prefix}.")
+        assert view.new_inbox().startswith(f"{prefix}.")
+        assert [message.reply.startswith(f"{prefix}.") for message in asked] == [True, False]
+
+    async def test_nobody_at_a_subject_is_said_at_once(self, world: World) -> None:
+        view = await (await world.connect()).view("_TENANT.a")
+        with pytest.raises(NoResponders):
+            await view.request(unique("t"), b"", timeout=30)
+
+    async def test_it_ends_with_its_connection_and_not_before(self, world: World) -> None:
+        bus = await world.connect()
+        view = await bus.view("_TENANT.a")
+        subject = unique("t")
+        asked = asyncio.Event()
+        await bus.subscribe(subject, lambda message: asked.set())
+        await view.close()
+        waiting = asyncio.create_task(view.request(subject, b"", timeout=30))
+        await asked.wait()
+        await bus.close()
+        with pytest.raises(BusUnavailable):
+            await waiting
+
+
 class TestDelivery:
     async def test_subject_data_reply_and_headers_arrive(self, world: World) -> None:
         bus = await world.connect()

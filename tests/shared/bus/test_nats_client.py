@@ -13,6 +13,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
+from structlog.testing import capture_logs
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared.bus import Message, nats
@@ -148,10 +149,13 @@ async def test_a_forbidden_subject_fails_at_once(server: Broker) -> None:
     async with opened(connect_client(server)) as bus:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        with pytest.raises(NotPermitted, match=r"pagewire\.svc\.claim"):
-            await bus.request("pagewire.svc.Claim", b"", timeout=30)
-        with pytest.raises(NotPermitted, match=r"_SVC\.>"):
-            await bus.subscribe("_SVC.>", lambda message: None)
+        with capture_logs() as lines:
+            with pytest.raises(NotPermitted, match=r"pagewire\.svc\.claim"):
+                await bus.request("pagewire.svc.Claim", b"", timeout=30)
+            with pytest.raises(NotPermitted, match=r"_SVC\.>"):
+                await bus.subscribe("_SVC.>", lambda message: None)
+        denied = [line["log_level"] for line in lines if line["event"] == "permission_denied"]
+        assert denied == ["error", "error"]
         assert loop.time() - started < 5
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared import subjects
-from pagewire.shared.bus import Headers, Message, nats_store
+from pagewire.shared.bus import Headers, Message, nats, nats_store
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.nats_store import DONE_STREAM, WORK_STREAM
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, StorageRefused
@@ -45,6 +45,22 @@ class TestStreams:
             assert configs[WORK_STREAM]["retention"] == "workqueue"
             assert configs[DONE_STREAM]["max_age"] == 120 * 10**9
             await bus.close()
+
+    async def test_who_may_not_make_them_waits_until_they_are_there(self) -> None:
+        async with Broker(port=0) as broker:
+            tokenizer = await nats.connect(
+                broker.url,
+                name="test",
+                user="tokenizer",
+                password=broker.passwords["tokenizer"],
+                inbox_prefix=subjects.service_inbox("tokenizer"),
+            )
+            with pytest.raises(StorageRefused, match="the streams are not there yet"):
+                await tokenizer.store.check()
+            await (await connect_service(broker)).close()
+            await tokenizer.store.check()
+            assert not tokenizer.denials
+            await tokenizer.close()
 
     async def test_streams_of_another_make_are_refused(self) -> None:
         async with Broker(port=0) as broker:

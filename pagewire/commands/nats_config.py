@@ -1,0 +1,21 @@
+"""Prints a configuration for a NATS server of your own: a user for each service, for clients, and for each tenant.
+
+The passwords of the services come from the environment of the server; the keys of the tenants stand in the output.
+"""
+
+import argparse
+
+from pagewire.embedded import nats_config
+from pagewire.shared.api_keys import ApiKeys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the file of the tenants' keys."""
+    parser.add_argument("--api-key-file", metavar="FILE", help="file with one tenant per line, name:key")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Prints the configuration."""
+    tenants = ApiKeys.load(given.api_key_file).passwords if given.api_key_file else {}
+    print(nats_config.file(tenants), end="")
+    return 0

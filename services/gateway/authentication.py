@@ -1,0 +1,57 @@
+"""Who may send HTTP requests: the check of the API key."""
+
+import hmac
+from collections.abc import Callable
+from hashlib import sha256
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pagewire.services.gateway import errors
+from pagewire.shared.api_keys import ApiKeys
+
+PUBLIC = frozenset({"/health", "/livez", "/readyz"})
+"""Paths that need no key: whoever asks for the health of a service has none."""
+
+FindTenant = Callable[[bytes], str | None]
+"""Returns the tenant whose key is given, "" for the key of `--api-key`, and None for any other key."""
+
+
+def find_tenant(api_key: str, keys: ApiKeys | None) -> FindTenant | None:
+    """Returns how to find the tenant of a key; None if no keys are set, so that none is needed."""
+    if not api_key and keys is None:
+        return None
+    # The comparison of digests takes the same time whatever the length of the key.
+    expected = sha256(api_key.encode()).digest() if api_key else b""
+
+    def find(given: bytes) -> str | None:
+        if hmac.compare_digest(sha256(given).digest(), expected):
+            return ""
+        return keys.find(given) if keys is not None else None
+
+    return find
+
+
+class Authentication:
+    """Answers 401 to requests without a valid key, except for those of `PUBLIC`; notes who sends the others.
+
+    The name of the tenant is `scope["tenant"]`, which is not there if no keys are set.
+    """
+
+    def __init__(self, app: ASGIApp, find: FindTenant) -> None:
+        self._app = app
+        self._find = find
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on, or answers 401."""
+        if scope["path"] not in PUBLIC:
+            given = [value for name, value in scope["headers"] if name == b"authorization"]
+            scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+            tenant = self._find(key.strip()) if scheme.lower() == b"bearer" else None
+            if tenant is None:
+                content = errors.body(401, "invalid_api_key", "send the API key as `Authorization: Bearer KEY`")
+                headers = {"WWW-Authenticate": "Bearer"}
+                await Response(content, 401, headers, "application/json")(scope, receive, send)
+                return
+            scope["tenant"] = tenant
+        await self._app(scope, receive, send)

@@ -1,0 +1,162 @@
+"""Who may publish and subscribe where: the users of the NATS server, with no rights beyond what each one needs.
+
+The configuration of the embedded broker and `deploy/nats.conf` are made from this table. What a service comes to need
+is added here; until then the server refuses it, and the bus logs `permission_denied`.
+"""
+
+from dataclasses import dataclass
+
+from pagewire.shared import subjects
+from pagewire.shared.bus.nats_store import API, CHECK_DONE, DONE_STREAM, TERM_STREAM, WORK_STREAM
+
+CLIENT = "client"
+"""The user of clients that are no tenants."""
+OPERATOR = "operator"
+"""The user of whoever operates the broker, with all rights."""
+STORING = frozenset({"scheduler", "detokenizer"})
+"""The services that create the streams of the store. Whoever may do that can have the server send it what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """The rights of one user, as patterns of subjects."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    answers: bool = False
+    """Whether the user may also publish one answer to each message that it receives, to the reply subject, at once."""
+
+
+def of_tenant(name: str) -> Permissions:
+    """Returns the rights of a tenant of `--api-key-file`; those of other clients if the name is empty."""
+    requests = (subjects.for_tenant(subject, name) for subject in _REQUESTS)
+    return Permissions(publish=(*requests, "$SRV.>"), subscribe=(f"{subjects.client_inbox(name)}.>",))
+
+
+_REQUESTS = (
+    f"{subjects.GENERATE}.*",
+    f"{subjects.TOKENIZE}.*",
+    f"{subjects.DETOKENIZE}.*",
+    subjects.MODELS,
+    f"{subjects.CANCEL}.>",
+    f"{subjects.RESUME}.>",
+)
+"""What clients ask."""
+_VERBS = ("PING", "INFO", "STATS")
+"""What discovery asks. They are listed, because nats-server takes `$SRV.>` for a part of `$SRV.*`."""
+_CLIENTS = (f"{subjects.CLIENT_INBOX}.>", f"{subjects.TENANT_INBOX}.>")
+"""The inboxes of all clients."""
+_STREAMS = tuple(
+    f"{API}.STREAM.{verb}.{stream}"
+    for stream in (WORK_STREAM, DONE_STREAM, TERM_STREAM)
+    for verb in ("CREATE", "UPDATE")
+)
+_GET_DONE = f"{API}.DIRECT.GET.{DONE_STREAM}.>"
+_ACKS = (f"$JS.ACK.{WORK_STREAM}.>", f"$JS.ACK.*.*.{WORK_STREAM}.>")
+"""The acknowledgements of work items, in both forms that servers use."""
+
+
+def _inbox(service: str) -> str:
+    return f"{subjects.service_inbox(service)}.>"
+
+
+def _everyone(*requests: str) -> tuple[str, ...]:
+    return tuple(pattern for request in requests for pattern in subjects.for_everyone(request))
+
+
+def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...], answers: bool = False) -> Permissions:
+    """Returns the rights of a service with those that all have: heartbeats, discovery, and inboxes of its own."""
+    return Permissions(
+        publish=(
+            f"{subjects.HEARTBEAT}.{name}.*",
+            f"$SRV.STATS.pagewire-{name}",
+            _inbox(name),
+            _inbox("supervisor"),
+            *publish,
+            *(_STREAMS if name in STORING else ()),
+        ),
+        subscribe=(
+            f"{subjects.HEARTBEAT}.*.*",
+            *(f"$SRV.{verb}{suffix}" for verb in _VERBS for suffix in ("", f".pagewire-{name}", f".pagewire-{name}.*")),
+            _inbox(name),
+            *subscribe,
+        ),
+        answers=answers,
+    )
+
+
+ROLES: dict[str, Permissions] = {
+    "tokenizer": _service(
+        "tokenizer",
+        publish=(
+            *_CLIENTS,
+            f"{subjects.DETOKENIZER}.*.open",
+            f"{subjects.DETOKENIZER}.*.abort",
+            f"{subjects.WORK}.>",
+            CHECK_DONE,
+        ),
+        subscribe=(
+            *_everyone(f"{subjects.GENERATE}.*", f"{subjects.TOKENIZE}.*", subjects.MODELS),
+            f"{subjects.PREFIXES}.*.*",
+        ),
+    ),
+    "scheduler": _service(
+        "scheduler",
+        publish=(
+            _inbox("detokenizer"),
+            f"{subjects.CLAIM}.*",
+            f"{subjects.PLAN}.*",
+            f"{subjects.REPLAY}.*",
+            f"{subjects.PREFIXES}.*.*",
+            f"{subjects.DETOKENIZER}.*.attach",
+            f"{subjects.DETOKENIZER}.*.abort",
+            subjects.TERM,
+            _GET_DONE,
+            f"{API}.STREAM.INFO.{WORK_STREAM}",
+            f"{API}.CONSUMER.CREATE.{WORK_STREAM}.>",
+            f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.*",
+            *_ACKS,
+        ),
+        subscribe=(f"{subjects.ABORT}.*.*", f"{subjects.STEPS}.*"),
+        answers=True,
+    ),
+    "executor": _service(
+        "executor",
+        publish=(f"{subjects.STEPS}.*", _inbox("scheduler"), _inbox("detokenizer")),
+        subscribe=(f"{subjects.PLAN}.*", f"{subjects.REPLAY}.*", f"{subjects.CLAIM}.*"),
+        answers=True,
+    ),
+    "detokenizer": _service(
+        "detokenizer",
+        publish=(
+            *_CLIENTS,
+            _inbox("tokenizer"),
+            _inbox("scheduler"),
+            f"{subjects.ABORT}.*.abort",
+            f"{subjects.REPLAY}.*",
+            f"{subjects.DONE}.*",
+            _GET_DONE,
+            f"{API}.DIRECT.GET.{WORK_STREAM}",
+            f"{subjects.DETOKENIZER}.*.ping",
+            f"{subjects.ADOPTED}.*",
+            *_ACKS,
+        ),
+        subscribe=(
+            *_everyone(f"{subjects.CANCEL}.>", f"{subjects.RESUME}.>", f"{subjects.DETOKENIZE}.*"),
+            f"{subjects.DETOKENIZER}.*.*",
+            f"{subjects.ADOPTED}.*",
+            f"{subjects.STEPS}.*",
+        ),
+    ),
+    "gateway": _service(
+        "gateway",
+        publish=_everyone(*_REQUESTS),
+        subscribe=tuple(f"{subjects.gateway_inbox(tenant)}.>" for tenant in ("", "*")),
+        answers=True,
+    ),
+    "supervisor": Permissions(
+        publish=(f"{subjects.HEARTBEAT}.*.*", "$SRV.PING.>", "$SRV.STATS.>", f"{API}.INFO"),
+        subscribe=(f"{subjects.HEARTBEAT}.*.*", _inbox("supervisor")),
+    ),
+}
+"""The user of each service, and that of the supervisor."""

@@ -1,0 +1,87 @@
+"""Bodies of HTTP requests: each is answered in the right shape, and never with 500."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import strategies as st
+
+from pagewire.client.sync import LoopThread
+from pagewire.services.gateway import chat_request, request, sampling_fields
+from pagewire.services.gateway.endpoint import Endpoint
+from pagewire.services.gateway.service import APIS
+from pagewire.shared.messages.client import SamplingParams
+from tests.fuzz.fuzzing import fuzz, json_bytes
+from tests.services.gateway.http import Answer, Gateway, start_gateway
+from tests.support.responder import MODEL
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BODIES: list[dict[str, Any]] = [
+    {"model": MODEL, "prompt": "x", "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}},
+    {"model": MODEL, "prompt": [5, 6], "n": 2, "temperature": 0.5, "stop": ["a"], "logit_bias": {}, "logprobs": None},
+    {"prompt": ["x", "y"], "use_beam_search": True, "n": 2, "user": "u", "seed": 3, "request_id": "a"},
+    {
+        "model": MODEL,
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+            {"role": "assistant", "tool_calls": [CALL]},
+        ],
+        "max_completion_tokens": 4,
+        "chat_template_kwargs": {"a": [1]},
+        "tools": [],
+    },
+]
+NAMES = sorted(
+    {*SamplingParams.__struct_fields__, *request.FIELDS, *chat_request.FIELDS}
+    | sampling_fields.NEUTRAL.keys()
+    | sampling_fields.IGNORED
+)
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[tuple[LoopThread, Gateway]]:
+    thread = LoopThread()
+    yield thread, thread.run(start_gateway())
+    thread.close()
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_any_body(gateway: tuple[LoopThread, Gateway], path: str) -> None:
+    thread, running = gateway
+    assert isinstance(running.endpoints[path], Endpoint)
+
+    def check(body: bytes) -> None:
+        answer: Answer = thread.run(running.post(body, path))
+        assert answer.status in {200, 400, 404, 408, 413, 422}, (answer.status, answer.body)
+        if answer.status != 200:
+            error = answer.json["error"]
+            assert error["message"]
+            assert error["code"]
+        elif answer.headers["content-type"].startswith("text/event-stream"):
+            assert answer.events
+        else:
+            assert answer.json["choices"] is not None
+
+    fuzz(json_bytes(BODIES, NAMES), check, known=KNOWN, batch=50, share=0.5)
+
+
+KNOWN = [
+    msgspec.json.encode({"prompt": "x", "max_tokens": 2**64}),
+    b'{"prompt": [99999999999999999999]}',
+    b"[" * 50_000,
+    b'{"metadata": ' + b"[" * 50_000,
+    b"\xff\xfe",
+]
+
+
+def test_any_header(gateway: tuple[LoopThread, Gateway]) -> None:
+    thread, running = gateway
+
+    def check(headers: dict[str, str]) -> None:
+        answer = thread.run(running.call("POST", "/v1/completions", b'{"prompt": "x"}', headers))
+        assert answer.status == 200, answer.body
+
+    names = st.sampled_from(["traceparent", "tracestate", "content-type", "authorization", "accept", "x"])
+    traces = st.from_regex(r"0[0-9a-f]-[0-9a-f]{31,33}-[0-9a-f]{15,17}-[0-9a-f]{1,2}", fullmatch=True)
+    fuzz(st.dictionaries(names, st.one_of(st.text(max_size=30), traces), max_size=3), check, share=0.5)
