@@ -1,8 +1,10 @@
-"""Runs the services under clients that always have a request open, and reads the counters of the executors."""
+"""Runs the services under clients that always have a request open, and finds their processes and counters."""
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 
 from pagewire import AsyncClient
 from pagewire.embedded.stack import PIPELINE, Stack
@@ -25,6 +27,23 @@ async def counters(url: str) -> list[dict[str, float]]:
         {name[5:]: float(value) for name, value in stats.metadata.items() if name.startswith("load.")}
         for stats in found
     ]
+
+
+def processes() -> Iterator[tuple[str, Path]]:
+    """Yields the name and the folder in /proc of each process that this one has started.
+
+    Services have their own names; a process of Python that is no service is `client`.
+    """
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_text().split("\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        if int(fields[1]) == os.getpid():
+            services = (word.rpartition(".")[2] for word in command if word.startswith("pagewire.services."))
+            name = next(services, Path(command[0]).name)
+            yield "client" if name.startswith("python") else name, folder
 
 
 def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import counters
+from pagewire.bench._stack import counters, processes
 from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
 from pagewire.shared import logs, subjects
 from pagewire.shared.bus import Message, nats
@@ -135,19 +134,12 @@ async def _observe(client: Connection, url: str) -> _Observation:
 def _cpu_seconds() -> dict[str, float]:
     """Returns the CPU seconds of the processes that this one has started, by name."""
     spent: dict[str, float] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
+    for name, folder in processes():
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            command = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue  # it has ended meanwhile
-        if int(fields[1]) == os.getpid():
-            name = next(
-                (word.rpartition(".")[2] for word in command if word.startswith("pagewire.services.")),
-                Path(command[0]).name,
-            )
-            name = "client" if name.startswith("python") else name
-            spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
+        spent[name] = spent.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
     return spent
 
 

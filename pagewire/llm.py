@@ -35,8 +35,9 @@ class LLM:
 
     def __init__(self, model: str = "", **settings: Any) -> None:
         flags = {name.replace("_", "-"): value for name, value in settings.items()}
-        loaded = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
-        self._settings = msgspec.structs.replace(loaded, api_key_file="")  # nobody else uses this stack
+        chosen = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+        # Nobody else uses this stack, and offline every request waits.
+        self._settings = msgspec.structs.replace(chosen, api_key_file="", max_queue_wait=None)
         self._thread = LoopThread()
         self._stack = Stack(self._settings, PIPELINE)
         self._finalizer = weakref.finalize(self, _end, self._thread, self._stack)
@@ -103,8 +104,11 @@ class LLM:
         return self._thread.run(self._generate(list(zip(requests, each, strict=True))))
 
     async def _generate(self, work: Sequence[tuple[dict[str, Any], SamplingParams | None]]) -> list[Result]:
-        """Keeps twice as many requests in flight as there are slots, so that a free slot finds the next one waiting."""
-        room = asyncio.Semaphore(2 * self._settings.max_num_seqs)
+        """Keeps twice as many requests in flight as there are slots, so that a free slot finds the next one waiting.
+
+        A request for which the services have no room, because there are so many slots, is sent again later.
+        """
+        room = asyncio.Semaphore(2 * self._settings.max_num_seqs * self._settings.data_parallel_size)
         async with AsyncClient(self._address.nats, api_key=self._settings.api_key) as client:
 
             async def one(request: dict[str, Any], sampling: SamplingParams | None) -> Result:

@@ -18,10 +18,12 @@ MAX_VALUES = 100_000
 
 
 class RequestHead(msgspec.Struct, frozen=True):
-    """The fields of a request that its error frame depends on."""
+    """The fields of a request that its admission and its error frame depend on."""
 
     request_id: str | None = None
     stream: bool = False
+    priority: int = 0
+    timeout_ms: int = 60_000
 
 
 def encoding_of(headers: Mapping[str, str]) -> Encoding:
@@ -104,4 +106,4 @@ def decode_head(data: bytes, encoding: Encoding) -> RequestHead:
     except InvalidRequest:
         return RequestHead()
     valid_id = head.request_id is not None and subjects.is_token(head.request_id)
-    return head if valid_id else RequestHead(None, head.stream)
+    return head if valid_id else msgspec.structs.replace(head, request_id=None)

@@ -19,6 +19,8 @@ STEP_TOKENS = 512
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+Duration = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$")]
+"""A number with its unit: 500ms, 10s, 2m, 1h."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename="kebab"):
@@ -112,9 +114,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """File with the authorities whose certificates HTTP clients must have; by default they need none."""
     max_connections: Positive = 8192
     """HTTP connections that may be open at once; beyond them idle ones are closed, then requests refused with 503."""
+    max_queue_wait: Duration | None = None
+    """Longest wait in the queue, such as 10s, 500ms or 2m: a request that would wait longer is refused with 429; by
+    default the queue is bounded only by the number and bytes of its requests, and by their own deadlines."""
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
+
+
+def seconds(duration: str) -> float:
+    """Returns the seconds of a `Duration`."""
+    number = duration.rstrip("hms")
+    return float(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[duration.removeprefix(number)]
 
 
 def variable(name: str) -> str:

@@ -98,6 +98,7 @@ ROLES: dict[str, Permissions] = {
         subscribe=(
             *_everyone(f"{subjects.GENERATE}.*", f"{subjects.TOKENIZE}.*", subjects.MODELS),
             f"{subjects.PREFIXES}.*.*",
+            f"{subjects.BACKLOG}.*.*",
         ),
     ),
     "scheduler": _service(
@@ -108,6 +109,7 @@ ROLES: dict[str, Permissions] = {
             f"{subjects.PLAN}.*",
             f"{subjects.REPLAY}.*",
             f"{subjects.PREFIXES}.*.*",
+            f"{subjects.BACKLOG}.*.*",
             f"{subjects.DETOKENIZER}.*.attach",
             f"{subjects.DETOKENIZER}.*.abort",
             subjects.TERM,
@@ -117,7 +119,7 @@ ROLES: dict[str, Permissions] = {
             f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.*",
             *_ACKS,
         ),
-        subscribe=(f"{subjects.ABORT}.*.*", f"{subjects.STEPS}.*"),
+        subscribe=(f"{subjects.ABORT}.*.*", f"{subjects.STEPS}.*", f"{subjects.BACKLOG}.*.*"),
         answers=True,
     ),
     "executor": _service(

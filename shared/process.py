@@ -12,8 +12,8 @@ PARENT = "PAGEWIRE_PARENT"
 """Environment variable with the process id of the supervisor that started this process."""
 INSTANCE = "PAGEWIRE_INSTANCE"
 """Environment variable with the instance id that the supervisor gave to this process."""
-PREDECESSOR = "PAGEWIRE_PREDECESSOR"
-"""Environment variable with the process id of a process that drains, whose successor this one is."""
+PREDECESSORS = "PAGEWIRE_PREDECESSORS"
+"""Environment variable with the process ids, separated by commas, of draining processes that this one succeeds."""
 LISTENER = "PAGEWIRE_LISTENER"
 """Environment variable with the file descriptor of the listening socket that the supervisor gave to a gateway."""
 REFUSAL = "PAGEWIRE_REFUSAL"
@@ -67,11 +67,10 @@ def refuse_settings(reason: str) -> None:
         print(reason, file=sys.stderr)
 
 
-async def wait_for_predecessor() -> None:
-    """Returns once the process whose successor this one is has ended, at once if there is none."""
-    if PREDECESSOR in os.environ:
-        predecessor = int(os.environ[PREDECESSOR])
-        await poll(lambda: not _exists(predecessor))
+async def wait_for_predecessors() -> None:
+    """Returns once the processes whose successor this one is have ended, at once if there are none."""
+    predecessors = [int(process) for process in os.environ.get(PREDECESSORS, "").split(",") if process]
+    await poll(lambda: not any(map(_exists, predecessors)))
 
 
 def _exists(process: int) -> bool:

@@ -4,7 +4,7 @@ import structlog
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
-from pagewire.shared.client_requests import decode_head, encoding_of
+from pagewire.shared.client_requests import RequestHead, decode_head, encoding_of
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge, RequestError
 from pagewire.shared.frames import Reply, encode_frame, error_frame, error_headers
 
@@ -42,13 +42,16 @@ class Replier:
         except BusUnavailable:
             _log.warning("answer_lost")
 
-    def refuse(self, message: Message, error: RequestError, request_id: str = "") -> str:
+    def refuse(
+        self, message: Message, error: RequestError, request_id: str = "", head: RequestHead | None = None
+    ) -> str:
         """Sends an error frame, and the empty message that ends a stream if the request asked for a stream.
 
-        Returns the request id on the frame: the request's own, else `request_id`.
+        Returns the request id on the frame: the request's own, else `request_id`. `head` is the decoded head of the
+        request; None: it is decoded here.
         """
         encoding = encoding_of(message.headers)
-        head = decode_head(message.data, encoding)
+        head = head or decode_head(message.data, encoding)
         frame = error_frame(error, head.request_id or request_id)
         try:
             self._bus.publish(message.reply, encode_frame(frame, encoding), headers=error_headers(error))

@@ -38,6 +38,9 @@ HEARTBEAT = "pagewire.svc.heartbeat"
 PREFIXES = "pagewire.svc.prefixes"
 """`.<model>.<scheduler>`: the prefixes that a replica has cached."""
 
+BACKLOG = "pagewire.svc.backlog"
+"""`.<model>.<scheduler>`: what waits, and how fast it starts."""
+
 WORK = "pagewire.work"
 """`.<model>.<class>.<target>`: the work queues."""
 DONE = "pagewire.done"
@@ -72,8 +75,12 @@ def model_token(name: str) -> str:
 
 def work_queue(model: str, priority: int, target: str) -> str:
     """Returns a request's queue, which follows `WORK` in subjects. `target` is `ANY` or a scheduler's instance id."""
-    rank = (priority > 0) - (priority < 0)
-    return f"{model}.{CLASSES[1 + rank]}.{target}"
+    return f"{model}.{CLASSES[class_of(priority)]}.{target}"
+
+
+def class_of(priority: int) -> int:
+    """Returns the index in `CLASSES` of a priority's class."""
+    return 1 + (priority > 0) - (priority < 0)
 
 
 def work_queues(model: str, target: str) -> list[str]:

@@ -33,10 +33,11 @@ class _Store(MemoryStore):
         self._progress = progress
         self.work: list[bytes] = []
 
-    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """See `Store`."""
         self.work.append(data)
         self._progress.notify()
+        return len(self.work)
 
 
 class _Clients:

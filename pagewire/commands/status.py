@@ -71,13 +71,7 @@ def table(found: list[Stats]) -> list[str]:
     lines = [f"{'service':<14}{'instance':<14}{'state':<10}{'model':<16}load"]
     for stats in found:
         details: dict[str, Any] = stats.metadata
-        state = (
-            "draining"
-            if details.get("draining") == "true"
-            else "ready"
-            if details.get("ready") == "true"
-            else "not ready"
-        )
+        state = next((state for state in ("draining", "ready") if details.get(state) == "true"), "not ready")
         load = " ".join(f"{key[5:]}={value}" for key, value in sorted(details.items()) if key.startswith("load."))
         name = stats.name.removeprefix("pagewire-")
         lines.append(f"{name:<14}{stats.id:<14}{state:<10}{details.get('model', ''):<16}{load}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process import END_NOW, INSTANCE, PARENT, PREDECESSOR, REFUSAL, STOP
+from pagewire.shared.process import END_NOW, INSTANCE, PARENT, PREDECESSORS, REFUSAL, STOP
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""
@@ -60,13 +60,13 @@ class _Run:
 
     Attributes:
         instance: its instance id.
-        predecessor: the process that drains meanwhile, if there is one.
+        predecessors: the processes of the program that drained when this one was started.
         process: None before it has started.
         draining: set when the process is about to end: its end is no failure.
     """
 
-    def __init__(self, predecessor: asyncio.subprocess.Process | None) -> None:
-        self.predecessor = predecessor
+    def __init__(self, predecessors: Sequence[asyncio.subprocess.Process]) -> None:
+        self.predecessors = predecessors
         self.instance = ""
         self.process: asyncio.subprocess.Process | None = None
         self.draining = asyncio.Event()
@@ -135,14 +135,15 @@ class Supervisor:
 
     async def _keep_running(self, program: Program, group: asyncio.TaskGroup) -> None:
         delay = 0.0
-        draining: asyncio.subprocess.Process | None = None
+        draining: list[asyncio.subprocess.Process] = []
         loop = asyncio.get_running_loop()
         while program.name not in self._stopped:
             started = loop.time()
+            draining = [process for process in draining if process.returncode is None]
             run = self._latest[program.name] = _Run(draining)
             running = group.create_task(self._run_once(program, run))
             if await self._drains(run, running):
-                draining = run.process
+                draining = [*draining, run.process] if run.process is not None else draining
                 _log.info("process_replaced", process=program.name, instance=run.instance)
                 group.create_task(self._end_drained(run, running))
                 continue
@@ -187,8 +188,8 @@ class Supervisor:
 
     async def _run_process(self, program: Program, run: _Run, refusal: int) -> int:
         environment = {**program.environment(), PARENT: str(os.getpid()), REFUSAL: str(refusal)}
-        if run.predecessor is not None and run.predecessor.returncode is None:
-            environment[PREDECESSOR] = str(run.predecessor.pid)
+        if run.predecessors:
+            environment[PREDECESSORS] = ",".join(str(process.pid) for process in run.predecessors)
         run.instance = self.instances[program.name] = environment.get(INSTANCE, "")
         try:
             # In its own session, so that Ctrl-C reaches only the supervisor, which then ends the programs. Standard

@@ -260,7 +260,7 @@ class Streams:
         # A known subscriber without an attachment: the tokenizer may have missed the answer and not stored the work.
         stored = known is None or stream.attachment is not None or stream.state is not StreamState.OPEN
         stored = stored or stream.adopted  # by the item in the queue
-        return OpenState.ATTACHED if stored else OpenState.OPENED
+        return OpenState.ATTACHED if stored else OpenState.WAITING
 
     def _add_stream(self, request: OpenStream, vocabulary: Vocabulary, headers: Headers, timeout: float) -> Stream:
         stream = Stream(

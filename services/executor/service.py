@@ -27,7 +27,7 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.peers import Peers
 from pagewire.shared.polling import poll
-from pagewire.shared.process import wait_for_predecessor
+from pagewire.shared.process import wait_for_predecessors
 
 T = TypeVar("T", Claim, Plan, Replay)
 
@@ -103,7 +103,7 @@ class Executor:
         if not self._context.settings.device.startswith("sim:"):
             # The device may have no room for the weights of two.
             self._waiting = True
-            await wait_for_predecessor()
+            await wait_for_predecessors()
             self._waiting = False
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
         self._steps = device.steps

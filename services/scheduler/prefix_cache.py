@@ -18,6 +18,8 @@ A run without a block before it has the salt of its request in the place of the 
 the salt, for they name a block that only sequences of that salt share.
 """
 _ROOT = -1
+MIN_RUNS = 8
+"""Runs that are kept at least, useful or not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +41,7 @@ class PrefixCache:
         self._pool = pool
         self._size = block_size
         self._runs: dict[_Key, _Run] = {}
+        self._limit = MIN_RUNS  # number of runs beyond which useless ones are forgotten
         self.open: dict[int, _Run] = {}  # by sequence, until it frees its blocks
         self._last_key: tuple[int, int, _Key] = (-1, 0, (_ROOT, "", ()))  # sequence, blocks before the key, key
 
@@ -92,8 +95,9 @@ class PrefixCache:
         other = self._runs.setdefault(key, run)
         if other is not run and not self._is_useful(other):
             self._runs[key] = run
-        if len(self._runs) > 2 * self._pool.num_blocks:  # each useful run has a block of its own
+        if len(self._runs) > self._limit:  # runs keep the tokens of their sequences
             self._runs = {key: run for key, run in self._runs.items() if self._is_useful(run)}
+            self._limit = max(MIN_RUNS, 2 * len(self._runs))
 
     def _is_useful(self, run: _Run) -> bool:
         return run.promised > run.first or (self._full(run) > run.first and self._holds(run, run.first))

@@ -12,11 +12,11 @@ import structlog
 from pagewire.services.scheduler.attacher import ATTACH_TIMEOUT, LOOK_EVERY, Attacher
 from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
 from pagewire.services.scheduler.detokenizers import Detokenizers
-from pagewire.services.scheduler.drain_rate import DrainRate
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.request import Request, sequences_of
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.service_meter import ServiceMeter
 from pagewire.services.scheduler.suspects import Suspects
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
@@ -53,7 +53,7 @@ class RequestManager:
         self.requests: dict[str, Request] = {}
         self.by_sequence: dict[int, Request] = {}
         self.policy: Policy | None = None
-        self.drain_rate = DrainRate(time.monotonic())
+        self.meter = ServiceMeter(time.monotonic())
         self._context = context
         self._bus = context.bus
         self._store = context.bus.store
@@ -139,7 +139,7 @@ class RequestManager:
                 self._prefixes.add(ended.tokens, ended.cache_salt)
                 request.unfinished.discard(sequence)
                 if not request.unfinished:
-                    self.drain_rate.add(1, time.monotonic())
+                    self.meter.end(request)
                     if unread and self.policy is not None:
                         request.ended_at = self.policy.term, self.policy.step
                     else:
@@ -256,6 +256,9 @@ class RequestManager:
         request = self.requests.get(work.request_id)
         if request is not None:
             await self._update(request, item, work)
+            return
+        if work.deadline <= time.time():  # the detokenizer tells the client by itself
+            await self._end(item.ack)
             return
         if item.deliveries > 1 and await self._is_done(work.request_id):
             await self._end(item.ack)

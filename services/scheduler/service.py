@@ -8,6 +8,7 @@ import msgspec
 import structlog
 from opentelemetry.util.types import AttributeValue
 
+from pagewire.services.scheduler.backlog_reporter import BacklogReporter
 from pagewire.services.scheduler.block_pool import IntegrityError
 from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor, free_executors
 from pagewire.services.scheduler.limits import limits_of
@@ -47,7 +48,7 @@ class Scheduler:
         self._token = subjects.model_token(self._model)
         self._executor: ExecutorClient | None = None
         self._claiming = False
-        self._released = False
+        self._handed_over = False
         self._peers_changed = asyncio.Event()
         self._peers = Peers(context.bus, on_change=self._on_peers)
         self._readers = Readers(context.bus, self._send_plans)
@@ -63,10 +64,11 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._manager.run())
+                tasks.create_task(BacklogReporter(self._bus, self._token, self._context.instance, self._manager).run())
                 subject = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
                 tasks.create_task(advertise_prefixes(self._bus, subject, self._manager.cached_prefixes))
                 tasks.create_task(self._check_when_idle())
-                while not self._released:
+                while not self._handed_over:
                     await self._serve(*await self._claim())
                 await asyncio.Event().wait()
         finally:
@@ -86,16 +88,16 @@ class Scheduler:
             self._manager.stop_admission()
             await self._manager.return_waiting()
             await poll(lambda: self._manager.idle or self._successor())
-        await self._release()
+        await self._hand_over()
 
     def _successor(self, *, claiming: bool = False) -> bool:
         """Returns whether another scheduler can go on. With `claiming`, only one that looks for an executor counts."""
         others = [beat for beat in self._peers.alive("scheduler") if beat.instance != self._context.instance]
         return any(beat.load.get("claiming") or (beat.ready and not claiming) for beat in others if not beat.draining)
 
-    async def _release(self) -> None:
+    async def _hand_over(self) -> None:
         """Ends the term for good, so that the executor is free, and returns all work to its queues."""
-        self._released = True
+        self._handed_over = True
         executor, self._executor = self._executor, None
         self._manager.end_term()
         if executor is not None:
@@ -122,7 +124,7 @@ class Scheduler:
         # What an executor has left unfinished need not wait for its successor while another scheduler has an executor.
         due = time.monotonic() + (0.0 if last and self._successor() else HAND_BACK_AFTER)
         while True:
-            if self._released:
+            if self._handed_over:
                 await asyncio.Event().wait()
             self._peers_changed.clear()
             found = None
@@ -144,7 +146,7 @@ class Scheduler:
 
     async def _serve(self, term: int, claimed: Claimed) -> None:
         """Works with one executor until it is lost."""
-        if self._released:
+        if self._handed_over:
             return
         limits = limits_of(claimed, self._context.settings, self._bus.max_payload)
         executor = self._executor = ExecutorClient(self._bus, claimed.executor, term, self._on_step)
@@ -153,15 +155,15 @@ class Scheduler:
             await executor.subscribed.wait()
             self._manager.start_term(Policy(term, limits), claimed.executor)
             self._context.announce()
-            leaving = tasks.create_task(self._leave(executor))
+            changing = tasks.create_task(self._change_executor(executor))
             await reading
-            leaving.cancel()
+            changing.cancel()
         if executor.failed:
             self._manager.on_executor_lost()
         self._manager.end_term()
         self._context.announce()
 
-    async def _leave(self, executor: ExecutorClient) -> None:
+    async def _change_executor(self, executor: ExecutorClient) -> None:
         """Leaves an executor that is about to end: at once if another one is free, else when nothing runs any more."""
         await executor.leaving.wait()
         policy = self._manager.policy
@@ -244,6 +246,7 @@ class Scheduler:
             request = self._manager.by_sequence.get(sequence.caller_ids[0])
             if request is not None and request.queued:
                 name, request.queued = request.work.request_id, False
+                self._manager.meter.start(request, time.monotonic())
                 attributes: dict[str, AttributeValue] = {"request_id": name, "cached_tokens": added.computed}
                 telemetry.span("queue", request.trace, request.stored_at, time.time(), attributes)
 
@@ -263,10 +266,10 @@ class Scheduler:
         """Returns the state of this scheduler: it is ready while it has an executor."""
         policy, executor = self._manager.policy, self._executor
         load: dict[str, float] = {
-            "claiming": float(self._claiming and not self._released),
+            "claiming": float(self._claiming and not self._handed_over),
             "requests": len(self._manager.requests),
             "queued": sum(request.queued for request in self._manager.requests.values()),
-            "drain_rate": self._manager.drain_rate.at(time.monotonic()),
+            "start_rate": self._manager.meter.rate(),
             "integrity_violations": self._violations,
         }
         if policy is not None:

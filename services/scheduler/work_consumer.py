@@ -109,12 +109,12 @@ class WorkConsumer:
     async def _find_orphans(self) -> set[str]:
         """Returns queues that hold work for replicas which are silent or cannot run anything."""
         try:
-            nonempty = await self.store.nonempty_queues(self.model)
+            lengths = await self.store.queue_lengths(self.model)
         except BusError as error:
             _log.warning("queues_unknown", reason=str(error))
             return self._wanted - self._own
         targets = self._ready_replicas() | {self.instance, subjects.ANY}
-        return {queue for queue in nonempty if queue.rpartition(".")[2] not in targets}
+        return {queue for queue in lengths.items if queue.rpartition(".")[2] not in targets}
 
     def _ready_replicas(self) -> set[str]:
         return {beat.instance for beat in self.peers.alive("scheduler") if beat.ready}

@@ -11,6 +11,7 @@ from enum import Enum
 
 import msgspec
 
+from pagewire.services.tokenizer.admission import Admission
 from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
@@ -46,6 +47,8 @@ RECONNECT_INTERVAL = 0.05
 """Seconds between two looks for a new connection, or for a detokenizer."""
 SUCCESSOR_TIMEOUT = 8.0
 """Seconds that a request waits for a detokenizer: one that restarts is ready after 2, on a busy machine later."""
+STORED_KEPT = 16_384
+"""Ids of stored requests that are kept. Clients that wait for a result send their requests again."""
 
 _opened = Decoder(Opened)
 
@@ -68,31 +71,40 @@ class Dispatcher:
         stopping: whether the server takes no new requests. A client may still send one again that has been accepted.
     """
 
-    def __init__(self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, model: str) -> None:
+    def __init__(
+        self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, admission: Admission, model: str
+    ) -> None:
         """`model` is the model's token in subjects."""
         self.stopping = False
         self._monitor = monitor
         self._bus = bus
         self._peers = peers
         self._router = router
+        self._admission = admission
         self._model = model
+        self._stored: dict[str, None] = {}
+        """Ids of the requests that were stored last."""
 
-    async def dispatch(self, opening: OpenStream, work: WorkItem, headers: Headers) -> Outcome:
+    async def dispatch(
+        self, opening: OpenStream, work: WorkItem, headers: Headers, refusal: Overloaded | None = None
+    ) -> Outcome:
         """Opens the stream at the detokenizer that ranks first for the request id, then stores the work.
+
+        With `refusal`, only the stream of a known request is attached to; for a new one, `refusal` is raised.
 
         Raises:
             DuplicateRequest: the request id is taken by another body.
-            Overloaded: the detokenizer has too many streams.
+            Overloaded: the request is not admitted, or the detokenizer has too many streams.
             PayloadTooLarge: a message does not fit.
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
-        if self.stopping:
-            opening = msgspec.structs.replace(opening, joins=True)
-        encoded = encode(opening)
+        joins = self.stopping or refusal is not None
+        item = encode(opening)
+        encoded = encode(msgspec.structs.replace(opening, joins=True)) if joins else item
         began = time.monotonic()
         excluded: set[str] = set()
         missing: set[str] = set()
-        while instance := await self._choose(work.request_id, excluded, missing, began):
+        while instance := await self._choose(work.request_id, excluded, missing, began, joins=joins):
             try:
                 state = await self._open(instance, encoded, headers)
             except NoResponders:
@@ -114,22 +126,29 @@ class Dispatcher:
                     _, request_id = subjects.owner_and_text(work.request_id)
                     raise DuplicateRequest(f"request_id {request_id} is taken by another request: choose another")
                 case OpenState.FULL:
-                    retry = self._router.retry_after_ms()
+                    retry = self._admission.retry_after_ms(work.priority)
                     raise Overloaded("too many streams are open: send the request again later", retry)
                 case OpenState.UNAVAILABLE:
                     raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
                 case OpenState.ABSENT:
                     excluded.add(instance)
-                case OpenState.OPENED:
-                    stored = msgspec.structs.replace(work, detokenizer=instance, opening=encoded)
+                case OpenState.WAITING if work.request_id in self._stored:
+                    return Outcome.ATTACHED
+                case OpenState.OPENED | OpenState.WAITING:
+                    stored = msgspec.structs.replace(work, detokenizer=instance, opening=item)
                     return await self._store(stored, headers)
         if self.stopping:
             raise Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
+        if refusal is not None:
+            raise refusal
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
-    async def _choose(self, request_id: str, excluded: Set[str], missing: MutableSet[str], began: float) -> str:
+    async def _choose(
+        self, request_id: str, excluded: Set[str], missing: MutableSet[str], began: float, *, joins: bool
+    ) -> str:
         """Returns the ready detokenizer that ranks first and is not excluded; empty if none comes in time.
 
+        With `joins`, no other one is waited for once one has said that it does not know the request.
         Those that are `missing` on the bus come last: after a restart of the broker they may not have subscribed again
         yet. Waits if there is none: this tokenizer may be new, or the only detokenizer may have a successor soon.
         """
@@ -138,7 +157,7 @@ class Dispatcher:
             if ranked := rank(request_id, ready - missing):
                 return ranked[0]
             timeout = OPEN_TIMEOUT if ready else SUCCESSOR_TIMEOUT
-            if (self.stopping and excluded) or time.monotonic() - began >= timeout:
+            if (joins and excluded) or time.monotonic() - began >= timeout:
                 return ""
             missing.clear()
             await asyncio.sleep(RECONNECT_INTERVAL)
@@ -166,7 +185,7 @@ class Dispatcher:
             return await self._abort(work.detokenizer, work.request_id, _refused(self._monitor.refusal))
         queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
         try:
-            await self._bus.store.put_work(queue, encode(work), headers=headers)
+            number = await self._bus.store.put_work(queue, encode(work), headers=headers)
         except MessageTooLarge:
             too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
             return await self._abort(work.detokenizer, work.request_id, too_large)
@@ -175,6 +194,10 @@ class Dispatcher:
         except BusError:
             unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
             return await self._abort(work.detokenizer, work.request_id, unstored)
+        self._admission.on_stored(work.priority, number)
+        self._stored[work.request_id] = None
+        if len(self._stored) > STORED_KEPT:
+            del self._stored[next(iter(self._stored))]
         return Outcome.STORED
 
     async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from pagewire.services.tokenizer.admission import Admission
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.dispatcher import Dispatcher
 from pagewire.services.tokenizer.input_processor import InputProcessor
@@ -16,10 +17,10 @@ from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, Subscription
-from pagewire.shared.client_requests import decode_request, encoding_of
+from pagewire.shared.client_requests import decode_head, decode_request, encoding_of
 from pagewire.shared.context import Context
 from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
-from pagewire.shared.messages.client import ModelList, TokenizeReply, TokenizeRequest
+from pagewire.shared.messages.client import FRESH, ModelList, TokenizeReply, TokenizeRequest
 from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
 
@@ -38,17 +39,18 @@ class Handlers:
         peers: Peers,
         router: Router,
         monitor: StoreMonitor,
+        admission: Admission,
         model: Model,
         renderer: ChatRenderer,
         tasks: RequestTasks,
     ) -> None:
         bus = context.bus
         self._bus = bus
-        self._router = router
+        self._admission = admission
         self._model = model
         self._tasks = tasks
         self._replier = Replier(bus)
-        self._dispatcher = Dispatcher(bus, peers, router, monitor, model.token)
+        self._dispatcher = Dispatcher(bus, peers, router, monitor, admission, model.token)
         self._subscriptions: list[Subscription] = []
         self._processor = InputProcessor(
             model, renderer, self._dispatcher, self._replier, bus.max_payload, context.settings.seed
@@ -57,8 +59,8 @@ class Handlers:
 
     @property
     def load(self) -> dict[str, float]:
-        """Requests from client inboxes so far, and those dropped for want of an inbox."""
-        return {"requests": self._requests, "dropped": self._replier.dropped}
+        """Requests from client inboxes so far, those dropped for want of an inbox, and the figures of the queue."""
+        return {"requests": self._requests, "dropped": self._replier.dropped, **self._admission.gauges}
 
     async def subscribe(self) -> None:
         """Subscribes to what clients ask of a tokenizer."""
@@ -84,8 +86,17 @@ class Handlers:
 
     def _on_generate(self, message: Message) -> None:
         """`pagewire.v1.generate.<model>`."""
-        if self._admits(message):
-            self._start(message, self._processor.process(message, time.monotonic()))
+        if not self._admits(message):
+            return
+        refusal = None
+        if self._admission.may_refuse:
+            head = decode_head(message.data, encoding_of(message.headers))
+            refusal = self._admission.refusal(head.priority, head.timeout_ms / 1000)
+            # A request with an id of the client's choice may run already: then it is not refused.
+            if refusal is not None and (not head.request_id or FRESH in message.headers):
+                self._replier.refuse(message, refusal, head=head)
+                return
+        self._start(message, self._processor.process(message, time.monotonic(), refusal))
 
     def _on_tokenize(self, message: Message) -> None:
         """`pagewire.v1.tokenize.<model>`."""
@@ -125,7 +136,7 @@ class Handlers:
             self._replier.refuse(message, ModelNotFound(f"there is no model {asked} here, but {self._model.name}"))
             return False
         if not self._tasks.has_room(len(message.data)):
-            retry = self._router.retry_after_ms()
+            retry = self._admission.retry_after_ms(priority=0)
             busy = Overloaded("too many requests are arriving: send the request again later", retry)
             self._replier.refuse(message, busy)
             return False

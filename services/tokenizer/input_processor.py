@@ -30,7 +30,7 @@ from pagewire.services.tokenizer.validation import (
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Message
 from pagewire.shared.client_requests import decode_request, encode_request, encoding_of
-from pagewire.shared.errors import DeadlineExceeded, RequestError
+from pagewire.shared.errors import DeadlineExceeded, Overloaded, RequestError
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest
 from pagewire.shared.messages.open import Encoding, OpenStream
@@ -89,13 +89,16 @@ class InputProcessor:
         )
         self._seed = seed
 
-    async def process(self, message: Message, arrived: float) -> None:
-        """Dispatches a request, or tells the client why not. `arrived` is a monotonic time in seconds."""
+    async def process(self, message: Message, arrived: float, refusal: Overloaded | None = None) -> None:
+        """Dispatches a request, or tells the client why not. `arrived` is a monotonic time in seconds.
+
+        With `refusal`, the request is served only if it is known, and else refused with that error.
+        """
         drawn_id = secrets.token_hex(12)
         with telemetry.tracer().start_as_current_span("receive", context=telemetry.extract(message.headers)) as span:
             _note(span, request_id=drawn_id)
             try:
-                outcome = await self._process(message, arrived, drawn_id, span)
+                outcome = await self._process(message, arrived, drawn_id, span, refusal)
                 _note(span, outcome=outcome.value)
             except RequestError as error:
                 request_id = self._replier.refuse(message, error, drawn_id)
@@ -104,7 +107,9 @@ class InputProcessor:
             trace = {"trace_id": format_trace_id(context.trace_id)} if context.is_valid else {}
             _log.info("request", **trace)
 
-    async def _process(self, message: Message, arrived: float, drawn_id: str, span: Span) -> Outcome:
+    async def _process(
+        self, message: Message, arrived: float, drawn_id: str, span: Span, refusal: Overloaded | None
+    ) -> Outcome:
         encoding = encoding_of(message.headers)
         request = decode_request(message.data, GenerateRequest, encoding)
         request.sampling = self._model.generation.complete(request.sampling, message.data, encoding)
@@ -148,6 +153,7 @@ class InputProcessor:
             open_stream(request, caller, ids, digest, timeout_ms=math.ceil(left * 1000)),
             work_item(request, caller, ids, resolved),
             headers,
+            refusal,
         )
 
     async def _tokenize(self, prompt: TextPrompts | TokenPrompts | ChatPrompt) -> Sequence[Sequence[int]]:

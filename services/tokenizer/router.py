@@ -1,10 +1,10 @@
-"""Which replica of a model a request is sent to, and when a client that is refused should come back.
+"""Which replica of a model a request is sent to.
 
 The replica that has most of the prompt's prefix cached gets the request, as in SGLang's router, unless it is busier
 than the least busy replica by more than `SLACK`: then it is faster to compute the prefix again than to wait.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -20,10 +20,6 @@ from pagewire.shared.prefix_hashes import prefix_hashes
 
 SLACK = 0.25
 """Share of its slots by which a replica may be busier than the least busy one and still get what it has cached."""
-MIN_RETRY_MS = 250
-MAX_RETRY_MS = 30_000
-QUEUED_AT_RETRY = 64
-"""Requests that may still be queued when a refused client comes back: so many start soon."""
 
 _prefixes = Decoder(CachedPrefixes)
 
@@ -65,19 +61,6 @@ def matched(hashes: Sequence[int], cached: AbstractSet[int]) -> int:
     return next((length for length in range(len(hashes), 0, -1) if hashes[length - 1] in cached), 0)
 
 
-def retry_after_ms(schedulers: Iterable[Heartbeat]) -> int:
-    """Returns the milliseconds until at most `QUEUED_AT_RETRY` requests are queued, at the present rate of completion.
-
-    `MAX_RETRY_MS` while no requests complete.
-    """
-    loads = [beat.load for beat in schedulers]
-    excess = max(1.0, sum(load.get("queued", 0.0) for load in loads) - QUEUED_AT_RETRY)
-    rate = sum(load.get("drain_rate", 0.0) for load in loads)
-    if rate * MAX_RETRY_MS <= excess * 1000:
-        return MAX_RETRY_MS
-    return max(MIN_RETRY_MS, round(excess * 1000 / rate))
-
-
 class Router:
     """Routes the requests for one model.
 
@@ -112,10 +95,6 @@ class Router:
             beat, sent = self._sent[target]
             self._sent[target] = beat, sent + len(work.prompts) * max(work.n, work.sampling.beam_width)
         return target
-
-    def retry_after_ms(self) -> int:
-        """Returns the milliseconds after which a client that is refused should come back."""
-        return retry_after_ms(self._peers.alive("scheduler"))
 
     def _replicas(self) -> list[Replica]:
         """Returns the replicas that could run a request of this model now."""

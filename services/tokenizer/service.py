@@ -4,12 +4,14 @@ import asyncio
 
 import structlog
 
+from pagewire.services.tokenizer.admission import Admission
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.handlers import Handlers
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
+from pagewire.shared.config import seconds
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import STORE_REFUSES, Heartbeat
 from pagewire.shared.peers import Peers
@@ -69,11 +71,15 @@ class Tokenizer:
             await self._serve(model, renderer)
 
     async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
-        router = Router(self._context.bus, model.token)
-        handlers = Handlers(self._context, self._peers, router, self._monitor, model, renderer, self._tasks)
+        bus, max_wait = self._context.bus, self._context.settings.max_queue_wait
+        router = Router(bus, model.token)
+        limit = None if max_wait is None else seconds(max_wait)
+        admission = Admission(bus, model.token, self._peers, self._tasks.__len__, limit)
+        handlers = Handlers(self._context, self._peers, router, self._monitor, admission, model, renderer, self._tasks)
         await self._peers.listen("detokenizer")
         await self._peers.listen("tokenizer")
         await router.listen()
+        await admission.listen()
         await handlers.subscribe()
         self._handlers = handlers
         self._context.announce()

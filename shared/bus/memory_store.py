@@ -3,11 +3,12 @@
 import asyncio
 import bisect
 import time
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 
 from pagewire.shared.bus.framing import header_block
-from pagewire.shared.bus.protocol import Headers, Item, StoredItem
+from pagewire.shared.bus.protocol import Headers, Item, QueueLengths, StoredItem
 from pagewire.shared.errors import MessageTooLarge
 
 LIST_BATCH = 100
@@ -66,13 +67,14 @@ class MemoryStore:
         self._sequence = 0
         self._term = 0
 
-    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """See `Store`."""
         self._check_size(data, headers)
         self._sequence += 1
         entry = _Entry(queue, self._sequence, data, dict(headers or {}), time.time())
         self._entries[str(entry.sequence)] = entry
         self._queue(queue).add(entry)
+        return entry.sequence
 
     async def check(self) -> None:
         """See `Store`."""
@@ -86,9 +88,10 @@ class MemoryStore:
             return []
         return [self._hand_out(entry) for entry in taken]
 
-    async def nonempty_queues(self, prefix: str) -> list[str]:
+    async def queue_lengths(self, prefix: str) -> QueueLengths:
         """See `Store`."""
-        return sorted({e.queue for e in self._entries.values() if e.queue.startswith(f"{prefix}.")})
+        queues = (entry.queue for entry in self._entries.values())
+        return QueueLengths(Counter(queue for queue in queues if queue.startswith(f"{prefix}.")), self._sequence)
 
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
         """See `Store`."""

@@ -9,7 +9,17 @@ import msgspec
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import STATUS
-from pagewire.shared.bus.protocol import ACK_WAIT, DONE_AGE, Bus, Handler, Headers, Item, Message, StoredItem
+from pagewire.shared.bus.protocol import (
+    ACK_WAIT,
+    DONE_AGE,
+    Bus,
+    Handler,
+    Headers,
+    Item,
+    Message,
+    QueueLengths,
+    StoredItem,
+)
 from pagewire.shared.bus.requests import Exchange, Requests
 from pagewire.shared.errors import ConfigurationError, ConnectionLost, NoResponders, RequestTimeout, StorageRefused
 
@@ -109,6 +119,8 @@ class _StreamState(msgspec.Struct):
 
     subjects: dict[str, int] | None = None
     """Number of messages by subject."""
+    last_seq: int = 0
+    """Number of the last message that was stored."""
 
 
 class _StreamInfo(_Reply):
@@ -166,9 +178,9 @@ class NatsStore:
                 hint = ": lower --nats-max-store" if error.err_code == NO_ROOM else ""
                 raise ConfigurationError(f"JetStream refuses the stream {name}: {error.description}{hint}")
 
-    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """See `Store`. The same message id in every attempt makes JetStream store the item once."""
-        await self._put(f"{subjects.WORK}.{queue}", data, {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)})
+        return await self._put(f"{subjects.WORK}.{queue}", data, {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)})
 
     async def check(self) -> None:
         """See `Store`. Stores an item and a record that nobody reads and that replace those of the check before."""
@@ -194,11 +206,13 @@ class NatsStore:
             raise
         return items
 
-    async def nonempty_queues(self, prefix: str) -> list[str]:
+    async def queue_lengths(self, prefix: str) -> QueueLengths:
         """See `Store`."""
         request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
-        return sorted(subject.removeprefix(f"{subjects.WORK}.") for subject in info.state.subjects or ())
+        counts = info.state.subjects or {}
+        lengths = {subject.removeprefix(f"{subjects.WORK}."): count for subject, count in counts.items()}
+        return QueueLengths(lengths, info.state.last_seq)
 
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
         """See `Store`."""
@@ -292,18 +306,16 @@ class NatsStore:
             raise StorageRefused(call, NO_JETSTREAM) from None
         return _reply.decode(message.data).error
 
-    async def _put(self, subject: str, data: bytes, headers: Headers | None = None) -> None:
-        """Stores a message; sends it again if the connection was lost before the answer."""
+    async def _put(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
+        """Stores a message and returns its number; sends it again if the connection was lost before the answer."""
         try:
             async with asyncio.timeout(PUT_TIMEOUT):
                 while True:
                     await self._bus.wait_connected()
                     try:
-                        await self._publish(subject, data, headers)
+                        return await self._publish(subject, data, headers)
                     except ConnectionLost:
                         await asyncio.sleep(RECONNECT_INTERVAL)
-                    else:
-                        return
         except TimeoutError:
             raise ConnectionLost(f"there was no connection to store {subject} within {PUT_TIMEOUT:g} s") from None
 

@@ -61,14 +61,26 @@ class StoredItem:
     headers: Headers
 
 
+@dataclass(frozen=True, slots=True)
+class QueueLengths:
+    """The items in some queues at one moment, including those that are delivered and have not been ended."""
+
+    items: Mapping[str, int]
+    """By queue; empty queues are left out."""
+    last: int
+    """The number that `put_work` returned for the last item that is counted, in these queues or in others."""
+
+
 class Store(Protocol):
     """Durable state, which survives every service: work queues, records of ended requests, and the term counter.
 
     A queue's name has one or more tokens, `a.b.c`. Queues need not be created.
     """
 
-    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """Stores an item once. After this returns, the item is delivered again and again until somebody ends it.
+
+        Returns the item's number. Later items of all queues have higher numbers.
 
         Raises:
             StorageRefused: the store has no room, or is gone.
@@ -81,8 +93,8 @@ class Store(Protocol):
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """Returns up to `count` items, waiting up to `expires` seconds for the first; empty when none arrived."""
 
-    async def nonempty_queues(self, prefix: str) -> list[str]:
-        """Returns the queues below the tokens `prefix` that hold items, including delivered items."""
+    async def queue_lengths(self, prefix: str) -> QueueLengths:
+        """Returns the lengths of the queues below the tokens `prefix`."""
 
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
         """Returns the next items of the queues below the tokens `prefix`, without delivering them.

@@ -52,7 +52,7 @@ class OpenStream(Wire, frozen=True):
     deadline: float = 0.0
     """Unix time in seconds at which the request expires, for a detokenizer that opens the stream later; 0: unknown."""
     joins: bool = False
-    """Whether only a request that is known here gets a stream, because the server takes no new ones."""
+    """Whether only a request that is known here gets a stream, because the server takes no new ones now."""
     secret: bytes = b""
     """Ends the subjects that cancel and resume the stream: 128 random bits, which only those know who may read it."""
 
@@ -71,7 +71,10 @@ class OpenState(IntEnum):
     UNAVAILABLE = 4
     """The store does not say whether the request is known: the tokenizer answers 503."""
     ABSENT = 5
-    """The request is not known here, and `OpenStream.joins` forbids a new stream: the tokenizer answers 503."""
+    """The request is not known here, and `OpenStream.joins` forbids a new stream: the tokenizer answers 503 or 429."""
+    WAITING = 6
+    """The same client has sent the same request before, and no scheduler has it yet: the tokenizer queues it, unless it
+    knows that it is queued."""
 
 
 class Opened(Wire, frozen=True):

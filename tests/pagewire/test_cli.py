@@ -68,6 +68,7 @@ def test_what_is_not_built_is_refused_by_name(flag: tuple[str, str], capsys: pyt
     ("arguments", "said"),
     [
         (["serve", "--max-num-seqs", "0"], "max-num-seqs"),
+        (["serve", "--max-queue-wait", "10"], "max-queue-wait"),
         (["serve", "--max-num-seqs", "1000000000"], "max-num-seqs"),
         (["serve", "--num-kv-blocks", "100000000"], "num-kv-blocks"),
         (["serve", "--config", "/nowhere.toml"], "cannot read the configuration"),

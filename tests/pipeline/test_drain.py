@@ -30,7 +30,7 @@ STOPPED = 192
 TOKENS = 200
 SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
 PROMPTS = ["The morning train", "An old woman", "Two children", "How far is the sea?", "One", "A stone bridge"]
-ROLLING = ("tokenizer", "scheduler", "executor", "gateway")
+ROLLING = ("tokenizer", "scheduler", "executor", "detokenizer", "gateway")
 """The services that are restarted, in this order."""
 
 

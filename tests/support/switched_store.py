@@ -23,10 +23,10 @@ class SwitchedStore(MemoryStore):
         self.silent = False
         self.attempts = 0
 
-    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """See `Store`."""
         await self._write()
-        await super().put_work(queue, data, headers=headers)
+        return await super().put_work(queue, data, headers=headers)
 
     async def check(self) -> None:
         """See `Store`."""

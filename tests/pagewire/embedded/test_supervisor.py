@@ -147,7 +147,7 @@ async def test_the_end_of_a_program_is_reported_before_its_restart(tmp_path: Pat
 
 async def test_a_successor_starts_while_its_predecessor_drains(tmp_path: Path) -> None:
     body = """
-        (folder / f"predecessor-{os.getpid()}").write_text(os.environ.get("PAGEWIRE_PREDECESSOR", "none"))
+        (folder / f"predecessor-{os.getpid()}").write_text(os.environ.get("PAGEWIRE_PREDECESSORS", "none"))
         time.sleep(60)
     """
 
@@ -169,13 +169,18 @@ async def test_a_successor_starts_while_its_predecessor_drains(tmp_path: Path) -
     await until(lambda: len(starts()) == 2 and starts()[1].read_text())
     assert [path.read_text() for path in starts()] == ["none", str(old)]
     assert (alive(old), supervisor.instances, ended) == (True, {"worker": "i1"}, [])
-    os.kill(old, signal.SIGTERM)
-    await until(lambda: ended)
-    assert ended == [("worker", "i0")]
-    assert alive(int(starts()[1].name.partition("-")[2]))
+    supervisor.replace("worker", "i1")
+    await until(lambda: len(starts()) == 3 and starts()[2].read_text())
+    started = [int(path.name.partition("-")[2]) for path in starts()]
+    assert starts()[2].read_text() == f"{old},{started[1]}"
+    for pid in started[:2]:
+        os.kill(pid, signal.SIGTERM)
+    await until(lambda: len(ended) == 2)
+    assert sorted(ended) == [("worker", "i0"), ("worker", "i1")]
+    assert alive(started[2])
     running.cancel()
     await asyncio.wait({running})
-    assert len(starts()) == 2, "the end of a process that drains is no failure"
+    assert len(starts()) == 3, "the end of a process that drains is no failure"
 
 
 async def test_a_process_that_has_a_successor_and_does_not_end_is_killed(tmp_path: Path) -> None:

@@ -100,9 +100,21 @@ class TestDuplicates:
     async def test_a_tokenizer_that_missed_the_answer_may_store_the_work(self, folder: Path) -> None:
         async with rig(folder) as world:
             reader = await world.open()
-            assert await world.open_for(reader) == OpenState.OPENED
+            assert await world.open_for(reader) == OpenState.WAITING
             await world.attach()
             assert await world.open_for(reader) == OpenState.ATTACHED
+
+    async def test_a_request_that_is_not_admitted_is_attached_to_if_it_is_known(self, folder: Path) -> None:
+        async with rig(folder) as world:
+            reader = await world.reader()
+            assert await world.open_for(reader, joins=True) == OpenState.ABSENT
+            assert not reader.messages
+            first = await world.open()
+            assert await world.open_for(reader, joins=True) == OpenState.ATTACHED
+            await finish_hello(world)
+            await first.end()
+            await reader.end()
+            assert reader.bodies == first.bodies
 
     async def test_two_at_the_same_moment(self, folder: Path) -> None:
         async with rig(folder) as world:

@@ -338,7 +338,7 @@ async def test_the_device_is_opened_when_the_predecessor_has_ended(monkeypatch: 
     device = FakeDevice()
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
     predecessor = await asyncio.create_subprocess_exec("sleep", "60")
-    monkeypatch.setenv("PAGEWIRE_PREDECESSOR", str(predecessor.pid))
+    monkeypatch.setenv("PAGEWIRE_PREDECESSORS", str(predecessor.pid))
     bench = Bench(device, MemoryBroker())
     running = asyncio.create_task(bench.executor.run())
     await until(lambda: bench.executor.heartbeat().load["waiting"])

@@ -172,3 +172,11 @@ def test_runs_that_are_lost_are_forgotten() -> None:
         cache.run([i] * 12)
         assert len(cache.prefix_cache._runs) <= 2 * 4 + 1
     assert not cache.prefix_cache.open
+
+
+def test_tokens_of_lost_runs_are_forgotten_in_a_large_pool_too() -> None:
+    """A run keeps the tokens of its sequence, of which a pool has room for few if they are long."""
+    cache = Cache(blocks=1000)
+    for i in range(500):
+        cache.run([i] * 400)
+    assert len(cache.prefix_cache._runs) <= 2 * 10 + 1

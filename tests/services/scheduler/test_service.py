@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
+from pagewire.services.scheduler import backlog_reporter, service_rate
 from pagewire.services.scheduler.beam_search.algorithm import BeamSearch
 from pagewire.services.scheduler.request_manager import LOOKAHEAD
 from pagewire.services.scheduler.service import Scheduler
@@ -21,6 +22,7 @@ from pagewire.shared.errors import Internal, InvalidRequest
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
+from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.messages.done import Done
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import AbortStream
@@ -542,10 +544,69 @@ async def test_a_request_past_its_deadline_gets_no_slot_and_is_forgotten() -> No
         sampling = Sampling(6)
         late = WorkItem("late", s.detokenizer.instance, (pack([5, 6]),), 1, sampling, 0, deadline=1.0)
         await s.bus.store.put_work(QUEUE, encode(late))
+        await s.work("next", [5, 6])
         await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
         await s.until_idle()
-        assert not s.executor.plans
-        assert s.load("drain_rate") > 0
+        assert [attach.request_id for attach in s.detokenizer.attached] == ["next"]
+        assert sum(len(plan.added) for plan in s.executor.plans) == 1
+        assert list(s.broker.store._entries) == ["2"], "the late item is not delivered again"
+
+
+async def listen_for_backlog(bus: MemoryBus) -> list[Backlog]:
+    reports: list[Backlog] = []
+    subject = f"{subjects.BACKLOG}.{MODEL}.sched"
+    await bus.subscribe(subject, lambda message: reports.append(Decoder(Backlog).decode(message.data)))
+    return reports
+
+
+async def test_it_reports_what_waits_and_what_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog_reporter, "REPORT_EVERY", 0.05)
+    async with scene() as s:
+        s.executor.free_running = False
+        reports = await listen_for_backlog(s.bus)
+        await until(lambda: reports and reports[-1].free == SLOTS)
+        assert (reports[-1].stored, reports[-1].started, reports[-1].rate) == ((0, 0, 0), (0, 0, 0), 0)
+        for i in range(SLOTS + LOOKAHEAD + 5):
+            await s.work(f"r{i}", [5, i], max_tokens=50)
+        await s.work("later", [5, 6], priority=3)
+        await until(lambda: sum(reports[-1].started) == SLOTS)
+        assert reports[-1].stored == (0, SLOTS + LOOKAHEAD + 5, 1)
+        assert reports[-1].last == SLOTS + LOOKAHEAD + 6
+        assert reports[-1].free == 0
+        assert reports[-1].starts[1] > 0
+
+
+async def test_the_rate_is_known_when_requests_have_run_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_rate, "KNOWN_AFTER", 0.1)
+    monkeypatch.setattr(backlog_reporter, "REPORT_EVERY", 0.05)
+    async with scene(executor={"num_blocks": 1000}) as s:
+        s.executor.free_running = False
+        reports = await listen_for_backlog(s.bus)
+        for i in range(3 * SLOTS):
+            await s.work(f"r{i}", [5, i], max_tokens=20)
+        while not (reports and reports[-1].rate):
+            s.executor.run()
+            await asyncio.sleep(0.02)  # steps take time
+        s.executor.free_running = True
+        s.executor.run()
+        for attach in list(s.detokenizer.attached):
+            await s.bus.store.end_work(attach.ack)
+
+
+async def test_only_the_scheduler_with_the_lowest_id_counts_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog_reporter, "REPORT_EVERY", 0.05)
+    monkeypatch.setattr(backlog_reporter, "SILENCE", 0.3)
+    async with scene() as s:
+        reports = await listen_for_backlog(s.bus)
+        for scheduler, counts in (("zzz", True), ("aaa", False)):
+            other = encode(Backlog(scheduler, (0, 0, 0), (0.0, 0.0, 0.0), 0.0, 0.0))
+            s.bus.publish(f"{subjects.BACKLOG}.{MODEL}.{scheduler}", other)
+            await s.bus.flush()
+            await until(lambda: reports)
+            reports.clear()
+            await until(lambda: reports)
+            assert bool(reports[0].stored) is counts
+        await until(lambda: reports[-1].stored)
 
 
 def searched(prompt: list[int], beams: int, max_tokens: int) -> list[list[int]]:

@@ -134,7 +134,7 @@ async def test_a_queue_that_cannot_be_reached_is_tried_again(monkeypatch: pytest
 
         with monkeypatch.context() as broken:
             broken.setattr(s.bus.store, "pull_work", fail)
-            broken.setattr(s.bus.store, "nonempty_queues", fail)
+            broken.setattr(s.bus.store, "queue_lengths", fail)
             await until(lambda: len(failures) > 12)
         await s.bus.store.put_work(OWN, b"x")
         await s.bus.store.put_work(OTHER, b"y")

@@ -1,8 +1,10 @@
 import asyncio
 
+import msgspec
 import pytest
 
 from pagewire.services.tokenizer import dispatcher
+from pagewire.services.tokenizer.admission import Admission
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
@@ -47,7 +49,8 @@ class Scene:
         self.bus = MemoryBus(broker)
         self.peers = Peers(self.bus)
         self.monitor = StoreMonitor(self.bus.store, on_change=lambda: None)
-        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), self.monitor, "m")
+        self.admission = Admission(self.bus, "m", self.peers, lambda: 0, None)
+        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), self.monitor, self.admission, "m")
         self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
 
     async def start(self, *detokenizers: FakeDetokenizer) -> None:
@@ -92,9 +95,9 @@ async def test_the_stream_is_open_before_the_work_is_stored(scene: Scene, monkey
     opened_before: list[int] = []
     put_work = scene.bus.store.put_work
 
-    async def spy(queue: str, data: bytes, *, headers: Headers | None = None) -> None:
+    async def spy(queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         opened_before.append(len(scene.first.opened))
-        await put_work(queue, data, headers=headers)
+        return await put_work(queue, data, headers=headers)
 
     monkeypatch.setattr(scene.bus.store, "put_work", spy)
     await scene.dispatch()
@@ -145,6 +148,34 @@ async def test_a_refusal_stores_nothing(scene: Scene, state: OpenState, error: t
         await scene.dispatch()
     assert await scene.stored() == []
     assert scene.second.opened == []
+
+
+async def test_with_a_refusal_only_a_known_request_is_attached_to(scene: Scene) -> None:
+    refusal = Overloaded("too long", 5000)
+    await scene.start(scene.first, scene.second)
+    scene.first.state = scene.second.state = OpenState.ABSENT
+    with pytest.raises(Overloaded) as caught:
+        await scene.dispatcher.dispatch(OPENING, WORK, HEADERS, refusal)
+    assert caught.value is refusal
+    scene.first.state = OpenState.ATTACHED
+    assert await scene.dispatcher.dispatch(OPENING, WORK, HEADERS, refusal) is Outcome.ATTACHED
+    assert all(opening.joins for opening in (*scene.first.opened, *scene.second.opened))
+    assert await scene.stored() == []
+
+
+async def test_a_request_that_waits_is_stored_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without a stream gets no frame while its request waits, and sends the request again."""
+    monkeypatch.setattr(dispatcher, "STORED_KEPT", 1)
+    await scene.start(scene.first)
+    scene.first.state = OpenState.WAITING
+    assert await scene.dispatch() is Outcome.STORED, "this tokenizer has not stored it"
+    assert await scene.dispatch() is Outcome.ATTACHED
+    assert len(await scene.stored()) == 1
+    scene.first.state = OpenState.OPENED
+    assert await scene.dispatch() is Outcome.STORED, "the stream is a new one"
+    await scene.dispatcher.dispatch(OPENING, msgspec.structs.replace(WORK, request_id="r2"), HEADERS)
+    scene.first.state = OpenState.WAITING
+    assert await scene.dispatch() is Outcome.STORED, "too many others were stored since"
 
 
 async def test_a_request_that_runs_already_is_not_stored_again(scene: Scene) -> None:

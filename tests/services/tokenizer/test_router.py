@@ -5,14 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.tokenizer.router import (
-    MAX_RETRY_MS,
-    MIN_RETRY_MS,
-    QUEUED_AT_RETRY,
     SLACK,
     Replica,
     Router,
     matched,
-    retry_after_ms,
     route,
 )
 from pagewire.shared import subjects
@@ -193,30 +189,3 @@ async def test_a_peer_that_cannot_be_understood_is_not_there(scene: Scene) -> No
     scene.bus.publish(f"{subjects.HEARTBEAT}.scheduler.a", b"\x63")
     await scene.bus.flush()
     assert scene.router.choose(work()) in {"a", "b"}
-
-
-def scheduler(queued: float, drain_rate: float) -> Heartbeat:
-    return Heartbeat("scheduler", "s", True, 1, 1, 1, {"queued": queued, "drain_rate": drain_rate})
-
-
-def test_the_wait_is_what_the_queue_beyond_the_bound_takes_to_drain() -> None:
-    assert retry_after_ms([scheduler(QUEUED_AT_RETRY + 100, 20.0)]) == 5000
-
-
-def test_replicas_drain_one_queue() -> None:
-    assert retry_after_ms([scheduler(QUEUED_AT_RETRY, 15.0), scheduler(100, 5.0)]) == 5000
-
-
-@pytest.mark.parametrize("beats", [[], [scheduler(500, 0.0)], [scheduler(10_000, 1.0)]])
-def test_nobody_is_sent_away_for_longer_than_the_longest(beats: list[Heartbeat]) -> None:
-    assert retry_after_ms(beats) == MAX_RETRY_MS
-
-
-@pytest.mark.parametrize("queued", [0, QUEUED_AT_RETRY, QUEUED_AT_RETRY + 2])
-def test_nobody_is_called_back_at_once(queued: int) -> None:
-    assert retry_after_ms([scheduler(queued, 1000.0)]) == MIN_RETRY_MS
-
-
-def test_a_scheduler_that_says_nothing_counts_nothing() -> None:
-    silent = Heartbeat("scheduler", "s", True, 1, 1, 1, {})
-    assert retry_after_ms([silent, scheduler(QUEUED_AT_RETRY + 100, 20.0)]) == 5000

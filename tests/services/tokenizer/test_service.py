@@ -1,5 +1,7 @@
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +18,7 @@ from structlog.testing import capture_logs
 
 from pagewire.services.tokenizer import dispatcher, input_processor, service, store_monitor
 from pagewire.services.tokenizer.encoder import Encoder
+from pagewire.services.tokenizer.input_processor import InputProcessor
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
 from pagewire.services.tokenizer.sampling import NOT_BUILT
 from pagewire.services.tokenizer.service import Tokenizer
@@ -26,6 +29,7 @@ from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import ConfigurationError, NoResponders, StorageRefused
 from pagewire.shared.messages import Decoder, encode, unpack
+from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, ModelList, TokenizeReply
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState
@@ -418,6 +422,62 @@ async def test_more_requests_than_fit_are_told_to_come_again(monkeypatch: pytest
         frame = await setup.refused({"prompt": "x"})
         assert (frame.code, frame.error, frame.retryable) == (429, "overloaded", True)
         assert frame.retry_after_ms
+
+
+@asynccontextmanager
+async def queue_of(seconds: float, max_queue_wait: str | None = "10s") -> AsyncIterator[Setup]:
+    """A tokenizer behind a queue of that many seconds."""
+    async with serving(Settings(model="bundled", max_queue_wait=max_queue_wait)) as setup:
+        report = Backlog("s", (0, 0, 0), (0.0, 0.0, 0.0), 10.0, 0.0, stored=(0, round(10 * seconds), 0))
+        setup.client.publish(f"{subjects.BACKLOG}.{MODEL}.s", encode(report))
+        await setup.client.flush()
+        yield setup
+
+
+async def test_what_would_wait_too_long_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with queue_of(30) as setup:
+        monkeypatch.setattr(InputProcessor, "process", lambda *_: 1 / 0)
+        for headers in (None, {FRESH: "1"}):
+            body = {"prompt": "x", **({"request_id": "mine"} if headers else {})}
+            reply = await setup.ask(body, headers=headers)
+            frame = msgspec.json.decode(reply.data, type=ErrorFrame)
+            assert (frame.code, frame.error, frame.retryable) == (429, "overloaded", True)
+            assert frame.retry_after_ms is not None
+            assert 29_000 < frame.retry_after_ms <= 30_100
+        assert setup.tokenizer.heartbeat().load["refused"] == 2
+
+
+async def test_the_deadline_of_the_request_limits_its_wait() -> None:
+    async with queue_of(30, max_queue_wait=None) as setup:
+        assert (await setup.refused({"prompt": "x", "timeout_ms": 30_000})).code == 429
+        await setup.send({"prompt": "x", "timeout_ms": 60_000})
+        await setup.send({"prompt": "x", "timeout_ms": 1000, "priority": -1}, queue=f"{MODEL}.urgent.any")
+
+
+async def test_a_request_that_may_run_already_is_refused_by_its_detokenizer() -> None:
+    async with queue_of(30) as setup:
+        setup.detokenizer.state = OpenState.ABSENT
+        frame = await setup.refused({"prompt": "x", "request_id": "mine"})
+        assert (frame.code, frame.request_id) == (429, "mine")
+        setup.detokenizer.state = OpenState.ATTACHED
+        assert await collect(setup, {"prompt": "x", "request_id": "mine", "stream": True}, 1) == []
+        assert [opening.joins for opening in setup.detokenizer.opened] == [True, True]
+        assert await setup.stored() == 0
+
+
+async def test_without_a_limit_a_queue_of_any_length_takes_what_has_time() -> None:
+    async with queue_of(3600, max_queue_wait=None) as setup:
+        for _ in range(100):
+            await setup.send({"prompt": "x", "timeout_ms": 24 * 3600 * 1000})
+        assert setup.tokenizer.heartbeat().load["refused"] == 0
+
+
+async def test_too_many_streams_are_told_when_the_queue_has_started() -> None:
+    async with queue_of(30, max_queue_wait=None) as setup:
+        setup.detokenizer.state = OpenState.FULL
+        frame = await setup.refused({"prompt": "x", "timeout_ms": 3_600_000})
+        assert frame.retry_after_ms is not None
+        assert 29_000 < frame.retry_after_ms <= 30_300
 
 
 async def test_the_trace_of_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -471,21 +471,22 @@ class TestStore:
         for item in first + rest:
             await two.store.end_work(item.ack)
 
-    async def test_queues_of_one_prefix_are_apart_and_tell_which_hold_items(self, world: World) -> None:
+    async def test_queues_of_one_prefix_are_apart_and_tell_how_many_items_they_hold(self, world: World) -> None:
         one, two = await world.connect(), await world.connect()
         model, longer = unique("m"), unique("m")
         queues = [f"{model}.urgent.any", f"{model}.normal.any", f"{model}.normal.replica-1"]
-        assert await one.store.nonempty_queues(model) == []
-        for queue in queues:
-            await one.store.put_work(queue, queue.encode())
-        await one.store.put_work(f"{longer}.normal.any", b"of another model")
-        assert await two.store.nonempty_queues(model) == sorted(queues)
+        assert (await one.store.queue_lengths(model)).items == {}
+        numbers = [await one.store.put_work(queue, queue.encode()) for queue in queues]
+        assert numbers == sorted(set(numbers))
+        last = await one.store.put_work(f"{longer}.normal.any", b"of another model")
+        lengths = await two.store.queue_lengths(model)
+        assert (lengths.items, lengths.last) == (dict.fromkeys(queues, 1), last)
         for queue in queues:
             (item,) = await two.store.pull_work(queue, 10, expires=5)
             assert item.data == queue.encode()
-            assert queue in await one.store.nonempty_queues(model), "a delivered item is not gone"
+            assert queue in (await one.store.queue_lengths(model)).items, "a delivered item is not gone"
             await one.store.end_work(item.ack)
-            assert queue not in await one.store.nonempty_queues(model)
+            assert queue not in (await one.store.queue_lengths(model)).items
 
     async def test_items_are_listed_without_being_delivered(self, world: World) -> None:
         one, two = await world.connect(), await world.connect()

@@ -109,7 +109,7 @@ class TestStreams:
             for name in (WORK_STREAM, DONE_STREAM):
                 reply = await bus.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=30)
                 assert msgspec.json.decode(reply.data)["state"]["messages"] == 1
-            assert await bus.store.nonempty_queues("m") == []
+            assert (await bus.store.queue_lengths("m")).items == {}
             await bus.close()
 
     async def test_a_server_without_room_for_the_streams_is_refused(self) -> None:

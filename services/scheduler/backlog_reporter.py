@@ -1,0 +1,87 @@
+"""Reports to the tokenizers what waits for the schedulers of a model, and how fast it starts."""
+
+import asyncio
+import time
+
+import structlog
+
+from pagewire.services.scheduler.request_manager import RequestManager
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.bus.protocol import QueueLengths
+from pagewire.shared.errors import BusError
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.backlog import Backlog
+from pagewire.shared.peers import SILENCE
+
+SAMPLE_EVERY = 0.1
+"""Seconds between two looks at the running sequences."""
+REPORT_EVERY = 0.5
+"""Seconds between two reports."""
+
+_log = structlog.get_logger()
+_backlog = Decoder(Backlog)
+
+
+class BacklogReporter:
+    """The reports of one scheduler.
+
+    The queues belong to all schedulers of a model together, so only one of them counts what is stored: the one with the
+    lowest instance id among those that report.
+    """
+
+    def __init__(self, bus: Bus, model: str, instance: str, manager: RequestManager) -> None:
+        """`model` is the model's token in subjects."""
+        self._bus = bus
+        self._model = model
+        self._instance = instance
+        self._manager = manager
+        self._lower_until = 0.0
+        """Until when a scheduler with a lower id counts what is stored; monotonic seconds."""
+
+    async def run(self) -> None:
+        """Samples and reports until cancelled."""
+        await self._bus.subscribe(f"{subjects.BACKLOG}.{self._model}.*", self._on_backlog)
+        due = time.monotonic()
+        while True:
+            manager, now = self._manager, time.monotonic()
+            manager.meter.sample(manager.policy, manager.requests.values(), now)
+            if now >= due:
+                due = now + REPORT_EVERY
+                await self._report()
+            await asyncio.sleep(SAMPLE_EVERY)
+
+    async def _report(self) -> None:
+        try:
+            counts = time.monotonic() >= self._lower_until
+            lengths = await self._bus.store.queue_lengths(self._model) if counts else None
+            report = self._describe(lengths)
+            self._bus.publish(f"{subjects.BACKLOG}.{self._model}.{self._instance}", encode(report))
+        except BusError as error:
+            _log.debug("backlog_not_reported", reason=str(error))
+
+    def _describe(self, lengths: QueueLengths | None) -> Backlog:
+        manager, policy, meter = self._manager, self._manager.policy, self._manager.meter
+        started = [0] * len(subjects.CLASSES)
+        for request in manager.requests.values():
+            started[subjects.class_of(request.work.priority)] += not request.queued
+        stored = [0] * len(subjects.CLASSES)
+        for queue, items in lengths.items.items() if lengths is not None else ():
+            name = queue.split(".")[1]
+            if name in subjects.CLASSES:
+                stored[subjects.CLASSES.index(name)] += items
+        return Backlog(
+            scheduler=self._instance,
+            started=tuple(started),
+            starts=meter.starts(time.monotonic()),
+            rate=meter.rate() if policy is not None else 0.0,
+            free=meter.free(policy) if policy is not None else 0.0,
+            stored=tuple(stored) if lengths is not None else (),
+            last=lengths.last if lengths is not None else 0,
+            delay=meter.delay(),
+        )
+
+    def _on_backlog(self, message: Message) -> None:
+        report = _backlog.try_decode(message.data)
+        if report is not None and report.scheduler < self._instance:
+            self._lower_until = time.monotonic() + SILENCE

@@ -1,0 +1,100 @@
+"""More requests than a simulated device can serve: who is refused, who is served, and who expires."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from pagewire.bench.shapes import write_folder
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import DeadlineExceeded, Overloaded
+from tests.support.pipeline import Pipeline, running
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
+
+SLOTS = 2
+TOKENS = 20
+"""Of a request: half a second on the device."""
+
+
+@pytest.fixture
+def max_queue_wait() -> str | None:
+    return None
+
+
+@pytest.fixture
+async def pipeline(tmp_path: Path, max_queue_wait: str | None) -> AsyncIterator[Pipeline]:
+    write_folder("llama-3-8b", tmp_path)
+    settings = Settings(
+        model=str(tmp_path),
+        device="sim:l40s",
+        max_num_seqs=SLOTS,
+        max_queue_wait=max_queue_wait,
+        log_level="error",
+    )
+    async with running(settings) as pipeline:
+        yield pipeline
+
+
+async def serve(pipeline: Pipeline, tokens: int = TOKENS, priority: int = 0, timeout: float = 60.0) -> float:
+    """Returns the seconds until the first token of a request that ends well."""
+    sent, first = time.monotonic(), 0.0
+    stream = pipeline.client.stream([5, 6, 7], max_tokens=tokens, ignore_eos=True, priority=priority, timeout=timeout)
+    async for _ in stream:
+        first = first or time.monotonic() - sent
+    return first
+
+
+async def test_a_request_that_expires_in_the_queue_is_told_at_its_deadline(pipeline: Pipeline) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        others = [tasks.create_task(serve(pipeline, tokens=2000)) for _ in range(SLOTS)]
+        await until(lambda: pipeline.load("scheduler")["running"] == SLOTS, timeout=20)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            await serve(pipeline, timeout=1.0)
+        assert 0.9 < time.monotonic() - began < 2.5
+        assert pipeline.load("scheduler")["running"] == SLOTS
+        for task in others:
+            task.cancel()
+    await pipeline.until_idle()
+
+
+@pytest.mark.parametrize("max_queue_wait", ["2s"])
+async def test_what_is_admitted_starts_in_time_and_the_urgent_first(pipeline: Pipeline) -> None:
+    waits: list[float] = []
+    refused: list[int] = []
+
+    async def send() -> None:
+        try:
+            waits.append(await serve(pipeline))
+        except Overloaded as error:
+            refused.append(error.retry_after_ms or 0)
+
+    async with asyncio.TaskGroup() as tasks:
+        urgent = None
+        for number in range(160):  # five times as many as can be served
+            tasks.create_task(send())
+            await asyncio.sleep(0.05)
+            if number == 120:
+                urgent = tasks.create_task(serve(pipeline, priority=-1))
+                with pytest.raises(Overloaded):
+                    await serve(pipeline, priority=1)
+    assert urgent is not None
+    assert len(waits) > 15
+    assert len(refused) > 60
+    assert sorted(waits)[len(waits) // 2] < 3.0
+    assert max(waits) < 5.0
+    assert await urgent < 1.5
+    assert all(500 < told < 6000 for told in refused[len(refused) // 2 :])
+    assert pipeline.load("tokenizer")["refused"] >= len(refused)
+    async with asyncio.timeout(5):
+        await serve(pipeline, tokens=1)
+
+
+async def test_without_a_limit_a_burst_is_served(pipeline: Pipeline) -> None:
+    waits = await asyncio.gather(*(serve(pipeline, tokens=5) for _ in range(100)))
+    assert len(waits) == 100
+    assert max(waits) > 3.0
