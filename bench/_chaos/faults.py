@@ -14,7 +14,8 @@ import msgspec
 
 from pagewire.bench._chaos.proxy import HOST, Proxy
 from pagewire.bench._chaos.schedule import CUT, FULL, KILL, STOP, Fault
-from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE, Address, Stack, program_names, replicas_of
+from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE, SUPERVISOR, Address, Stack, program_names, replicas_of
+from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings
 from pagewire.shared.discovery import ask
@@ -142,9 +143,13 @@ async def arena(settings: Settings) -> AsyncIterator[Arena]:
         urls = {name: proxy.url for name, proxy in proxies.items()}
         stack = await exits.enter_async_context(Stack(settings, services, urls))
         address = await stack.ready()
-        ours = stack.settings
+        user, password = stack.operator
         bus = await nats.connect(
-            ours.nats_url, name="chaos", user=ours.nats_user, password=ours.nats_password, inbox_prefix="_INBOX"
+            address.nats,
+            name="chaos",
+            user=user,
+            password=password,
+            inbox_prefix=subjects.service_inbox(SUPERVISOR),  # services answer its questions
         )
         exits.push_async_callback(bus.close)
         yield Arena(stack, proxies, address, bus)

@@ -138,9 +138,10 @@ class Stack:
         await self._close()
 
     @property
-    def settings(self) -> Settings:
-        """The settings of the services, with the broker's URL and their credentials; before the start, as given."""
-        return self._settings
+    def operator(self) -> tuple[str, str]:
+        """The NATS user with all rights, and its password, where the stack has a broker of its own."""
+        assert self._broker is not None
+        return self._broker.user, self._broker.password
 
     @property
     def programs(self) -> Mapping[str, str]:
@@ -270,14 +271,15 @@ class Stack:
     def _environment(self, program: str) -> dict[str, str]:
         """Returns the environment for a program's next start, with a new instance id and exactly these settings."""
         user, password = self._credentials(self._programs[program])
-        settings = msgspec.structs.replace(self._settings, nats_user=user, nats_password=password, nats_secrets="")
+        url = self._nats_urls.get(program, self._settings.nats_url)
+        settings = msgspec.structs.replace(
+            self._settings, nats_url=url, nats_user=user, nats_password=password, nats_secrets=""
+        )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         if self._programs[program] == "executor" and self._settings.device == "cuda":
             inherited |= _own_gpu(program, inherited)
         if self._programs[program] == GATEWAY and self._listener is not None:
             inherited[LISTENER] = str(self._listener.fileno())
-        if program in self._nats_urls:
-            settings = msgspec.structs.replace(settings, nats_url=self._nats_urls[program])
         return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}
 
     def _credentials(self, service: str) -> tuple[str, str]:
