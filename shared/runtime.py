@@ -14,7 +14,7 @@ import uvloop
 
 from pagewire.shared import flags, logs, subjects, telemetry
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
+from pagewire.shared.config import Settings, nats_urls, store_replicas
 from pagewire.shared.context import Context, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
@@ -120,7 +120,7 @@ async def run_service(
 
 async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
     """Connects to the broker. Retries without end, because services and broker may start in any order."""
-    url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
+    url = nats_urls(settings)
     # The gateway is a client of the tokenizers, which answer only to the inboxes of clients.
     prefix = "_INBOX" if name == "gateway" else subjects.SERVICE_INBOX
     delay = 0.1
@@ -134,6 +134,7 @@ async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bu
                 inbox_prefix=prefix,
                 connect_timeout=1.0,
                 max_store=settings.nats_max_store,
+                replicas=store_replicas(settings),
             )
         except BusUnavailable as error:
             _log.warning("broker_unreachable", url=url, reason=str(error), retry_in=delay)

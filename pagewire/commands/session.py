@@ -12,7 +12,7 @@ import msgspec
 from pagewire.client.async_client import AsyncClient
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import logs, model_folder
-from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
+from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.errors import BusUnavailable, Unavailable
 
 CONNECT_TIMEOUT = 1.0
@@ -33,11 +33,6 @@ def run(work: Coroutine[Any, Any, int], settings: Settings) -> int:
             return 0
 
     return asyncio.run(until_signal())
-
-
-def url_of(settings: Settings) -> str:
-    """Returns the URL of the broker, which is on this machine unless the settings name one."""
-    return settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
 
 
 def model_of(settings: Settings) -> str:
@@ -61,7 +56,7 @@ async def connect(settings: Settings) -> AsyncIterator[AsyncClient]:
     """
     try:
         async with AsyncClient(
-            url_of(settings), api_key=settings.api_key, model=model_of(settings), connect_timeout=CONNECT_TIMEOUT
+            nats_urls(settings), api_key=settings.api_key, model=model_of(settings), connect_timeout=CONNECT_TIMEOUT
         ) as client:
             await client.models()
             yield client

@@ -8,7 +8,7 @@ from pagewire.commands import session
 from pagewire.embedded.stack import PIPELINE, replicas_of
 from pagewire.shared import flags
 from pagewire.shared.bus import nats
-from pagewire.shared.config import Settings
+from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.discovery import Stats, ask
 from pagewire.shared.messages.heartbeat import STORE_REFUSES
 
@@ -28,7 +28,7 @@ def run(given: argparse.Namespace) -> int:
 async def _status(settings: Settings, service: str | None) -> int:
     user = settings.nats_user or ("client" if settings.api_key else "")
     bus = await nats.connect(
-        session.url_of(settings),
+        nats_urls(settings),
         name="status",
         user=user,
         password=settings.nats_password or settings.api_key,

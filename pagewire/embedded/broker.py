@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,13 @@ CORES_PER_THREAD = 4
 would mostly wake the first."""
 ROOM = 4 << 20
 """Bytes that must fit on the disk before a server whose disk was full is restarted."""
+CLUSTER = "pagewire"
+"""Name of the cluster."""
+ROUTE_PING_INTERVAL = "1s"
+"""Time between two pings from server to server; two pings without an answer end the route to a frozen server."""
+ROUTE_ERROR_REPORTS = 60
+"""Failed attempts to reach another server, one a second, between two lines in the log."""
+ROUTE_USER = "route"
 SERVICE_USER = "service"
 CLIENT_USER = "client"
 
@@ -54,6 +62,20 @@ class PortTaken(BusUnavailable):
     """Another process is listening on the broker's port."""
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What makes a server one of a cluster."""
+
+    name: str
+    """Name of the server, unique in the cluster."""
+    port: int
+    """Port that it listens on for the other servers."""
+    peers: tuple[int, ...]
+    """The ports of the others."""
+    password: str
+    """Password by which the servers know each other."""
+
+
 class Broker:
     """A `nats-server` process, used as an async context manager or by `start` and `stop`.
 
@@ -69,6 +91,7 @@ class Broker:
         store: Path | None = None,
         api_key: str = "",
         max_store: int = MAX_STORE,
+        membership: Membership | None = None,
     ) -> None:
         """Does not start the server yet.
 
@@ -77,6 +100,7 @@ class Broker:
             store: folder of JetStream's data; by default a temporary folder that `stop` removes.
             max_store: bytes of JetStream's data at most.
             api_key: password of the NATS user `client`; empty: every connection without credentials is that user.
+            membership: for one server of a cluster.
         """
         self.port = DEFAULT_NATS_PORT if port is None else port
         self._may_move = port is None
@@ -85,6 +109,7 @@ class Broker:
         self._store = store
         self._api_key = api_key
         self._max_store = max_store
+        self._membership = membership
         self._write_failed = asyncio.Event()
         self._folder: Path | None = None
         self._bound = False
@@ -231,17 +256,40 @@ class Broker:
             "password": self._api_key or secrets.token_urlsafe(24),
             "permissions": CLIENT_PERMISSIONS,
         }
-        configuration = {
+        configuration: dict[str, Any] = {
             "host": HOST,
             "port": port or -1,
-            "server_name": "pagewire",
+            "server_name": self._membership.name if self._membership else "pagewire",
             "jetstream": {"store_dir": str(store), "max_file_store": self._max_store},
             "max_payload": MAX_PAYLOAD,
             "max_pending": MAX_PENDING,
             "ping_interval": "20s",
             "authorization": {"users": [service, client]},
         }
-        return configuration if self._api_key else {**configuration, "no_auth_user": CLIENT_USER}
+        if not self._api_key:
+            configuration["no_auth_user"] = CLIENT_USER
+        if self._membership is not None:
+            configuration["cluster"] = _cluster_of(self._membership)
+            configuration["reconnect_error_reports"] = ROUTE_ERROR_REPORTS
+        return configuration
+
+
+def _cluster_of(membership: Membership) -> dict[str, Any]:
+    """Returns the part of the configuration that joins a cluster.
+
+    One connection per pair of servers keeps the order of messages and subscriptions, and is enough on one machine.
+    """
+    password = membership.password
+    return {
+        "name": CLUSTER,
+        "host": HOST,
+        "port": membership.port,
+        "authorization": {"user": ROUTE_USER, "password": password},
+        "routes": [f"nats://{ROUTE_USER}:{password}@{HOST}:{port}" for port in membership.peers],
+        "ping_interval": ROUTE_PING_INTERVAL,
+        "ping_max": 2,
+        "pool_size": -1,
+    }
 
 
 def find_server() -> str:

@@ -12,12 +12,13 @@ import msgspec
 import structlog
 
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.cluster import Cluster, check_servers
 from pagewire.embedded.model_choice import choose_model
 from pagewire.embedded.supervisor import Program, Supervisor
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import config, subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
+from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings, store_replicas
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, Unavailable
 from pagewire.shared.process import INSTANCE
 
@@ -43,6 +44,7 @@ class Address:
     """The URLs of a running stack."""
 
     nats: str
+    """Of several servers separated by commas."""
     http: str
     """Empty without a gateway."""
 
@@ -54,11 +56,12 @@ class Stack:
         """Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine."""
         _refuse_unsupported(settings)
         check_replicas(settings)
+        check_servers(settings)
         self._settings = settings
         self._programs = {
             name: service for service in services for name in program_names(service, replicas_of(service, settings))
         }
-        self._broker: Broker | None = None
+        self._cluster: Cluster | None = None
         self._bus: Bus | None = None
         self._watchdog: Watchdog | None = None
         self._running: asyncio.Task[None] | None = None
@@ -69,15 +72,15 @@ class Stack:
         settings = await choose_model(self._settings)
         try:
             if not settings.nats_url:
-                self._broker = Broker(
-                    port=settings.nats_port, api_key=settings.api_key, max_store=settings.nats_max_store
-                )
-                await self._broker.start()
+                self._cluster = Cluster(settings)
+                await self._cluster.start()
                 settings = msgspec.structs.replace(
                     settings,
-                    nats_url=self._broker.url,
-                    nats_user=self._broker.user,
-                    nats_password=self._broker.password,
+                    nats_url=self._cluster.url,
+                    nats_user=self._cluster.user,
+                    nats_password=self._cluster.password,
+                    nats_cluster=1,
+                    nats_replicas=store_replicas(settings),
                 )
             self._settings = settings
             self._bus = await nats.connect(
@@ -141,9 +144,9 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
-                if self._broker is not None:
-                    group.create_task(_keep_running(self._broker))
-                    group.create_task(_end_broken(self._broker))
+                for broker in self._cluster.brokers if self._cluster is not None else ():
+                    group.create_task(_keep_running(broker))
+                    group.create_task(_end_broken(broker))
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
@@ -154,8 +157,8 @@ class Stack:
             await asyncio.wait({self._running})
         if self._bus is not None:
             await self._bus.close()
-        if self._broker is not None:
-            await self._broker.stop()
+        if self._cluster is not None:
+            await self._cluster.stop()
 
     def _announce_end(self, program: str) -> None:
         """Tells the services at once that a process has ended. Otherwise they notice by its silence."""

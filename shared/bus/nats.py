@@ -10,7 +10,7 @@ import structlog
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
-from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, address_of
+from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, urls_of
 from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.bus.protocol import Handler, Headers, Message
 from pagewire.shared.bus.requests import Requests
@@ -44,18 +44,27 @@ async def connect(
     inbox_prefix: str = subjects.SERVICE_INBOX,
     connect_timeout: float = 5.0,
     max_store: int = MAX_STORE,
+    replicas: int = 1,
 ) -> "NatsBus":
-    """Connects to the server at `url`; with the inbox prefix of services it creates the streams of the store as well.
+    """Connects to a server; with the inbox prefix of services it creates the streams of the store as well.
 
-    `max_store` is the number of bytes that the streams may take together.
+    Args:
+        url: URL of the server, or those of several servers of a cluster, separated by commas. When a server is lost,
+            the connection moves to another one.
+        name: name of the connection at the server.
+        user, password: credentials; empty: none.
+        inbox_prefix: first tokens of the subjects that answers come to.
+        connect_timeout: seconds until a server must have answered.
+        max_store: bytes that the streams may take together, on each server.
+        replicas: servers that keep a copy of each stream.
 
     Raises:
-        BusUnavailable: no server answered within `connect_timeout` seconds.
+        BusUnavailable: no server answered in time, or the servers cannot keep the streams yet.
         ConfigurationError: `url` is malformed, the server refuses the credentials or the inbox, or a service finds no
-            JetStream.
+            JetStream, or none that can keep the streams.
     """
-    address_of(url)
-    bus = NatsBus(inbox_prefix, max_store)
+    urls_of(url)
+    bus = NatsBus(inbox_prefix, max_store, replicas)
     try:
         await bus.open(url, name, user, password, connect_timeout)
         if inbox_prefix == subjects.SERVICE_INBOX:
@@ -81,11 +90,11 @@ class NatsSubscription:
 class NatsBus:
     """A connection to a NATS server that reconnects whenever it is lost. `connect` creates it."""
 
-    def __init__(self, inbox_prefix: str, max_store: int) -> None:
+    def __init__(self, inbox_prefix: str, max_store: int, replicas: int = 1) -> None:
         self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
-        self._store = NatsStore(self, self._requests, max_store)
+        self._store = NatsStore(self, self._requests, max_store, replicas)
         self._subscriptions: set[HandlerSubscription] = set()
         self._denied: set[str] = set()
         self._connected = asyncio.Event()

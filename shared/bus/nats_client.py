@@ -18,6 +18,12 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError
 
 PING_INTERVAL = 1.0
 """Seconds between two pings; three pings without an answer end the connection to a frozen server."""
+CLUSTER_PING_INTERVAL = 0.5
+"""The same where there are several servers: moving to another one costs little, and waiting for a frozen one much."""
+HANDSHAKE_TIMEOUT = 2.0
+"""Seconds that a server has to take a connection."""
+CLUSTER_HANDSHAKE_TIMEOUT = 1.0
+"""The same where there are several servers; then the next one is tried."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
 
@@ -43,6 +49,7 @@ class NatsClient(Client):  # type: ignore[misc]
         - Publishing appends to a buffer and wakes the flusher. It never waits; the caller bounds `backlog`.
         - After an error from the server the client reconnects. nats-py closes the client.
         - A connection that has failed is aborted. nats-py waits until the server has read the rest of the buffer.
+        - After a failure, another server is tried before the one that has just failed.
     """
 
     def __init__(
@@ -55,39 +62,46 @@ class NatsClient(Client):  # type: ignore[misc]
         self._on_disconnect = on_disconnect
         self._on_reconnect = on_reconnect
         self._last_error = "it does not answer"
+        self._opened = False
 
     async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
         """Connects for the first time; afterwards the client reconnects whenever the connection is lost.
 
+        `url` lists one server, or several of a cluster, separated by commas.
+
         Raises:
             BusUnavailable: no server answered within `connect_timeout` seconds.
-            ConfigurationError: the server refuses the credentials.
+            ConfigurationError: `url` is malformed, or a server refuses the credentials.
         """
-        address = address_of(url)
+        urls = urls_of(url)
+        addresses = ", ".join(map(address_of, urls))
+        several = len(urls) > 1
         try:
             async with asyncio.timeout(connect_timeout):
                 await self.connect(
-                    url,
+                    urls,
                     name=name,
                     user=user or None,
                     password=password or None,
-                    allow_reconnect=False,  # a refusal ends the first attempt
                     max_reconnect_attempts=-1,
+                    connect_timeout=connect_timeout / len(urls) if several else HANDSHAKE_TIMEOUT,
                     reconnect_time_wait=0.1,
                     reconnect_to_server_handler=_next_server,
-                    ping_interval=PING_INTERVAL,
+                    ping_interval=CLUSTER_PING_INTERVAL if several else PING_INTERVAL,
                     pending_size=0,  # nats-py's own bound blocks its read loop
                     error_cb=self._handle_error,
                     disconnected_cb=self._handle_disconnect,
                     reconnected_cb=self._handle_reconnect,
                 )
         except TimeoutError:
-            raise BusUnavailable(f"no NATS server answers at {address}: {self._last_error}") from None
+            raise BusUnavailable(f"no NATS server answers at {addresses}: {self._last_error}") from None
         except errors.Error as error:
             if "authorization" in str(error).lower():
-                raise ConfigurationError(f"the NATS server at {address} refuses these credentials") from None
-            raise BusUnavailable(f"no NATS server answers at {address}: {error}") from None
-        self.options["allow_reconnect"] = True
+                raise ConfigurationError(f"the NATS server at {addresses} refuses these credentials") from None
+            raise BusUnavailable(f"no NATS server answers at {addresses}: {error}") from None
+        self._opened = True
+        if several:
+            self.options["connect_timeout"] = CLUSTER_HANDSHAKE_TIMEOUT
 
     def send(self, command: bytes) -> None:
         """Appends a command to the outbound buffer and wakes the flusher."""
@@ -177,8 +191,13 @@ class NatsClient(Client):  # type: ignore[misc]
         await super()._process_op_err(e)
 
     async def _handle_error(self, error: Exception) -> None:
-        """Must not raise: an exception would end nats-py's read loop while the client still looks connected."""
+        """Must not raise once connected: that would end nats-py's read loop while the client still looks connected.
+
+        Before, a refusal of the credentials is raised, so that it ends the first connection.
+        """
         self._last_error = str(error) or type(error).__name__
+        if not self._opened and "authorization" in self._last_error.lower():
+            raise error
 
     async def _handle_disconnect(self) -> None:
         """Drops unsent pings: on the next connection their answers would be taken for those of later pings."""
@@ -187,10 +206,24 @@ class NatsClient(Client):  # type: ignore[misc]
         self._pongs: list[asyncio.Future[bool]] = []
         self._pending: list[bytes] = [command for command in self._pending if command is not PING]
         self._pending_data_size = sum(map(len, self._pending))
+        if len(self._server_pool) > 1 and self._current_server is not None:
+            self._current_server.reconnects += 1  # `_next_server` prefers the others
         self._on_disconnect(self._last_error)
 
     async def _handle_reconnect(self) -> None:
         self._on_reconnect()
+
+
+def urls_of(urls: str) -> list[str]:
+    """Returns the URLs of a comma-separated list.
+
+    Raises:
+        ConfigurationError: one of them does not have the form nats://host:port.
+    """
+    listed = [url.strip() for url in urls.split(",")]
+    for url in listed:
+        address_of(url)
+    return listed
 
 
 def address_of(url: str) -> str:
