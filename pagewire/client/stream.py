@@ -45,6 +45,8 @@ GRACE = 5.0
 RETRY_FOR = 15.0
 """Seconds for which a request without responders is sent again if its model has answered before: a tokenizer may be
 restarting."""
+RECONNECT_TIMEOUT = 2.0
+"""Seconds that a new request waits for a lost connection: within them it has moved to another server of a cluster."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks of the timeouts, and minimum time between two recoveries."""
 
@@ -133,6 +135,10 @@ class Stream:
         return await frames.cancel(self._bus, self._cancel)
 
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
+        if not self._bus.connected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECONNECT_TIMEOUT):
+                    await self._bus.wait_connected()
         self.model = await self._directory.resolve(self.model)
         self._subject = f"{subjects.GENERATE}.{subjects.model_token(self.model)}"
         self._body = encode_request(self._sent, frames.ENCODER)

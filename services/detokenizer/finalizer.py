@@ -21,6 +21,8 @@ DELIVERY_TIMEOUT = 10.0
 ABORT_TIMEOUT = 1.0
 """Seconds that a scheduler has to answer an abort, and between two attempts."""
 ABORT_ATTEMPTS = 5
+ABSENCE = 1.0
+"""Seconds for which a scheduler that the broker does not know is tried again."""
 
 _log = structlog.get_logger()
 
@@ -101,7 +103,8 @@ class Finalizer:
 class AbortNotifier:
     """Tells schedulers which sequences are over although the device has not ended them.
 
-    An abort is repeated until the scheduler answers or is gone: its successor is told what is over when it attaches.
+    An abort is repeated until the scheduler answers. If it is gone, its successor is told
+    what is over when it attaches.
     """
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
@@ -117,8 +120,8 @@ class AbortNotifier:
         for _ in range(ABORT_ATTEMPTS):
             try:
                 await self._bus.request(f"{subjects.ABORT}.{attach.scheduler}.abort", request, timeout=ABORT_TIMEOUT)
-            except NoResponders:
-                return
+            except NoResponders:  # the scheduler is gone, or moves to another server of a cluster
+                await asyncio.sleep(ABSENCE / ABORT_ATTEMPTS)
             except BusError as error:
                 _log.warning("abort_not_answered", request_id=attach.request_id, reason=str(error))
                 await asyncio.sleep(ABORT_TIMEOUT)

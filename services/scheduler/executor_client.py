@@ -23,6 +23,8 @@ CLAIM_TIMEOUT = 1.0
 """Seconds that an executor has to answer a claim."""
 MAX_SENT_PLANS = 4096
 """Latest plans that can be sent again."""
+ABSENCE = 1.0
+"""Seconds that an executor may be absent from the broker: in a cluster it moves to another server when its own dies."""
 RESEND_AFTER = 0.25
 """Seconds after which a plan that the executor has not applied counts as lost."""
 
@@ -35,11 +37,16 @@ _heartbeat = Decoder(Heartbeat)
 async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: str = "") -> tuple[int, Claimed] | None:
     """Claims a free executor, or the `last` one again; returns the new term and its answer, None when there is none.
 
-    Schedulers that search at the same time ask different executors first.
+    There is none either while the store gives no term. Schedulers that search at the same time ask different executors
+    first.
     """
     free = [beat.instance for beat in peers.alive("executor") if beat.load.get("free")]
     for executor in rank(owner, {*free, *([last] if peers.find(last) else [])}):
-        term = await bus.store.next_term()
+        try:
+            term = await bus.store.next_term()
+        except BusError as error:
+            _log.warning("no_term", reason=str(error))
+            return None
         request = encode(Claim(scheduler=owner, term=term, model=model))
         try:
             answer = await bus.request(f"{subjects.CLAIM}.{executor}", request, timeout=CLAIM_TIMEOUT)
@@ -72,6 +79,7 @@ class ExecutorClient:
         self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=MAX_SENT_PLANS)
         self._inbox = bus.new_inbox()
         self._last_seen = time.monotonic()
+        self._absent_since: float | None = None
         self._heartbeat: Heartbeat | None = None
         self._wake = asyncio.Event()
 
@@ -113,14 +121,21 @@ class ExecutorClient:
         """Repairs what heartbeats and gaps show to be missing; returns when the executor is lost."""
         while not self.lost.is_set():
             try:
-                async with asyncio.timeout(self._last_seen + SILENCE - time.monotonic()):
+                async with asyncio.timeout(self._lost_at() - time.monotonic()):
                     await self._wake.wait()
             except TimeoutError:
-                self.mark_lost(f"silent for {SILENCE} s", failed=True)
-                return
+                if time.monotonic() >= self._lost_at():
+                    reason = f"silent for {SILENCE} s" if self._absent_since is None else "nobody takes its plans"
+                    self.mark_lost(reason, failed=True)
+                continue
             self._wake.clear()
             self._resend_plans()
             await self._fetch_missing()
+
+    def _lost_at(self) -> float:
+        """Returns when the executor counts as lost if it says nothing more."""
+        silent = self._last_seen + SILENCE
+        return silent if self._absent_since is None else min(silent, self._absent_since + ABSENCE)
 
     def _resend_plans(self) -> None:
         beat, now = self._heartbeat, time.monotonic()
@@ -143,13 +158,21 @@ class ExecutorClient:
         if self._reader.missing is not None and self._reader.missing[0] == missing[0]:
             self.mark_lost(f"step {missing[0]} is gone from its ring")
 
+    def note_reconnection(self) -> None:
+        """Says that messages may have been missed until now, so that the executor need not have been silent."""
+        self._note_seen()
+
+    def _note_seen(self) -> None:
+        self._last_seen = time.monotonic()
+        self._absent_since = None
+
     def _on_output(self, message: Message) -> None:
         try:
             output = _step.decode(message.data)
         except (WireVersionError, msgspec.DecodeError) as error:
             _log.error("step_unreadable", executor=self.name, reason=str(error))
             return
-        self._last_seen = time.monotonic()
+        self._note_seen()
         if output.term != self.term:
             return
         for step in self._reader.feed(output):
@@ -162,7 +185,7 @@ class ExecutorClient:
             self.mark_lost("its process has ended", failed=True)
             return
         beat = _heartbeat.decode(message.data)
-        self._last_seen = time.monotonic()
+        self._note_seen()
         self._heartbeat = beat
         if beat.term > self.term:
             self.mark_lost(f"it obeys term {beat.term}")
@@ -173,5 +196,10 @@ class ExecutorClient:
         self._wake.set()
 
     def _on_refusal(self, _: Message) -> None:
-        """Handles the broker's no-responders status: no subscriber has received a plan."""
-        self.mark_lost("nobody takes its plans", failed=True)
+        """Handles the broker's no-responders status: no subscriber has received a plan.
+
+        An executor that is not back soon is lost. Until then it gets the plan again after its next heartbeat.
+        """
+        if self._absent_since is None:
+            self._absent_since = time.monotonic()
+            self._wake.set()

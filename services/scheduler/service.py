@@ -53,6 +53,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Serves until cancelled; then hands its items back."""
+        self._bus.on_reconnect(self._note_reconnection)
         await self._bus.subscribe(f"{subjects.ABORT}.{self._context.instance}.abort", self._on_abort)
         await self._peers.listen("scheduler")
         await self._peers.listen("executor")
@@ -103,6 +104,10 @@ class Scheduler:
             self._manager.on_executor_lost()
         self._manager.end_term()
         self._context.announce()
+
+    def _note_reconnection(self) -> None:
+        if self._executor is not None:
+            self._executor.note_reconnection()
 
     def _send_plans(self) -> None:
         """Sends the plans that the policy has, and passes on what ended meanwhile."""

@@ -5,6 +5,7 @@ the detokenizer that sends the frames is already there.
 """
 
 import asyncio
+import time
 from enum import Enum
 
 import msgspec
@@ -36,6 +37,12 @@ ABORT_TIMEOUT = 6.0
 """Seconds in which a detokenizer must answer an abort, across reconnections."""
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
+ABSENCE = 1.0
+"""Seconds that a live detokenizer may be absent from the broker: in a cluster it moves when its server dies."""
+READ_TIMEOUT = 15.0
+"""Seconds in which a detokenizer must be able to read the records of ended requests; an election takes less."""
+RETRY_INTERVAL = 0.1
+"""Seconds between two attempts to open a stream."""
 RETRY_AFTER_MS = 1000
 
 _opened = Decoder(Opened)
@@ -99,9 +106,21 @@ class Dispatcher:
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
     async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
+        """Opens the stream; asks again while the detokenizer moves to another server, or the records another leader."""
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
-        answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
-        return OpenState(_opened.decode(answer.data).state)
+        began = time.monotonic()
+        while True:
+            try:
+                answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
+            except NoResponders:
+                if self._peers.find(instance) is None or time.monotonic() > began + ABSENCE:
+                    raise
+            else:
+                state = OpenState(_opened.decode(answer.data).state)
+                unreadable = state is OpenState.UNAVAILABLE and not self._monitor.refusal
+                if not unreadable or time.monotonic() > began + READ_TIMEOUT:
+                    return state
+            await asyncio.sleep(RETRY_INTERVAL)
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
         if self._monitor.refusal:
@@ -131,9 +150,9 @@ class Dispatcher:
                 while True:
                     try:
                         await self._bus.request(subject, abort, timeout=ANSWER_TIMEOUT)
-                    except NoResponders:
-                        break
-                    except BusError:
+                    except BusError as failure:
+                        if isinstance(failure, NoResponders) and self._peers.find(instance) is None:
+                            break
                         await asyncio.sleep(ABORT_INTERVAL)
                     else:
                         return Outcome.ABORTED

@@ -161,6 +161,10 @@ class MemoryBus:
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See `Bus`."""
 
+    async def wait_connected(self) -> None:
+        """See `Bus`."""
+        self._check_open()
+
     async def flush(self, *, timeout: float = 2.0) -> None:
         """See `Bus`."""
         self._check_open()

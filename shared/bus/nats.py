@@ -185,7 +185,7 @@ class NatsBus:
         self._reconnect_callbacks.append(callback)
 
     async def wait_connected(self) -> None:
-        """Returns once there is a connection."""
+        """See `Bus`."""
         await self._connected.wait()
 
     async def flush(self, *, timeout: float = 2.0) -> None:

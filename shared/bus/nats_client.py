@@ -18,8 +18,9 @@ from pagewire.shared.errors import BusUnavailable, ConfigurationError
 
 PING_INTERVAL = 1.0
 """Seconds between two pings; three pings without an answer end the connection to a frozen server."""
-CLUSTER_PING_INTERVAL = 0.5
-"""The same where there are several servers: moving to another one costs little, and waiting for a frozen one much."""
+CLUSTER_PING_INTERVAL = 0.3
+"""The same where there are several servers: moving to another one costs little. A service whose server is frozen must
+be back before it has been silent for so long that it counts as gone (`shared.peers.SILENCE`)."""
 HANDSHAKE_TIMEOUT = 2.0
 """Seconds that a server has to take a connection."""
 CLUSTER_HANDSHAKE_TIMEOUT = 1.0

@@ -143,9 +143,6 @@ _info = msgspec.json.Decoder(_StreamInfo)
 class Connection(Bus, Protocol):
     """What the store needs of its bus beyond the `Bus` protocol; `NatsBus` has it."""
 
-    async def wait_connected(self) -> None:
-        """Returns once there is a connection."""
-
     def subscribed(self, subject: str, handler: Handler) -> AbstractContextManager[None]:
         """Delivers messages to `handler` inside the block."""
 

@@ -161,6 +161,9 @@ class Bus(Protocol):
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Has `callback` called after every reconnection; messages may have been lost before it."""
 
+    async def wait_connected(self) -> None:
+        """Returns once there is a connection."""
+
     async def flush(self, *, timeout: float = 2.0) -> None:
         """Returns once the broker has processed everything that was published and subscribed before."""
 
