@@ -122,6 +122,11 @@ class Broker:
         return f"nats://{HOST}:{self.port}"
 
     @property
+    def name(self) -> str:
+        """Name of the server, unique in its cluster."""
+        return self._membership.name if self._membership is not None else "pagewire"
+
+    @property
     def pid(self) -> int:
         """Process id of the server."""
         assert self._process is not None, "the broker was not started"
@@ -259,7 +264,7 @@ class Broker:
         configuration: dict[str, Any] = {
             "host": HOST,
             "port": port or -1,
-            "server_name": self._membership.name if self._membership else "pagewire",
+            "server_name": self.name,
             "jetstream": {"store_dir": str(store), "max_file_store": self._max_store},
             "max_payload": MAX_PAYLOAD,
             "max_pending": MAX_PENDING,

@@ -86,7 +86,7 @@ def check_servers(settings: Settings) -> str:
             raise ConfigurationError(
                 f"nats-cluster {servers} starts servers, and nats-url names servers that run: set one of them"
             )
-        return f"at {settings.nats_url}, {replicas} of which keep what is stored"
+        return f"{settings.nats_url}; copies of what is stored: {replicas}"
     if replicas > servers:
         raise ConfigurationError(
             f"nats-replicas {replicas} needs {replicas} servers: set nats-cluster to {replicas}, or give the URLs of a "
@@ -97,7 +97,7 @@ def check_servers(settings: Settings) -> str:
             f"nats-cluster {servers} needs the {servers} ports from nats-port on: set nats-port to at most "
             f"{MAX_PORT - servers + 1}"
         )
-    return f"{servers} embedded, {replicas} of which keep what is stored"
+    return f"{servers} embedded; copies of what is stored: {replicas}"
 
 
 def memberships(count: int) -> list[Membership]:

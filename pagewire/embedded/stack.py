@@ -106,6 +106,11 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self._close()
 
+    @property
+    def brokers(self) -> Sequence[Broker]:
+        """The NATS servers that this stack runs; none if the settings name others."""
+        return self._cluster.brokers if self._cluster is not None else ()
+
     async def ready(self) -> Address:
         """Returns the addresses once every service is ready.
 
@@ -144,7 +149,7 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
-                for broker in self._cluster.brokers if self._cluster is not None else ():
+                for broker in self.brokers:
                     group.create_task(_keep_running(broker))
                     group.create_task(_end_broken(broker))
         except* ConfigurationError as errors:

@@ -121,6 +121,11 @@ class NatsBus:
         return self._store
 
     @property
+    def address(self) -> str:
+        """Host and port of the server that it is connected to, or was connected to last."""
+        return self._client.address
+
+    @property
     def connected(self) -> bool:
         """See `Bus`."""
         return bool(self._client.is_connected)
@@ -264,10 +269,10 @@ class NatsBus:
         self._connected.clear()
         self._requests.fail(ConnectionLost("the connection to the broker was lost"))
         if not self._closing:
-            log.warning("nats_disconnected", reason=reason)
+            log.warning("nats_disconnected", server=self.address, reason=reason)
 
     def _on_reconnect(self) -> None:
         self._connected.set()
-        log.info("nats_reconnected")
+        log.info("nats_reconnected", server=self.address)
         for callback in self._reconnect_callbacks:
             asyncio.get_running_loop().call_soon(callback)

@@ -104,6 +104,11 @@ class NatsClient(Client):  # type: ignore[misc]
         if several:
             self.options["connect_timeout"] = CLUSTER_HANDSHAKE_TIMEOUT
 
+    @property
+    def address(self) -> str:
+        """Host and port of the server that it is connected to, or was connected to last."""
+        return str(self._current_server.uri.netloc.rpartition("@")[2]) if self._current_server is not None else ""
+
     def send(self, command: bytes) -> None:
         """Appends a command to the outbound buffer and wakes the flusher."""
         self._pending.append(command)
@@ -144,7 +149,7 @@ class NatsClient(Client):  # type: ignore[misc]
 
     def abort(self) -> None:
         """Ends the connection at once and drops unsent data."""
-        if self._transport:
+        if self._transport and self._transport._io_writer is not None:
             self._transport._io_writer.transport.abort()
 
     async def close_within(self, timeout: float) -> None:
@@ -158,6 +163,10 @@ class NatsClient(Client):  # type: ignore[misc]
                 await self.close()
         finally:
             abort.cancel()
+
+    async def _connect_to_server(self, s: object) -> None:
+        self.abort()  # nats-py forgets a connection that a frozen server has taken
+        await super()._connect_to_server(s)
 
     async def _send_ping(self, future: asyncio.Future[bool] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())

@@ -67,6 +67,8 @@ NO_ROOM = 10047
 """Error code: the storage that streams reserve exceeds that of the server."""
 NO_PEERS = 10005
 """Error code: too few servers of the cluster can keep a copy of the stream."""
+NO_MESSAGE = 10037
+"""Error code: the stream has no such message."""
 NOT_NOW = {10008, 10009, 10158}
 """Error codes: the cluster elects a leader, or the same message is just being stored."""
 NO_CLUSTER = 10074
@@ -131,6 +133,18 @@ class _StreamInfo(_Reply):
     state: _StreamState = msgspec.field(default_factory=_StreamState)
 
 
+class _FoundMessage(msgspec.Struct):
+    """A stored message."""
+
+    data: bytes = b""
+
+
+class _FoundReply(_Reply):
+    """The reply to STREAM.MSG.GET."""
+
+    message: _FoundMessage | None = None
+
+
 class _NotNow(BusUnavailable):
     """JetStream cannot answer at this moment, but will soon."""
 
@@ -138,6 +152,7 @@ class _NotNow(BusUnavailable):
 _reply = msgspec.json.Decoder(_Reply)
 _stored = msgspec.json.Decoder(_Stored)
 _info = msgspec.json.Decoder(_StreamInfo)
+_found = msgspec.json.Decoder(_FoundReply)
 
 
 class Connection(Bus, Protocol):
@@ -215,8 +230,9 @@ class NatsStore:
 
     async def nonempty_queues(self, prefix: str) -> list[str]:
         """See `Store`."""
-        counts = await self._count(WORK_STREAM, f"{subjects.WORK}.{prefix}.>")
-        return sorted(subject.removeprefix(f"{subjects.WORK}.") for subject in counts)
+        request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
+        info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
+        return sorted(subject.removeprefix(f"{subjects.WORK}.") for subject in info.state.subjects or ())
 
     async def renew_work(self, ack: str) -> None:
         """See `Store`."""
@@ -235,19 +251,17 @@ class NatsStore:
         await self._put(DONE_STREAM, f"{subjects.DONE}.{request_id}", data)
 
     async def get_done(self, request_id: str) -> bytes | None:
-        """See `Store`. In a cluster any server answers. If it has no record, the leader says whether there is one."""
+        """See `Store`. In a cluster the leader is asked, since the copies of the other servers may lag behind."""
         subject = f"{subjects.DONE}.{request_id}"
-        try:
-            async with asyncio.timeout(READ_TIMEOUT if self._replicas > 1 else None):
-                while True:
-                    message = await self._request(f"{API}.DIRECT.GET.{DONE_STREAM}.{subject}", b"")
-                    if STATUS not in message.headers:
-                        return message.data
-                    if self._replicas == 1 or not await self._count(DONE_STREAM, subject):
-                        return None
-                    await asyncio.sleep(RECONNECT_INTERVAL)
-        except TimeoutError:
-            raise StorageRefused(subject, f"{DONE_STREAM} has no leader") from None
+        if self._replicas == 1:
+            message = await self._request(f"{API}.DIRECT.GET.{DONE_STREAM}.{subject}", b"")
+            return None if STATUS in message.headers else message.data
+        request = msgspec.json.encode({"last_by_subj": subject})
+        reply = await self._bus.request(f"{API}.STREAM.MSG.GET.{DONE_STREAM}", request, timeout=READ_TIMEOUT)
+        found = _found.decode(reply.data)
+        if found.error is not None and found.error.err_code != NO_MESSAGE:
+            raise StorageRefused(subject, found.error.description)
+        return found.message.data if found.message is not None else None
 
     async def next_term(self) -> int:
         """See `Store`."""
@@ -320,12 +334,6 @@ class NatsStore:
             return BusUnavailable(f"{reason}: --nats-replicas {self._replicas} needs as many servers")
         return BusUnavailable(reason) if error.err_code in NOT_NOW else ConfigurationError(reason)
 
-    async def _count(self, stream: str, pattern: str) -> dict[str, int]:
-        """Returns the number of a stream's messages by subject, for the subjects that match. Its leader answers."""
-        request = msgspec.json.encode({"subjects_filter": pattern})
-        info = _info.decode((await self._request(f"{API}.STREAM.INFO.{stream}", request)).data)
-        return info.state.subjects or {}
-
     async def _put(self, stream: str, subject: str, data: bytes, headers: Headers | None = None) -> int:
         """Stores a message and returns its number.
 
@@ -334,11 +342,13 @@ class NatsStore:
         """
         patience = PUT_TIMEOUT if self._replicas == 1 else ELECTION_TIMEOUT
         lost = ConnectionLost(f"there was no connection to store {subject} within {patience:g} s")
+        leaderless = StorageRefused(subject, f"{stream} has no leader")
         failure: BusError = lost
         try:
             async with asyncio.timeout(patience):
                 while True:
                     await self._bus.wait_connected()
+                    failure = lost if self._replicas == 1 else leaderless
                     began = asyncio.get_running_loop().time()
                     try:
                         return await self._publish(subject, data, headers)
@@ -347,7 +357,6 @@ class NatsStore:
                     except (NoResponders, RequestTimeout, _NotNow):
                         if self._replicas == 1:
                             raise
-                        failure = StorageRefused(subject, f"{stream} has no leader")
                         await self._find_leader(stream, began)
                     await asyncio.sleep(RECONNECT_INTERVAL)
         except TimeoutError:

@@ -72,7 +72,10 @@ class Store(Protocol):
         """Returns up to `count` items, waiting up to `expires` seconds for the first; empty when none arrived."""
 
     async def nonempty_queues(self, prefix: str) -> list[str]:
-        """Returns the queues below the tokens `prefix` that hold items, including delivered items."""
+        """Returns the queues below the tokens `prefix` that hold items, including delivered items.
+
+        In a cluster an item that has just been ended may still count.
+        """
 
     async def renew_work(self, ack: str) -> None:
         """Postpones the redelivery of an item by another redelivery time."""
@@ -143,7 +146,8 @@ class Bus(Protocol):
         """Delivers messages whose subject matches (`*` one token, a last `>` the rest) to `handler`.
 
         With `queue`, each message goes to one subscriber of that queue group. On return the broker has registered the
-        subscription: every message that anyone publishes afterwards is delivered.
+        subscription: every message that anyone publishes afterwards is delivered. In a cluster the other servers learn
+        of it a moment later, but before anything that this connection publishes afterwards.
         """
 
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:

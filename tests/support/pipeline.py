@@ -5,19 +5,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from pagewire import AsyncClient
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.cluster import Cluster
 from pagewire.services.detokenizer.service import Detokenizer
 from pagewire.services.executor.service import Executor
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
-from pagewire.shared.bus import Bus, nats
+from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
 from pagewire.shared.runtime import run_service
+from tests.support.broker import connect_service
 
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "tokenizer": Tokenizer,
@@ -35,10 +39,14 @@ class Pipeline:
     """A running stack."""
 
     client: AsyncClient
-    bus: Bus
+    bus: NatsBus
     """With the permissions of a service."""
     url: str
     peers: Peers
+    brokers: list[Broker]
+    """The NATS servers."""
+    buses: dict[str, NatsBus]
+    """The connection of each service."""
 
     def load(self, service: str) -> dict[str, float]:
         """What the only instance of a service reported last."""
@@ -72,16 +80,13 @@ class Pipeline:
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Pipeline]:
-    """Starts a broker and the four services, and ends them."""
-    async with Broker(port=0) as broker:
-        buses = []
+    """Starts a broker, or the cluster that the settings ask for, and the four services, and ends them."""
+    async with Cluster(msgspec.structs.replace(settings, nats_port=0)) as cluster:
+        buses: dict[str, NatsBus] = {}
 
-        async def connect(name: str, prefix: str = subjects.SERVICE_INBOX) -> Bus:
-            bus = await nats.connect(
-                broker.url, name=name, user=broker.user, password=broker.password, inbox_prefix=prefix
-            )
-            buses.append(bus)
-            return bus
+        async def connect(name: str) -> NatsBus:
+            buses[name] = await connect_service(cluster, name)
+            return buses[name]
 
         observer = await connect("observer")
         peers = Peers(observer)
@@ -91,8 +96,8 @@ async def running(settings: Settings) -> AsyncIterator[Pipeline]:
             for name, cls in SERVICES.items()
         ]
         try:
-            async with AsyncClient(broker.url) as client:
-                pipeline = Pipeline(client, observer, broker.url, peers)
+            async with AsyncClient(cluster.url) as client:
+                pipeline = Pipeline(client, observer, cluster.url, peers, cluster.brokers, buses)
                 ready = asyncio.create_task(pipeline.until_ready())
                 await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
@@ -104,5 +109,5 @@ async def running(settings: Settings) -> AsyncIterator[Pipeline]:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for bus in buses:
+            for bus in buses.values():
                 await bus.close()

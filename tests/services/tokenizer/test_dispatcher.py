@@ -131,7 +131,10 @@ async def test_when_all_have_just_gone_the_client_is_told(scene: Scene) -> None:
     ("state", "error"),
     [(OpenState.CONFLICT, DuplicateRequest), (OpenState.FULL, Overloaded), (OpenState.UNAVAILABLE, Unavailable)],
 )
-async def test_a_refusal_stores_nothing(scene: Scene, state: OpenState, error: type[RequestError]) -> None:
+async def test_a_refusal_stores_nothing(
+    scene: Scene, state: OpenState, error: type[RequestError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "READ_TIMEOUT", 0.2)
     scene.first.state = state
     await scene.start(scene.first, scene.second)
     with pytest.raises(error):
