@@ -241,16 +241,25 @@ class Stream:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
 
     async def _watch(self, timeout: float) -> None:
-        """Recovers after `timeout` seconds without a frame; ends the request `GRACE` seconds after its deadline."""
+        """Recovers after `timeout` seconds without a frame, and soon after a reconnection, which may have lost frames.
+
+        Ends the request `GRACE` seconds after its deadline.
+        """
         self._last_frame_at = time.monotonic()
         self._retry_until = self._last_frame_at + RETRY_FOR
         deadline = self._last_frame_at + self._timeout + GRACE
+        reconnections = self._bus.reconnections
         while not self._ended:
             await asyncio.sleep(CHECK_INTERVAL)
             if time.monotonic() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))
-            elif self._resend or time.monotonic() - self._last_frame_at > timeout:
+            elif (
+                self._resend
+                or self._bus.reconnections != reconnections
+                or time.monotonic() - self._last_frame_at > timeout
+            ):
+                reconnections = self._bus.reconnections
                 self._last_frame_at = time.monotonic()
                 self._resend = False
                 self._recover()

@@ -116,6 +116,11 @@ class MemoryBus:
         """See `Bus`."""
         return not self._closed
 
+    @property
+    def reconnections(self) -> int:
+        """See `Bus`."""
+        return 0
+
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See `Bus`."""
         check_subject(subject)

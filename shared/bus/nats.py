@@ -99,6 +99,7 @@ class NatsBus:
         self._denied: set[str] = set()
         self._connected = asyncio.Event()
         self._reconnect_callbacks: list[Callable[[], None]] = []
+        self._reconnections = 0
         self._closing = False
 
     async def open(self, url: str, name: str, user: str, password: str, connect_timeout: float) -> None:
@@ -129,6 +130,11 @@ class NatsBus:
     def connected(self) -> bool:
         """See `Bus`."""
         return bool(self._client.is_connected)
+
+    @property
+    def reconnections(self) -> int:
+        """See `Bus`."""
+        return self._reconnections
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See `Bus`."""
@@ -272,6 +278,7 @@ class NatsBus:
             log.warning("nats_disconnected", server=self.address, reason=reason)
 
     def _on_reconnect(self) -> None:
+        self._reconnections += 1
         self._connected.set()
         log.info("nats_reconnected", server=self.address)
         for callback in self._reconnect_callbacks:

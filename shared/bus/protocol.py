@@ -111,6 +111,10 @@ class Bus(Protocol):
     def connected(self) -> bool:
         """Whether there is a connection to the broker now."""
 
+    @property
+    def reconnections(self) -> int:
+        """How often the connection has been lost and made again; messages may have been lost each time."""
+
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """Sends a message without waiting. Delivery is at most once, in order per publisher.
 
