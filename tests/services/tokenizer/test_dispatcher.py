@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from pagewire.services.tokenizer import dispatcher
@@ -13,6 +15,7 @@ from pagewire.shared.errors import (
     ConnectionLost,
     DuplicateRequest,
     MessageTooLarge,
+    NoResponders,
     Overloaded,
     PayloadTooLarge,
     RequestError,
@@ -26,6 +29,7 @@ from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.peers import Peers
 from pagewire.shared.placement import rank
 from tests.services.tokenizer.harness import FakeDetokenizer
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +115,10 @@ async def test_one_that_is_not_ready_is_not_chosen(scene: Scene) -> None:
     assert (len(scene.first.opened), len(scene.second.opened)) == (0, 1)
 
 
-async def test_the_next_best_takes_over_from_one_that_has_just_gone(scene: Scene) -> None:
+async def test_the_next_best_takes_over_from_one_that_has_just_gone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "ABSENCE", 0.05)
     await scene.start(scene.first, scene.second)
     await scene.first.bus.close()
     assert await scene.dispatch() is Outcome.STORED
@@ -119,7 +126,46 @@ async def test_the_next_best_takes_over_from_one_that_has_just_gone(scene: Scene
     assert work.detokenizer == scene.second.instance
 
 
-async def test_when_all_have_just_gone_the_client_is_told(scene: Scene) -> None:
+async def test_one_that_moves_to_another_server_is_waited_for(scene: Scene) -> None:
+    await scene.start()
+    scene.first.beat()
+    scene.second.beat()
+    await scene.bus.flush()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await asyncio.sleep(0.05)  # it has found nobody
+    await scene.first.start()
+    await scene.second.start()
+    assert await dispatching is Outcome.STORED
+    assert (len(scene.first.opened), len(scene.second.opened)) == (1, 0)
+
+
+async def test_records_that_have_no_leader_are_waited_for(scene: Scene) -> None:
+    scene.first.state = OpenState.UNAVAILABLE
+    await scene.start(scene.first)
+    dispatching = asyncio.create_task(scene.dispatch())
+    await until(lambda: len(scene.first.opened) > 1)
+    scene.first.state = OpenState.OPENED
+    assert await dispatching is Outcome.STORED
+
+
+async def test_an_abort_waits_for_a_detokenizer_that_moves(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "ABORT_INTERVAL", 0.01)
+    await scene.start(scene.first)
+    refuse_work(scene, monkeypatch, RequestTimeout("no acknowledgement"))
+    request, absent = scene.bus.request, iter([True, True, False])
+
+    async def moving(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        if subject.endswith(".abort") and next(absent):
+            raise NoResponders("nobody")
+        return await request(subject, data, timeout=timeout, headers=headers)
+
+    monkeypatch.setattr(scene.bus, "request", moving)
+    assert await scene.dispatch() is Outcome.ABORTED
+    assert len(scene.first.aborted) == 1
+
+
+async def test_when_all_have_just_gone_the_client_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "ABSENCE", 0.05)
     await scene.start(scene.first)
     await scene.first.bus.close()
     with pytest.raises(Unavailable) as caught:
