@@ -16,12 +16,14 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
 from pagewire.shared.errors import (
     BusError,
+    ConnectionLost,
     DuplicateRequest,
     MessageTooLarge,
     NoResponders,
     Overloaded,
     PayloadTooLarge,
     RequestError,
+    RequestTimeout,
     StorageRefused,
     Unavailable,
 )
@@ -37,6 +39,8 @@ ABORT_TIMEOUT = 6.0
 """Seconds in which a detokenizer must answer an abort, across reconnections."""
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
+OPEN_TIMEOUT = 5.0
+"""Seconds in which a stream is opened although messages are lost, as when the broker restarts."""
 ABSENCE = 1.0
 """Seconds that a live detokenizer may be absent from the broker: in a cluster it moves when its server dies."""
 READ_TIMEOUT = 15.0
@@ -106,14 +110,25 @@ class Dispatcher:
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
     async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
-        """Opens the stream; asks again while the detokenizer moves to another server, or the records another leader."""
+        """Opens the stream. Opening twice does no harm, so it asks again if a lost server may have lost a message.
+
+        It also asks again while the detokenizer or this tokenizer moves to another server, and while the records of
+        ended requests have no leader.
+        """
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
         began = time.monotonic()
         while True:
+            asked = time.monotonic()
             try:
                 answer = await self._bus.request(subject, encode(opening), timeout=ANSWER_TIMEOUT, headers=headers)
             except NoResponders:
                 if self._peers.find(instance) is None or time.monotonic() > began + ABSENCE:
+                    raise
+            except ConnectionLost:
+                if time.monotonic() > began + OPEN_TIMEOUT:
+                    raise
+            except RequestTimeout:
+                if not self._has_spoken(instance, asked) or time.monotonic() > began + OPEN_TIMEOUT:
                     raise
             else:
                 state = OpenState(_opened.decode(answer.data).state)
@@ -121,6 +136,11 @@ class Dispatcher:
                 if not unreadable or time.monotonic() > began + READ_TIMEOUT:
                     return state
             await asyncio.sleep(RETRY_INTERVAL)
+
+    def _has_spoken(self, instance: str, since: float) -> bool:
+        """Returns whether a heartbeat of a detokenizer has arrived since a time, so that it is not frozen."""
+        beat, age = self._peers.last(instance)
+        return beat is not None and time.monotonic() - age > since
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
         if self._monitor.refusal:

@@ -6,7 +6,9 @@ import random
 import signal
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import Broker
 from pagewire.shared.bus.nats_store import WORK_STREAM
 from pagewire.shared.config import Settings
+from pagewire.shared.errors import BusError
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
 from tests.support.waiting import until
@@ -29,17 +32,22 @@ REQUESTS = [
 ]
 
 
+@dataclass(frozen=True)
+class Read:
+    """What the client of a stream has seen: the text, and seconds without a token before and after the first one."""
+
+    text: str
+    wait: float
+    pause: float
+
+
 @dataclass
 class Load:
-    """Streams that begin one after another, each checked against the undisturbed one.
-
-    Attributes:
-        pauses: for each stream, the longest time without a token, in seconds.
-    """
+    """Streams that begin one after another, each checked against the undisturbed one."""
 
     client: AsyncClient
     wanted: list[str]
-    pauses: list[float] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
     ending: bool = False
 
     async def run(self, first: int) -> None:
@@ -47,26 +55,42 @@ class Load:
         number = first
         while not self.ending:
             number = (number + 7) % len(REQUESTS)
-            text, pause = await stream(self.client, number)
-            assert text == self.wanted[number]
-            self.pauses.append(pause)
+            read = await stream(self.client, number)
+            assert read.text == self.wanted[number]
+            self.reads.append(read)
 
 
-async def stream(client: AsyncClient, number: int) -> tuple[str, float]:
-    """Returns the text of a request and the longest time without a token."""
-    text, longest, last = "", 0.0, time.monotonic()
+async def undisturbed(client: AsyncClient) -> list[str]:
+    """The texts of all requests."""
+    return [read.text for read in await asyncio.gather(*(stream(client, i) for i in range(len(REQUESTS))))]
+
+
+async def stream(client: AsyncClient, number: int) -> Read:
+    """Reads a stream to its end."""
+    texts, pauses, last = [], [], time.monotonic()
     async with asyncio.timeout(60):
         async for delta in client.stream(*REQUESTS[number]):
             now = time.monotonic()
-            longest, last = max(longest, now - last), now
-            text += delta.text
-    return text, longest
+            pauses.append(now - last)
+            texts.append(delta.text)
+            last = now
+        pauses.append(time.monotonic() - last)  # until the last frame
+    return Read("".join(texts), pauses[0], max(pauses[1:]))
+
+
+async def raft(pipeline: Pipeline) -> dict[str, Any]:
+    """Waits until the work queue has a leader; returns what it says about the copies."""
+    async with asyncio.timeout(30):
+        while True:
+            with suppress(BusError):
+                info = await pipeline.bus.request(f"$JS.API.STREAM.INFO.{WORK_STREAM}", b"", timeout=1)
+                return dict(msgspec.json.decode(info.data)["cluster"])
+            await asyncio.sleep(0.1)  # there is no connection
 
 
 async def leader(pipeline: Pipeline) -> Broker:
     """The server that leads the work queue."""
-    info = await pipeline.bus.request(f"$JS.API.STREAM.INFO.{WORK_STREAM}", b"", timeout=5)
-    name = msgspec.json.decode(info.data)["cluster"]["leader"]
+    name = (await raft(pipeline))["leader"]
     return next(broker for broker in pipeline.brokers if broker.name == name)
 
 
@@ -85,18 +109,14 @@ async def follower(pipeline: Pipeline) -> Broker:
 async def until_copied(pipeline: Pipeline) -> None:
     """Returns once every server has all that is stored."""
     async with asyncio.timeout(30):
-        while True:
-            info = await pipeline.bus.request(f"$JS.API.STREAM.INFO.{WORK_STREAM}", b"", timeout=5)
-            replicas = msgspec.json.decode(info.data)["cluster"]["replicas"]
-            if len(replicas) == len(pipeline.brokers) - 1 and all(replica["current"] for replica in replicas):
-                return
-            await asyncio.sleep(0.1)
+        while not all(replica["current"] for replica in (await raft(pipeline))["replicas"]):
+            pass
 
 
 async def until_each_goes_on(load: Load, workers: int) -> None:
     """Returns once as many streams have ended as run at once, twice: so every one has, and another after it."""
-    wanted = len(load.pauses) + 2 * workers
-    await until(lambda: len(load.pauses) >= wanted, timeout=60)
+    wanted = len(load.reads) + 2 * workers
+    await until(lambda: len(load.reads) >= wanted, timeout=60)
 
 
 async def restart(pipeline: Pipeline, broker: Broker) -> None:
@@ -115,8 +135,7 @@ def settings() -> Settings:
 async def test_streams_survive_the_loss_of_any_server(settings: Settings) -> None:
     workers = 8
     async with running(settings) as pipeline:
-        wanted = [text for text, _ in await asyncio.gather(*(stream(pipeline.client, i) for i in range(len(REQUESTS))))]
-        load = Load(pipeline.client, wanted)
+        load = Load(pipeline.client, await undisturbed(pipeline.client))
         async with asyncio.TaskGroup() as tasks:
             for worker in range(workers):
                 tasks.create_task(load.run(worker))
@@ -136,28 +155,35 @@ async def test_streams_survive_the_loss_of_any_server(settings: Settings) -> Non
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_sixty_four_streams_survive_twenty_kills(settings: Settings) -> None:
-    """Prints the pauses, which `docs/operations.md` states."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_sixty_four_streams_survive_twenty_losses(settings: Settings, number: signal.Signals) -> None:
+    """Prints the figures that `docs/operations.md` states."""
     draw = random.Random(1)
+    waits, pauses = [], []
     async with running(settings) as pipeline:
-        wanted = [text for text, _ in await asyncio.gather(*(stream(pipeline.client, i) for i in range(len(REQUESTS))))]
-        load = Load(pipeline.client, wanted)
-        worst: list[float] = []
+        load = Load(pipeline.client, await undisturbed(pipeline.client))
         async with asyncio.TaskGroup() as tasks:
             for worker in range(64):
                 tasks.create_task(load.run(worker))
             for _ in range(20):
-                before = len(load.pauses)
+                before = len(load.reads)
                 victim = draw.choice(pipeline.brokers)
-                os.kill(victim.pid, signal.SIGKILL)
-                await restart(pipeline, victim)
+                os.kill(victim.pid, number)
+                if number == signal.SIGSTOP:
+                    await until_each_goes_on(load, 64)
+                    os.kill(victim.pid, signal.SIGCONT)
+                    await until_copied(pipeline)
+                else:
+                    await restart(pipeline, victim)
                 await until_each_goes_on(load, 64)
-                worst.append(max(load.pauses[before:]))
+                waits.append(max(read.wait for read in load.reads[before:]))
+                pauses.append(max(read.pause for read in load.reads[before:]))
             load.ending = True
         await pipeline.until_idle()
         await until_nothing_is_left(pipeline)
-    print(f"{len(load.pauses)} streams; the longest pause per kill: median {statistics.median(worst):.1f} s, ", end="")
-    print(f"longest {max(worst):.1f} s; median of all streams {statistics.median(load.pauses):.2f} s")
+    print(f"{number.name}, {len(load.reads)} streams, the longest per loss:", end=" ")
+    for name, seconds in (("pause", pauses), ("wait for the first token", waits)):
+        print(f"{name}: median {statistics.median(seconds):.1f} s, longest {max(seconds):.1f} s", end="; ")
 
 
 async def until_nothing_is_left(pipeline: Pipeline) -> None:

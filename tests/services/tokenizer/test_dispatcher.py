@@ -139,6 +139,24 @@ async def test_one_that_moves_to_another_server_is_waited_for(scene: Scene) -> N
     assert (len(scene.first.opened), len(scene.second.opened)) == (1, 0)
 
 
+async def test_a_lost_message_is_sent_again_to_a_detokenizer_that_lives(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.start(scene.first, scene.second)
+    request, losses = scene.bus.request, iter([ConnectionLost("lost"), RequestTimeout("no reply")])
+
+    async def lossy(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        if subject.endswith(".open") and (loss := next(losses, None)) is not None:
+            scene.first.beat()
+            await scene.bus.flush()
+            raise loss
+        return await request(subject, data, timeout=timeout, headers=headers)
+
+    monkeypatch.setattr(scene.bus, "request", lossy)
+    assert await scene.dispatch() is Outcome.STORED
+    assert (len(scene.first.opened), len(scene.second.opened)) == (1, 0)
+
+
 async def test_records_that_have_no_leader_are_waited_for(scene: Scene) -> None:
     scene.first.state = OpenState.UNAVAILABLE
     await scene.start(scene.first)
