@@ -39,14 +39,16 @@ ABORT_TIMEOUT = 6.0
 """Seconds in which a detokenizer must answer an abort, across reconnections."""
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
-OPEN_TIMEOUT = 5.0
-"""Seconds in which a stream is opened although messages are lost, as when the broker restarts."""
+OPEN_TIMEOUT = 15.0
+"""Seconds in which a live detokenizer must open a stream. It cannot while the records have no leader."""
+RECONNECT_TIMEOUT = 5.0
+"""Seconds in which a stream is opened although the connection is lost, as when the broker restarts."""
 ABSENCE = 1.0
 """Seconds that a live detokenizer may be absent from the broker: in a cluster it moves when its server dies."""
-READ_TIMEOUT = 15.0
-"""Seconds in which a detokenizer must be able to read the records of ended requests; an election takes less."""
 RETRY_INTERVAL = 0.1
 """Seconds between two attempts to open a stream."""
+ELECTION_INTERVAL = 0.4
+"""Additional seconds while the records have no leader."""
 RETRY_AFTER_MS = 1000
 
 _opened = Decoder(Opened)
@@ -83,8 +85,7 @@ class Dispatcher:
             PayloadTooLarge: a message does not fit.
             Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
         """
-        instances = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
-        for instance in rank(work.request_id, instances):
+        for instance in rank(work.request_id, await self._ready_detokenizers()):
             try:
                 state = await self._open(instance, opening, headers)
             except NoResponders:
@@ -109,6 +110,15 @@ class Dispatcher:
                     return await self._store(msgspec.structs.replace(work, detokenizer=instance), headers)
         raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
 
+    async def _ready_detokenizers(self) -> list[str]:
+        """Returns the ready instances. If there is none, waits for one that may be moving to another server."""
+        give_up_at = time.monotonic() + ABSENCE
+        while True:
+            ready = [beat.instance for beat in self._peers.alive("detokenizer") if beat.ready]
+            if ready or time.monotonic() > give_up_at:
+                return ready
+            await asyncio.sleep(RETRY_INTERVAL)
+
     async def _open(self, instance: str, opening: OpenStream, headers: Headers) -> OpenState:
         """Opens the stream. Opening twice does no harm, so it asks again if a lost server may have lost a message.
 
@@ -125,7 +135,7 @@ class Dispatcher:
                 if self._peers.find(instance) is None or time.monotonic() > began + ABSENCE:
                     raise
             except ConnectionLost:
-                if time.monotonic() > began + OPEN_TIMEOUT:
+                if time.monotonic() > began + RECONNECT_TIMEOUT:
                     raise
             except RequestTimeout:
                 if not self._has_spoken(instance, asked) or time.monotonic() > began + OPEN_TIMEOUT:
@@ -133,8 +143,9 @@ class Dispatcher:
             else:
                 state = OpenState(_opened.decode(answer.data).state)
                 unreadable = state is OpenState.UNAVAILABLE and not self._monitor.refusal
-                if not unreadable or time.monotonic() > began + READ_TIMEOUT:
+                if not unreadable or time.monotonic() > began + OPEN_TIMEOUT:
                     return state
+                await asyncio.sleep(ELECTION_INTERVAL)
             await asyncio.sleep(RETRY_INTERVAL)
 
     def _has_spoken(self, instance: str, since: float) -> bool:

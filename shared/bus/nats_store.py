@@ -47,7 +47,7 @@ PUT_TIMEOUT = 5.0
 """Seconds within which a message is stored although the connection is lost, as when the broker restarts."""
 ELECTION_TIMEOUT = 20.0
 """The same in a cluster: seconds within which a stream must have another leader."""
-READ_TIMEOUT = 1.5
+READ_TIMEOUT = 1.0
 """Seconds in which a record is read in a cluster. The reader is asked again, so it need not wait for an election."""
 LEADER_TIMEOUT = 0.5
 """Seconds that a leader has to say that it is there."""
@@ -232,6 +232,8 @@ class NatsStore:
         """See `Store`."""
         request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
+        if info.error is not None and info.error.err_code in NOT_NOW:
+            raise _NotNow(info.error.description)
         return sorted(subject.removeprefix(f"{subjects.WORK}.") for subject in info.state.subjects or ())
 
     async def renew_work(self, ack: str) -> None:

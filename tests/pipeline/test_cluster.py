@@ -84,8 +84,9 @@ async def raft(pipeline: Pipeline) -> dict[str, Any]:
         while True:
             with suppress(BusError):
                 info = await pipeline.bus.request(f"$JS.API.STREAM.INFO.{WORK_STREAM}", b"", timeout=1)
-                return dict(msgspec.json.decode(info.data)["cluster"])
-            await asyncio.sleep(0.1)  # there is no connection
+                if cluster := msgspec.json.decode(info.data).get("cluster"):
+                    return dict(cluster)
+            await asyncio.sleep(0.1)
 
 
 async def leader(pipeline: Pipeline) -> Broker:

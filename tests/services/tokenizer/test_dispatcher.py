@@ -139,6 +139,14 @@ async def test_one_that_moves_to_another_server_is_waited_for(scene: Scene) -> N
     assert (len(scene.first.opened), len(scene.second.opened)) == (1, 0)
 
 
+async def test_a_detokenizer_that_was_silent_is_waited_for(scene: Scene) -> None:
+    await scene.start()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await asyncio.sleep(0.05)  # it knows of nobody
+    await scene.first.start()
+    assert await dispatching is Outcome.STORED
+
+
 async def test_a_lost_message_is_sent_again_to_a_detokenizer_that_lives(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +206,7 @@ async def test_when_all_have_just_gone_the_client_is_told(scene: Scene, monkeypa
 async def test_a_refusal_stores_nothing(
     scene: Scene, state: OpenState, error: type[RequestError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "READ_TIMEOUT", 0.2)
+    monkeypatch.setattr(dispatcher, "OPEN_TIMEOUT", 0.2)
     scene.first.state = state
     await scene.start(scene.first, scene.second)
     with pytest.raises(error):
