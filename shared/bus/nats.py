@@ -69,6 +69,9 @@ async def connect(
         await bus.open(url, name, user, password, connect_timeout)
         if inbox_prefix == subjects.SERVICE_INBOX:
             await bus.store.prepare()
+    except RequestTimeout:
+        await bus.close()
+        raise BusUnavailable("JetStream does not answer: do enough of its servers run?") from None
     except (BusError, ConfigurationError, asyncio.CancelledError):
         await bus.close()
         raise

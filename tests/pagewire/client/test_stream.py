@@ -170,11 +170,14 @@ async def test_what_a_move_to_another_server_has_lost_is_asked_for_at_once(
     parts = deltas()
     responder.full = [*parts, final("", parts)]
     responder.script = lambda request: [] if len(responder.requests) == 1 else responder.answer(request)
-    reading = asyncio.create_task(read(client.stream("x")) if streaming else client.generate("x"))
+
+    async def text() -> str:
+        return await read(client.stream("x")) if streaming else (await client.generate("x")).choices[0].text
+
+    reading = asyncio.create_task(text())
     await until(lambda: bool(responder.requests))
     bus.moves += 1
-    result = await reading
-    assert (result if isinstance(result, str) else result.choices[0].text) == TEXT
+    assert await reading == TEXT
 
 
 async def test_a_request_waits_for_a_connection_that_moves(

@@ -12,12 +12,13 @@ import pytest
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.cluster import Cluster
 from pagewire.shared import subjects
-from pagewire.shared.bus import Headers, Message, nats, nats_store
+from pagewire.shared.bus import Headers, Item, Message, nats, nats_store
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.bus.nats_store import WORK_STREAM
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import (
     BusError,
+    BusUnavailable,
     ConfigurationError,
     ConnectionLost,
     NoResponders,
@@ -195,10 +196,30 @@ async def test_without_a_majority_nothing_is_stored_and_afterwards_everything_ag
         for broker in scene.brokers[:2]:
             await broker.start()
         await bus.store.check()
+        items: list[Item] = []
         async with asyncio.timeout(30):
-            while not (items := await bus.store.pull_work("m", 10, expires=2)):
-                pass
+            while not items:
+                with suppress(BusUnavailable):
+                    items = await bus.store.pull_work("m", 10, expires=2)
         assert items[0].data == b"kept"
+
+
+async def test_more_copies_than_servers_are_waited_for(cluster: Cluster) -> None:
+    await (await connect_service(cluster)).close()
+    with pytest.raises(BusUnavailable, match="--nats-replicas 5 needs as many servers"):
+        await nats.connect(cluster.url, name="test", user=cluster.user, password=cluster.password, replicas=5)
+
+
+async def test_a_service_starts_with_one_server_missing_and_waits_for_a_second() -> None:
+    async with Cluster(Settings(nats_cluster=3, nats_port=0)) as cluster:
+        await (await connect_service(cluster)).close()
+        for broker in cluster.brokers[:2]:
+            os.kill(broker.pid, signal.SIGKILL)
+            await broker.wait()
+        with pytest.raises(BusUnavailable, match="do enough of its servers run"):
+            await nats.connect(cluster.url, name="test", user=cluster.user, password=cluster.password, replicas=3)
+        await cluster.brokers[0].start()
+        await (await connect_service(cluster)).close()
 
 
 async def test_a_single_server_cannot_keep_several_copies() -> None:
