@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.cluster import Cluster, check_servers
 from pagewire.embedded.model_choice import choose_model
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
@@ -20,7 +21,7 @@ from pagewire.shared import config, credentials, discovery, subjects
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.nats_store import NO_JETSTREAM
-from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
+from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings, store_replicas
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
 from pagewire.shared.listener import listen
 from pagewire.shared.process import INSTANCE, LISTENER
@@ -62,6 +63,7 @@ class Address:
     """The URLs of a running stack."""
 
     nats: str
+    """Of several servers separated by commas."""
     http: str
     """Empty without a gateway."""
 
@@ -73,11 +75,12 @@ class Stack:
         """Raises ConfigurationError for a setting that is not supported, by Pagewire or by this machine."""
         _refuse_unsupported(settings)
         check_replicas(settings)
+        check_servers(settings)
         self._settings = settings
         self._programs = {
             name: service for service in services for name in program_names(service, replicas_of(service, settings))
         }
-        self._broker: Broker | None = None
+        self._cluster: Cluster | None = None
         self._api_keys: ApiKeys | None = None
         self._bus: Bus | None = None
         self._watchdog: Watchdog | None = None
@@ -92,14 +95,14 @@ class Stack:
         try:
             if not settings.nats_url:
                 self._api_keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
-                self._broker = Broker(
-                    port=settings.nats_port,
-                    api_key=settings.api_key,
-                    api_keys=self._api_keys,
-                    max_store=settings.nats_max_store,
+                self._cluster = Cluster(settings, self._api_keys)
+                await self._cluster.start()
+                settings = msgspec.structs.replace(
+                    settings,
+                    nats_url=self._cluster.url,
+                    nats_cluster=1,
+                    nats_replicas=store_replicas(settings),
                 )
-                await self._broker.start()
-                settings = msgspec.structs.replace(settings, nats_url=self._broker.url)
             self._settings = settings
             user, password = self._credentials(SUPERVISOR)
             self._bus = await nats.connect(
@@ -126,6 +129,11 @@ class Stack:
 
     async def __aexit__(self, *_: object) -> None:
         await self._close()
+
+    @property
+    def brokers(self) -> Sequence[Broker]:
+        """The NATS servers that this stack runs; none if the settings name others."""
+        return self._cluster.brokers if self._cluster is not None else ()
 
     async def ready(self) -> Address:
         """Returns the addresses once every service is ready.
@@ -206,11 +214,11 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
-                if self._broker is not None:
-                    group.create_task(_keep_running(self._broker))
-                    group.create_task(_end_broken(self._broker))
-                    if self._api_keys is not None:
-                        group.create_task(self._api_keys.watch(self._broker.reload))
+                for broker in self.brokers:
+                    group.create_task(_keep_running(broker))
+                    group.create_task(_end_broken(broker))
+                if self._cluster is not None and self._api_keys is not None:
+                    group.create_task(self._api_keys.watch(self._cluster.reload))
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
@@ -223,8 +231,8 @@ class Stack:
             self._listener.close()
         if self._bus is not None:
             await self._bus.close()
-        if self._broker is not None:
-            await self._broker.stop()
+        if self._cluster is not None:
+            await self._cluster.stop()
 
     def _program(self, name: str) -> Program:
         service = self._programs[name]
@@ -254,8 +262,8 @@ class Stack:
 
     def _credentials(self, service: str) -> tuple[str, str]:
         """Returns the NATS user and the password of a service, or of the supervisor."""
-        if self._broker is not None:
-            return service, self._broker.passwords[service]
+        if self._cluster is not None:
+            return service, self._cluster.passwords[service]
         return credentials.of_service(self._settings, service)
 
 
