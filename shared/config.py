@@ -83,9 +83,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     itl_target_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Target step time in milliseconds, to which the tokens per step adapt; by default 50 on a CPU, else none."""
     nats_url: str = ""
-    """URL of the NATS server; by default an embedded server is started."""
+    """URL of the NATS server, or those of a cluster, separated by commas; by default an embedded server is started."""
     nats_port: Port | None = None
-    """Port of the embedded NATS server; by default 4222, or any free port if that is taken; 0: any free port."""
+    """Port of the embedded NATS server; by default 4222, or any free port if that is taken; 0: any free port. The
+    servers of a cluster take this port and those that follow."""
     nats_max_store: Annotated[int, msgspec.Meta(ge=16 << 20)] = MAX_STORE
     """Bytes on the broker's disk for waiting requests and for the records of ended ones; by default 1 GiB."""
     nats_user: str = ""
@@ -123,6 +124,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queue_wait: Duration | None = None
     """Longest wait in the queue, such as 10s, 500ms or 2m: a request that would wait longer is refused with 429; by
     default the queue is bounded only by the number and bytes of its requests, and by their own deadlines."""
+    nats_cluster: Literal[1, 3, 5] = 1
+    """Embedded NATS servers, as one cluster: 1, 3 or 5."""
+    nats_replicas: Literal[1, 3, 5] | None = None
+    """NATS servers that keep a copy of every waiting request: 1, 3 or 5; by default 1, and 3 with nats-cluster."""
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
@@ -159,6 +164,17 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"invalid setting: {error}") from error
+
+
+def nats_urls(settings: Settings) -> str:
+    """Returns the URLs of the NATS servers, separated by commas; by default they are on this machine."""
+    first = settings.nats_port or DEFAULT_NATS_PORT
+    return settings.nats_url or ",".join(f"nats://127.0.0.1:{first + i}" for i in range(settings.nats_cluster))
+
+
+def store_replicas(settings: Settings) -> int:
+    """Returns the number of copies that NATS servers keep of what is stored."""
+    return settings.nats_replicas or (1 if settings.nats_url else min(3, settings.nats_cluster))
 
 
 def to_environment(settings: Settings) -> dict[str, str]:

@@ -56,6 +56,7 @@ class Heartbeater:
             BusUnavailable: there was no broker for `LOST_AFTER` seconds.
         """
         self._service = service
+        self._bus.on_reconnect(self.announce)  # others may have missed heartbeats
         connected_at = time.monotonic()
         while True:
             self.announce()

@@ -49,9 +49,10 @@ _CLIENTS = (f"{subjects.CLIENT_INBOX}.>", f"{subjects.TENANT_INBOX}.>")
 _STREAMS = tuple(
     f"{API}.STREAM.{verb}.{stream}"
     for stream in (WORK_STREAM, DONE_STREAM, TERM_STREAM)
-    for verb in ("CREATE", "UPDATE")
+    for verb in ("CREATE", "UPDATE", "INFO")
 )
-_GET_DONE = f"{API}.DIRECT.GET.{DONE_STREAM}.>"
+_GET_DONE = (f"{API}.DIRECT.GET.{DONE_STREAM}.>", f"{API}.STREAM.MSG.GET.{DONE_STREAM}")
+"""How a record is read: from the only server, and in a cluster from the leader."""
 _ACKS = (f"$JS.ACK.{WORK_STREAM}.>", f"$JS.ACK.*.*.{WORK_STREAM}.>")
 """The acknowledgements of work items, in both forms that servers use."""
 
@@ -94,6 +95,7 @@ ROLES: dict[str, Permissions] = {
             f"{subjects.DETOKENIZER}.*.abort",
             f"{subjects.WORK}.>",
             CHECK_DONE,
+            *(f"{API}.STREAM.INFO.{stream}" for stream in (WORK_STREAM, DONE_STREAM)),
         ),
         subscribe=(
             *_everyone(f"{subjects.GENERATE}.*", f"{subjects.TOKENIZE}.*", subjects.MODELS),
@@ -113,8 +115,7 @@ ROLES: dict[str, Permissions] = {
             f"{subjects.DETOKENIZER}.*.attach",
             f"{subjects.DETOKENIZER}.*.abort",
             subjects.TERM,
-            _GET_DONE,
-            f"{API}.STREAM.INFO.{WORK_STREAM}",
+            *_GET_DONE,
             f"{API}.CONSUMER.CREATE.{WORK_STREAM}.>",
             f"{API}.CONSUMER.MSG.NEXT.{WORK_STREAM}.*",
             *_ACKS,
@@ -137,7 +138,7 @@ ROLES: dict[str, Permissions] = {
             f"{subjects.ABORT}.*.abort",
             f"{subjects.REPLAY}.*",
             f"{subjects.DONE}.*",
-            _GET_DONE,
+            *_GET_DONE,
             f"{API}.DIRECT.GET.{WORK_STREAM}",
             f"{subjects.DETOKENIZER}.*.ping",
             f"{subjects.ADOPTED}.*",

@@ -14,7 +14,7 @@ import uvloop
 
 from pagewire.shared import credentials, flags, logs, subjects, telemetry
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
+from pagewire.shared.config import Settings, nats_urls, store_replicas
 from pagewire.shared.context import Context, Drain, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
@@ -223,7 +223,7 @@ def inboxes_of(name: str) -> str:
 
 async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bus:
     """Connects to the broker. Retries without end: services and broker, with its JetStream, may start in any order."""
-    url = settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
+    url = nats_urls(settings)
     user, password = credentials.of_service(settings, name)
     tls = credentials.tls(settings)
     delay = 0.1
@@ -237,6 +237,7 @@ async def connect_with_retry(name: str, settings: Settings, instance: str) -> Bu
                 inbox_prefix=inboxes_of(name),
                 connect_timeout=1.0,
                 max_store=settings.nats_max_store,
+                replicas=store_replicas(settings),
                 create_streams=name in STORING,
                 tls=tls,
             )

@@ -51,6 +51,8 @@ ROOM_WITHIN = 5.0
 """Seconds that a request waits for that; the connection then refuses it if it does not fit at all."""
 ROOM_INTERVAL = 0.01
 """Seconds between two looks at the outbound buffer."""
+RECONNECT_TIMEOUT = 2.0
+"""Seconds that a new request waits for a lost connection: within them it has moved to another server of a cluster."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks of the timeouts, and minimum time between two recoveries."""
 
@@ -141,6 +143,10 @@ class Stream:
         return await frames.cancel(self._bus, self._cancel)
 
     async def _exchange(self, timeout: float) -> AsyncGenerator[list[Delta], None]:
+        if not self._bus.connected:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECONNECT_TIMEOUT):
+                    await self._bus.wait_connected()
         self.model = await self._directory.resolve(self.model)
         self._subject = self._directory.subject(f"{subjects.GENERATE}.{subjects.model_token(self.model)}")
         self._body = encode_request(self._sent, frames.ENCODER)
@@ -257,16 +263,25 @@ class Stream:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
 
     async def _watch(self, timeout: float) -> None:
-        """Recovers after `timeout` seconds without a frame; ends the request `GRACE` seconds after its deadline."""
+        """Recovers after `timeout` seconds without a frame, and soon after a reconnection, which may have lost frames.
+
+        Ends the request `GRACE` seconds after its deadline.
+        """
         self._last_frame_at = time.monotonic()
         self._retry_until = self._last_frame_at + RETRY_FOR
         deadline = self._last_frame_at + self._timeout + GRACE
+        reconnections = self._bus.reconnections
         while not self._ended:
             await asyncio.sleep(CHECK_INTERVAL)
             if time.monotonic() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))
-            elif self._resend or time.monotonic() - self._last_frame_at > timeout:
+            elif (
+                self._resend
+                or self._bus.reconnections != reconnections
+                or time.monotonic() - self._last_frame_at > timeout
+            ):
+                reconnections = self._bus.reconnections
                 self._last_frame_at = time.monotonic()
                 self._resend = False
                 self._recover()

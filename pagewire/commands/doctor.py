@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 from pagewire.commands import session
 from pagewire.embedded.broker import find_server
+from pagewire.embedded.cluster import check_servers
 from pagewire.embedded.stack import check_replicas
 from pagewire.shared import flags, model_folder
-from pagewire.shared.config import Settings
+from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
 from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
 
@@ -46,6 +47,7 @@ def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the name and function of each check, which returns a finding or raises an error that says what to fix."""
     yield "machine", _machine
     yield "replicas", lambda: check_replicas(settings)
+    yield "servers", lambda: check_servers(settings)
     yield "model", lambda: _model(settings)
     if not settings.nats_url:
         yield "broker", find_server
@@ -79,7 +81,7 @@ def _model(settings: Settings) -> str:
 
 
 async def _connection(settings: Settings) -> str:
-    url = session.url_of(settings)
+    url = nats_urls(settings)
     try:
         async with session.client_of(settings) as client:
             names = ", ".join(info.name for info in await client.models())

@@ -12,7 +12,7 @@ import msgspec
 from pagewire.client.async_client import AsyncClient
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import credentials, logs, model_folder
-from pagewire.shared.config import DEFAULT_NATS_PORT, Settings
+from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.errors import BusUnavailable, Unavailable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -53,11 +53,6 @@ def first_signal() -> asyncio.Event:
     return arrived
 
 
-def url_of(settings: Settings) -> str:
-    """Returns the URL of the broker, which is on this machine unless the settings name one."""
-    return settings.nats_url or f"nats://127.0.0.1:{settings.nats_port or DEFAULT_NATS_PORT}"
-
-
 def model_of(settings: Settings) -> str:
     """Returns the served name of the settings' model; empty when they name no model."""
     return model_folder.served_name(settings) if settings.model or settings.served_model_name else ""
@@ -72,7 +67,7 @@ def quiet(settings: Settings, **changes: Any) -> Settings:
 def client_of(settings: Settings) -> AsyncClient:
     """Returns a client of the stack at the settings' address."""
     return AsyncClient(
-        url_of(settings),
+        nats_urls(settings),
         api_key=settings.api_key,
         tenant=settings.tenant,
         model=model_of(settings),

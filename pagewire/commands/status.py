@@ -8,7 +8,7 @@ from pagewire.commands import session
 from pagewire.embedded.stack import PIPELINE, replicas_of
 from pagewire.shared import credentials, flags, subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.config import Settings
+from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.discovery import Stats, ask
 from pagewire.shared.messages.heartbeat import STORE_REFUSES
 from pagewire.shared.permissions import ROLES
@@ -56,7 +56,7 @@ async def _connect(settings: Settings, service: str | None) -> Bus:
         user, password = credentials.of_client(settings.tenant, settings.api_key)
         inbox_prefix = subjects.client_inbox(settings.tenant)
     return await nats.connect(
-        session.url_of(settings),
+        nats_urls(settings),
         name="status",
         user=user,
         password=password,

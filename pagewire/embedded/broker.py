@@ -18,6 +18,7 @@ from typing import Any, Self
 import structlog
 
 from pagewire.embedded import nats_config
+from pagewire.embedded.nats_config import SERVER_NAME, Membership
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.config import DEFAULT_NATS_PORT, MAX_STORE
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
@@ -62,6 +63,7 @@ class Broker:
         api_key: str = "",
         api_keys: ApiKeys | None = None,
         max_store: int = MAX_STORE,
+        membership: Membership | None = None,
     ) -> None:
         """Does not start the server yet.
 
@@ -72,6 +74,7 @@ class Broker:
             api_key: password of the NATS user `client`.
             api_keys: the tenants. Without them and without `api_key`, every connection without credentials is the user
                 `client`.
+            membership: for one server of a cluster.
         """
         self.port = DEFAULT_NATS_PORT if port is None else port
         self._may_move = port is None
@@ -82,6 +85,7 @@ class Broker:
         self._api_key = api_key
         self._api_keys = api_keys
         self._max_store = max_store
+        self._membership = membership
         self._write_failed = asyncio.Event()
         self._folder: Path | None = None
         self._bound = False
@@ -92,6 +96,11 @@ class Broker:
     def url(self) -> str:
         """URL for clients."""
         return f"nats://{HOST}:{self.port}"
+
+    @property
+    def name(self) -> str:
+        """Name of the server, unique in its cluster."""
+        return self._membership.name if self._membership is not None else SERVER_NAME
 
     @property
     def pid(self) -> int:
@@ -233,7 +242,9 @@ class Broker:
             passwords[CLIENT] = self._api_key or secrets.token_urlsafe(24)
         users = nats_config.users(passwords, self._api_keys.passwords if self._api_keys is not None else {})
         store = str(self._store or folder / "store")
-        configuration = nats_config.configuration(users, host=HOST, port=port, store=store, max_store=self._max_store)
+        configuration = nats_config.configuration(
+            users, host=HOST, port=port, store=store, max_store=self._max_store, membership=self._membership
+        )
         if is_open:
             configuration["no_auth_user"] = CLIENT
         file = folder / "nats.conf"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pagewire.shared import permissions
@@ -15,6 +16,16 @@ MAX_PENDING = 256 << 20
 PING_INTERVAL = "20s"
 ANSWER_WITHIN = "5s"
 """How long a service may publish to the reply subject of a message that it has received."""
+
+SERVER_NAME = "pagewire"
+"""Name of a server without a cluster."""
+CLUSTER = "pagewire"
+"""Name of the cluster."""
+ROUTE_PING_INTERVAL = "1s"
+"""Time between two pings from server to server; two pings without an answer end the route to a frozen server."""
+ROUTE_ERROR_REPORTS = 60
+"""Failed attempts to reach another server, one a second, between two lines in the log."""
+ROUTE_USER = "route"
 
 _FILE = """\
 # NATS for services in containers. Made by `pagewire nats-config` from shared/permissions.py: do not edit by hand.
@@ -43,6 +54,20 @@ authorization {{
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What makes a server one of a cluster."""
+
+    name: str
+    """Name of the server, unique in the cluster."""
+    port: int
+    """Port that it listens on for the other servers."""
+    peers: tuple[int, ...]
+    """The ports of the others."""
+    password: str
+    """Password by which the servers know each other."""
+
+
 def users(passwords: Mapping[str, str], tenants: Mapping[str, str]) -> list[dict[str, Any]]:
     """Returns the users of the server: services and others by their passwords, and tenants by their keys."""
     rights = {**ROLES, CLIENT: permissions.of_tenant(""), OPERATOR: None}
@@ -50,18 +75,30 @@ def users(passwords: Mapping[str, str], tenants: Mapping[str, str]) -> list[dict
     return found + [_user(name, key, permissions.of_tenant(name)) for name, key in tenants.items()]
 
 
-def configuration(users: list[dict[str, Any]], *, host: str, port: int, store: str, max_store: int) -> dict[str, Any]:
+def configuration(
+    users: list[dict[str, Any]],
+    *,
+    host: str,
+    port: int,
+    store: str,
+    max_store: int,
+    membership: Membership | None = None,
+) -> dict[str, Any]:
     """Returns the configuration of an embedded server; as JSON, it is in the server's own format."""
-    return {
+    found = {
         "host": host,
         "port": port or -1,
-        "server_name": "pagewire",
+        "server_name": SERVER_NAME if membership is None else membership.name,
         "jetstream": {"store_dir": store, "max_file_store": max_store},
         "max_payload": MAX_PAYLOAD,
         "max_pending": MAX_PENDING,
         "ping_interval": PING_INTERVAL,
         "authorization": {"users": users},
     }
+    if membership is not None:
+        found["cluster"] = _cluster(membership, host)
+        found["reconnect_error_reports"] = ROUTE_ERROR_REPORTS
+    return found
 
 
 def password_variable(user: str) -> str:
@@ -82,6 +119,24 @@ def file(tenants: Mapping[str, str]) -> str:
         ping_interval=PING_INTERVAL,
         users="\n".join(blocks),
     )
+
+
+def _cluster(membership: Membership, host: str) -> dict[str, Any]:
+    """Returns the part of the configuration that joins a cluster.
+
+    One connection per pair of servers keeps the order of messages and subscriptions, and is enough on one machine.
+    """
+    password = membership.password
+    return {
+        "name": CLUSTER,
+        "host": host,
+        "port": membership.port,
+        "authorization": {"user": ROUTE_USER, "password": password},
+        "routes": [f"nats://{ROUTE_USER}:{password}@{host}:{port}" for port in membership.peers],
+        "ping_interval": ROUTE_PING_INTERVAL,
+        "ping_max": 2,
+        "pool_size": -1,
+    }
 
 
 def _user(name: str, password: str, rights: Permissions | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.cluster import Cluster, check_servers
 from pagewire.embedded.model_choice import choose_model
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
@@ -20,7 +21,7 @@ from pagewire.shared import config, credentials, discovery, subjects
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.nats_store import NO_JETSTREAM
-from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings
+from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings, store_replicas
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
 from pagewire.shared.listener import listen
 from pagewire.shared.process import INSTANCE, LISTENER
@@ -63,6 +64,7 @@ class Address:
     """The URLs of a running stack."""
 
     nats: str
+    """Of several servers separated by commas."""
     http: str
     """Empty without a gateway."""
 
@@ -82,12 +84,13 @@ class Stack:
         """
         _refuse_unsupported(settings)
         check_replicas(settings)
+        check_servers(settings)
         self._settings = settings
         self._programs = {
             name: service for service in services for name in program_names(service, replicas_of(service, settings))
         }
         self._nats_urls = nats_urls or {}
-        self._broker: Broker | None = None
+        self._cluster: Cluster | None = None
         self._api_keys: ApiKeys | None = None
         self._bus: Bus | None = None
         self._supervisor: Supervisor | None = None
@@ -102,14 +105,14 @@ class Stack:
         try:
             if not settings.nats_url:
                 self._api_keys = ApiKeys.load(settings.api_key_file) if settings.api_key_file else None
-                self._broker = Broker(
-                    port=settings.nats_port,
-                    api_key=settings.api_key,
-                    api_keys=self._api_keys,
-                    max_store=settings.nats_max_store,
+                self._cluster = Cluster(settings, self._api_keys)
+                await self._cluster.start()
+                settings = msgspec.structs.replace(
+                    settings,
+                    nats_url=self._cluster.url,
+                    nats_cluster=1,
+                    nats_replicas=store_replicas(settings),
                 )
-                await self._broker.start()
-                settings = msgspec.structs.replace(settings, nats_url=self._broker.url)
             self._settings = settings
             user, password = self._credentials(SUPERVISOR)
             self._bus = await nats.connect(
@@ -138,10 +141,14 @@ class Stack:
         await self._close()
 
     @property
+    def brokers(self) -> Sequence[Broker]:
+        """The NATS servers that this stack runs; none if the settings name others."""
+        return self._cluster.brokers if self._cluster is not None else ()
+
+    @property
     def operator(self) -> tuple[str, str]:
         """The NATS user with all rights, and its password, where the stack has a broker of its own."""
-        assert self._broker is not None
-        return self._broker.user, self._broker.password
+        return self.brokers[0].user, self.brokers[0].password
 
     @property
     def programs(self) -> Mapping[str, str]:
@@ -149,9 +156,9 @@ class Stack:
         return self._programs
 
     def pid(self, program: str) -> int | None:
-        """Returns the process id of a service, or of the `broker`; None while it does not run."""
+        """Returns the process id of a service, or of the first `broker`; None while it does not run."""
         if program == BROKER:
-            return self._broker.pid if self._broker is not None else None
+            return self.brokers[0].pid if self.brokers else None
         return self._supervisor.pid(program) if self._supervisor is not None else None
 
     async def ready(self, since: float = 0.0) -> Address:
@@ -233,11 +240,11 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 group.create_task(supervisor.run())
                 group.create_task(watchdog.run())
-                if self._broker is not None:
-                    group.create_task(_keep_running(self._broker))
-                    group.create_task(_end_broken(self._broker))
-                    if self._api_keys is not None:
-                        group.create_task(self._api_keys.watch(self._broker.reload))
+                for broker in self.brokers:
+                    group.create_task(_keep_running(broker))
+                    group.create_task(_end_broken(broker))
+                if self._cluster is not None and self._api_keys is not None:
+                    group.create_task(self._api_keys.watch(self._cluster.reload))
         except* ConfigurationError as errors:
             raise errors.exceptions[0] from None
 
@@ -250,8 +257,8 @@ class Stack:
             self._listener.close()
         if self._bus is not None:
             await self._bus.close()
-        if self._broker is not None:
-            await self._broker.stop()
+        if self._cluster is not None:
+            await self._cluster.stop()
 
     def _program(self, name: str) -> Program:
         service = self._programs[name]
@@ -284,8 +291,8 @@ class Stack:
 
     def _credentials(self, service: str) -> tuple[str, str]:
         """Returns the NATS user and the password of a service, or of the supervisor."""
-        if self._broker is not None:
-            return service, self._broker.passwords[service]
+        if self._cluster is not None:
+            return service, self._cluster.passwords[service]
         return credentials.of_service(self._settings, service)
 
 

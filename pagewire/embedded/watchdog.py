@@ -94,7 +94,15 @@ class Watchdog:
         try:
             await self._bus.request(f"$SRV.PING.pagewire-{beat.service}.{beat.instance}", b"", timeout=PING_TIMEOUT)
         except RequestTimeout:
-            return self._last(name)[0] is beat
+            return await self._is_connected() and self._last(name)[0] is beat
         except BusError:
             return False
         return False
+
+    async def _is_connected(self) -> bool:
+        """Returns whether the broker answers: a frozen one makes all services look frozen."""
+        try:
+            await self._bus.flush(timeout=PING_TIMEOUT)
+        except BusError:
+            return False
+        return True

@@ -22,6 +22,8 @@ DELIVERY_TIMEOUT = 10.0
 ABORT_TIMEOUT = 1.0
 """Seconds that a scheduler has to answer an abort, and between two attempts."""
 ABORT_ATTEMPTS = 5
+ABSENCE = 1.0
+"""Seconds for which a scheduler that the broker does not know is tried again."""
 
 _log = structlog.get_logger()
 _aborted = Decoder(AbortedSequences)
@@ -106,7 +108,8 @@ class Finalizer:
 class AbortNotifier:
     """Tells schedulers which sequences are over although the device has not ended them.
 
-    An abort is repeated until the scheduler answers or is gone: its successor is told what is over when it attaches.
+    An abort is repeated until the scheduler answers. If it is gone, its successor is told
+    what is over when it attaches.
     """
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
@@ -138,8 +141,8 @@ class AbortNotifier:
                 subject = f"{subjects.ABORT}.{attach.scheduler}.abort"
                 answer = await self._bus.request(subject, request, timeout=ABORT_TIMEOUT)
                 aborted = _aborted.try_decode(answer.data)
-            except NoResponders:
-                return 0
+            except NoResponders:  # the scheduler is gone, or moves to another server of a cluster
+                await asyncio.sleep(ABSENCE / ABORT_ATTEMPTS)
             except BusError as error:
                 _log.warning("abort_not_answered", request_id=attach.request_id, reason=str(error))
                 await asyncio.sleep(ABORT_TIMEOUT)

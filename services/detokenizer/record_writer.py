@@ -56,9 +56,14 @@ class RecordWriter:
     async def write(self, request_id: str, data: bytes) -> None:
         """Writes a record; returns within `WRITE_TIMEOUT` seconds, except while there is no connection.
 
-        Without a connection the last frame could not be sent either, so nothing is gained by giving up early.
+        Without a connection the last frame could not be sent either, so nothing is gained by giving up early. While
+        others wait, which the store did not take, the record waits behind them, and its stream is not delayed.
         """
         expires = asyncio.get_running_loop().time() + DONE_AGE
+        if self._backlog:
+            self.failed += 1
+            self._add(_Record(request_id, data, expires))
+            return
         while True:
             try:
                 async with asyncio.timeout(WRITE_TIMEOUT):

@@ -23,6 +23,8 @@ CLAIM_TIMEOUT = 1.0
 """Seconds that an executor has to answer a claim."""
 MAX_SENT_PLANS = 4096
 """Latest plans that can be sent again."""
+ABSENCE = 1.0
+"""Seconds that an executor may be absent from the broker: in a cluster it moves to another server when its own dies."""
 RESEND_AFTER = 0.25
 """Seconds after which a plan that the executor has not applied counts as lost."""
 
@@ -40,12 +42,17 @@ def free_executors(peers: Peers) -> list[str]:
 async def claim_executor(bus: Bus, peers: Peers, owner: str, model: str, last: str = "") -> tuple[int, Claimed] | None:
     """Claims a free executor, or the `last` one again; returns the new term and its answer, None when there is none.
 
-    Schedulers that search at the same time ask different executors first.
+    There is none either while the store gives no term. Schedulers that search at the same time ask different executors
+    first.
     """
     again = peers.find(last)
     known = [last] if again is not None and not again.draining else []
     for executor in rank(owner, {*free_executors(peers), *known}):
-        term = await bus.store.next_term()
+        try:
+            term = await bus.store.next_term()
+        except BusError as error:
+            _log.warning("no_term", reason=str(error))
+            return None
         request = encode(Claim(scheduler=owner, term=term, model=model))
         try:
             answer = await bus.request(f"{subjects.CLAIM}.{executor}", request, timeout=CLAIM_TIMEOUT)
@@ -80,6 +87,7 @@ class ExecutorClient:
         self._sent: deque[tuple[int, float, bytes]] = deque(maxlen=MAX_SENT_PLANS)
         self._inbox = bus.new_inbox()
         self._last_seen = time.monotonic()
+        self._absent_since: float | None = None
         self._heartbeat: Heartbeat | None = None
         self._wake = asyncio.Event()
 
@@ -121,14 +129,21 @@ class ExecutorClient:
         """Repairs what heartbeats and gaps show to be missing; returns when the executor is lost."""
         while not self.lost.is_set():
             try:
-                async with asyncio.timeout(self._last_seen + SILENCE - time.monotonic()):
+                async with asyncio.timeout(self._lost_at() - time.monotonic()):
                     await self._wake.wait()
             except TimeoutError:
-                self.mark_lost(f"silent for {SILENCE} s", failed=True)
-                return
+                if time.monotonic() >= self._lost_at():
+                    reason = f"silent for {SILENCE} s" if self._absent_since is None else "nobody takes its plans"
+                    self.mark_lost(reason, failed=True)
+                continue
             self._wake.clear()
             self._resend_plans()
             await self._fetch_missing()
+
+    def _lost_at(self) -> float:
+        """Returns when the executor counts as lost if it says nothing more."""
+        silent = self._last_seen + SILENCE
+        return silent if self._absent_since is None else min(silent, self._absent_since + ABSENCE)
 
     def _resend_plans(self) -> None:
         beat, now = self._heartbeat, time.monotonic()
@@ -151,13 +166,21 @@ class ExecutorClient:
         if self._reader.missing is not None and self._reader.missing[0] == missing[0]:
             self.mark_lost(f"step {missing[0]} is gone from its ring")
 
+    def note_reconnection(self) -> None:
+        """Says that messages may have been missed until now, so that the executor need not have been silent."""
+        self._note_seen()
+
+    def _note_seen(self) -> None:
+        self._last_seen = time.monotonic()
+        self._absent_since = None
+
     def _on_output(self, message: Message) -> None:
         try:
             output = _step.decode(message.data)
         except (WireVersionError, msgspec.DecodeError) as error:
             _log.error("step_unreadable", executor=self.name, reason=str(error))
             return
-        self._last_seen = time.monotonic()
+        self._note_seen()
         if output.term != self.term:
             return
         for step in self._reader.feed(output):
@@ -170,7 +193,7 @@ class ExecutorClient:
             self.mark_lost("its process has ended", failed=True)
             return
         beat = _heartbeat.decode(message.data)
-        self._last_seen = time.monotonic()
+        self._note_seen()
         self._heartbeat = beat
         if beat.load.get("leaving"):
             self.leaving.set()
@@ -183,5 +206,10 @@ class ExecutorClient:
         self._wake.set()
 
     def _on_refusal(self, _: Message) -> None:
-        """Handles the broker's no-responders status: no subscriber has received a plan."""
-        self.mark_lost("nobody takes its plans", failed=True)
+        """Handles the broker's no-responders status: no subscriber has received a plan.
+
+        An executor that is not back soon is lost. Until then it gets the plan again after its next heartbeat.
+        """
+        if self._absent_since is None:
+            self._absent_since = time.monotonic()
+            self._wake.set()

@@ -57,6 +57,7 @@ class Scheduler:
 
     async def run(self) -> None:
         """Serves until cancelled; then hands its items back."""
+        self._bus.on_reconnect(self._note_reconnection)
         await self._bus.subscribe(f"{subjects.ABORT}.{self._context.instance}.abort", self._on_abort)
         await self._peers.listen("scheduler")
         await self._peers.listen("executor")
@@ -173,6 +174,10 @@ class Scheduler:
             await self._manager.return_waiting()
         await poll(lambda: policy is None or not policy.running or bool(free_executors(self._peers)))
         executor.end_term()
+
+    def _note_reconnection(self) -> None:
+        if self._executor is not None:
+            self._executor.note_reconnection()
 
     def _send_plans(self) -> None:
         """Sends the plans that the policy has, and passes on what ended meanwhile."""

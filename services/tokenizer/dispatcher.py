@@ -25,6 +25,7 @@ from pagewire.shared.errors import (
     Overloaded,
     PayloadTooLarge,
     RequestError,
+    RequestTimeout,
     StorageRefused,
     Unavailable,
 )
@@ -40,13 +41,19 @@ ABORT_TIMEOUT = 6.0
 """Seconds in which a detokenizer must answer an abort, across reconnections."""
 ABORT_INTERVAL = 0.5
 """Seconds between two attempts to abort."""
-RETRY_AFTER_MS = 1000
-OPEN_TIMEOUT = 5.0
+OPEN_TIMEOUT = 15.0
+"""Seconds in which a live detokenizer must open a stream. It cannot while the records have no leader."""
+RECONNECT_TIMEOUT = 5.0
 """Seconds in which a stream is opened although the connection is lost, as when the broker restarts."""
 RECONNECT_INTERVAL = 0.05
 """Seconds between two looks for a new connection, or for a detokenizer."""
+ABSENCE = 1.0
+"""Seconds that a live detokenizer may be absent from the broker: in a cluster it moves when its server dies."""
+ELECTION_INTERVAL = 0.5
+"""Seconds between two attempts to open a stream while the records have no leader."""
 SUCCESSOR_TIMEOUT = 8.0
 """Seconds that a request waits for a detokenizer: one that restarts is ready after 2, on a busy machine later."""
+RETRY_AFTER_MS = 1000
 STORED_KEPT = 16_384
 """Ids of stored requests that are kept. Clients that wait for a result send their requests again."""
 
@@ -156,29 +163,47 @@ class Dispatcher:
             ready = {beat.instance for beat in self._peers.alive("detokenizer") if beat.ready} - excluded
             if ranked := rank(request_id, ready - missing):
                 return ranked[0]
-            timeout = OPEN_TIMEOUT if ready else SUCCESSOR_TIMEOUT
+            timeout = RECONNECT_TIMEOUT if ready else SUCCESSOR_TIMEOUT
             if (joins and excluded) or time.monotonic() - began >= timeout:
                 return ""
             missing.clear()
             await asyncio.sleep(RECONNECT_INTERVAL)
 
     async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
-        """Opens the stream. If the connection is lost, the detokenizer may have it: it is asked until it is gone.
+        """Opens the stream. Asking twice does no harm, so a detokenizer that is alive is asked again in four cases.
 
-        Asking twice does no harm. After a restart of the broker, it may not have subscribed again yet.
+        - It is absent from the broker: it may be moving to another server.
+        - The connection is lost. The detokenizer may have the stream, and may not have subscribed again yet.
+        - It does not answer, although its heartbeats arrive: a server that was lost may have lost a message, too.
+        - It cannot read the records of ended requests, because they have no leader.
         """
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
-        lost, give_up_at = False, time.monotonic() + OPEN_TIMEOUT
+        lost, began = False, time.monotonic()
         while True:
+            asked = time.monotonic()
             try:
                 answer = await self._bus.request(subject, opening, timeout=ANSWER_TIMEOUT, headers=headers)
             except (ConnectionLost, NoResponders) as error:
                 lost |= isinstance(error, ConnectionLost)
-                if not lost or self._peers.gone(instance) or time.monotonic() >= give_up_at:
+                gone = self._peers.gone(instance) if lost else self._peers.find(instance) is None
+                if gone or time.monotonic() - began >= (RECONNECT_TIMEOUT if lost else ABSENCE):
                     raise
                 await asyncio.sleep(RECONNECT_INTERVAL)
+            except RequestTimeout:
+                lost = True
+                if not self._has_spoken(instance, asked) or time.monotonic() - began >= OPEN_TIMEOUT:
+                    raise
             else:
-                return OpenState(_opened.decode(answer.data).state)
+                state = OpenState(_opened.decode(answer.data).state)
+                leaderless = state is OpenState.UNAVAILABLE and not self._monitor.refusal
+                if not leaderless or time.monotonic() - began >= OPEN_TIMEOUT:
+                    return state
+                await asyncio.sleep(ELECTION_INTERVAL)
+
+    def _has_spoken(self, instance: str, since: float) -> bool:
+        """Returns whether a heartbeat of a detokenizer has arrived since a time, so that it is not frozen."""
+        beat, age = self._peers.last(instance)
+        return beat is not None and time.monotonic() - age > since
 
     async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
         if self._monitor.refusal:

@@ -118,6 +118,11 @@ class MemoryBus:
         """See `Bus`."""
         return not self._closed
 
+    @property
+    def reconnections(self) -> int:
+        """See `Bus`."""
+        return 0
+
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See `Bus`."""
         check_subject(subject)
@@ -169,6 +174,10 @@ class MemoryBus:
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See `Bus`."""
+
+    async def wait_connected(self) -> None:
+        """See `Bus`."""
+        self._check_open()
 
     async def flush(self, *, timeout: float = 2.0) -> None:
         """See `Bus`."""

@@ -11,7 +11,7 @@ import structlog
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import MAX_CONTROL_LINE, check_pattern, check_subject, header_block
-from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, address_of
+from pagewire.shared.bus.nats_client import HandlerSubscription, NatsClient, urls_of
 from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.bus.protocol import Handler, Headers, Message
 from pagewire.shared.bus.requests import Requests
@@ -47,32 +47,38 @@ async def connect(
     connect_timeout: float = 5.0,
     max_store: int = MAX_STORE,
     create_streams: bool = False,
+    replicas: int = 1,
     tls: ssl.SSLContext | None = None,
 ) -> "NatsBus":
-    """Connects to the server at `url`.
+    """Connects to a server.
 
     Args:
-        url: nats://host:port or tls://host:port.
+        url: nats://host:port or tls://host:port, or those of several servers of a cluster, separated by commas. When a
+            server is lost, the connection moves to another one.
         name: name of the connection, which the server shows.
         user, password: credentials; empty: none.
         inbox_prefix: prefix of the inboxes, which the user may read.
-        connect_timeout: seconds that the server has to answer.
-        max_store: bytes that the streams of the store may take together.
-        create_streams: whether to create the streams of the store, now and when the server has lost them.
+        connect_timeout: seconds that the servers have to answer.
+        max_store: bytes that the streams of the store may take together, on each server.
+        create_streams: whether to create the streams of the store, now and when the servers have lost them.
+        replicas: servers that keep a copy of each stream.
         tls: how the server's certificate is checked, and which one is shown to it; a server without TLS is refused
             then. None: as usual if the server wants TLS.
 
     Raises:
-        BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream.
-        RequestTimeout: a service gets no answer from JetStream.
+        BusUnavailable: no server answered within `connect_timeout` seconds, or a service finds no JetStream, or none
+            that can keep the streams yet.
         ConfigurationError: `url` is malformed, or the server refuses the credentials, the inbox or the streams.
     """
-    address_of(url)
-    bus = NatsBus(inbox_prefix, max_store, create_streams=create_streams)
+    urls_of(url)
+    bus = NatsBus(inbox_prefix, max_store, create_streams=create_streams, replicas=replicas)
     try:
         await bus.open(url, name, user, password, connect_timeout, tls)
         if create_streams:
             await bus.store.prepare()
+    except RequestTimeout:
+        await bus.close()
+        raise BusUnavailable("JetStream does not answer: do enough of its servers run?") from None
     except (BusError, ConfigurationError, asyncio.CancelledError):
         await bus.close()
         raise
@@ -98,17 +104,18 @@ class NatsBus:
         denials: how often the server has refused a publication or a subscription of this user.
     """
 
-    def __init__(self, inbox_prefix: str, max_store: int, *, create_streams: bool = False) -> None:
+    def __init__(self, inbox_prefix: str, max_store: int, *, create_streams: bool = False, replicas: int = 1) -> None:
         self._client = NatsClient(self._on_denied, self._on_disconnect, self._on_reconnect)
         self._prefix = inbox_prefix
         self._requests = Requests(self, self.new_inbox())
-        self._store = NatsStore(self, self._requests, max_store, create_streams=create_streams)
+        self._store = NatsStore(self, self._requests, max_store, create_streams=create_streams, replicas=replicas)
         self._views: list[BusView] = []
         self._subscriptions: set[HandlerSubscription] = set()
         self.denials = 0
         self._denied: set[str] = set()
         self._connected = asyncio.Event()
         self._reconnect_callbacks: list[Callable[[], None]] = []
+        self._reconnections = 0
         self._closing = False
 
     async def open(
@@ -133,9 +140,19 @@ class NatsBus:
         return self._store
 
     @property
+    def address(self) -> str:
+        """Host and port of the server that it is connected to, or was connected to last."""
+        return self._client.address
+
+    @property
     def connected(self) -> bool:
         """See `Bus`."""
         return bool(self._client.is_connected)
+
+    @property
+    def reconnections(self) -> int:
+        """See `Bus`."""
+        return self._reconnections
 
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See `Bus`."""
@@ -204,7 +221,7 @@ class NatsBus:
         self._reconnect_callbacks.append(callback)
 
     async def wait_connected(self) -> None:
-        """Returns once there is a connection."""
+        """See `Bus`."""
         await self._connected.wait()
 
     async def flush(self, *, timeout: float = 2.0) -> None:
@@ -288,10 +305,11 @@ class NatsBus:
         self._connected.clear()
         self._fail_requests(ConnectionLost("the connection to the broker was lost"))
         if not self._closing:
-            log.warning("nats_disconnected", reason=reason)
+            log.warning("nats_disconnected", server=self.address, reason=reason)
 
     def _on_reconnect(self) -> None:
+        self._reconnections += 1
         self._connected.set()
-        log.info("nats_reconnected")
+        log.info("nats_reconnected", server=self.address)
         for callback in self._reconnect_callbacks:
             asyncio.get_running_loop().call_soon(callback)

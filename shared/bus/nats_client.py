@@ -21,6 +21,13 @@ PING_INTERVAL = 1.0
 """Seconds between two pings; three pings without an answer end the connection to a frozen server."""
 CLOSE_GRACE = 0.2
 """Seconds that an aborted connection has to close."""
+CLUSTER_PING_INTERVAL = 0.3
+"""The same where there are several servers: moving to another one costs little. A service whose server is frozen must
+be back before it has been silent for so long that it counts as gone (`shared.peers.SILENCE`)."""
+HANDSHAKE_TIMEOUT = 2.0
+"""Seconds that a server has to take a connection."""
+CLUSTER_HANDSHAKE_TIMEOUT = 1.0
+"""The same where there are several servers; then the next one is tried."""
 PING = b"PING\r\n"
 PERMISSIONS = "permissions violation"
 
@@ -50,6 +57,7 @@ class NatsClient(Client):  # type: ignore[misc]
         - Publishing appends to a buffer and wakes the flusher. It never waits; the caller bounds `backlog`.
         - After an error from the server the client reconnects. nats-py closes the client.
         - A connection that has failed is aborted. nats-py waits until the server has read the rest of the buffer.
+        - After a failure, another server is tried before the one that has just failed.
     """
 
     def __init__(
@@ -63,48 +71,61 @@ class NatsClient(Client):  # type: ignore[misc]
         self._on_reconnect = on_reconnect
         self._last_error = "it does not answer"
         self._wants_tls = False
+        self._opened = False
 
     async def open(
         self, url: str, name: str, user: str, password: str, connect_timeout: float, tls: ssl.SSLContext | None
     ) -> None:
         """Connects for the first time; afterwards the client reconnects whenever the connection is lost.
 
+        `url` lists one server, or several of a cluster, separated by commas.
+
         Raises:
             BusUnavailable: no server answered within `connect_timeout` seconds.
-            ConfigurationError: the server refuses the credentials, or it has no TLS or one that is refused.
+            ConfigurationError: `url` is malformed, or a server refuses the credentials, or it has no TLS or one that is
+                refused.
         """
-        address = address_of(url)
-        self._wants_tls = tls is not None or url.startswith("tls:")
+        urls = urls_of(url)
+        addresses = ", ".join(map(address_of, urls))
+        several = len(urls) > 1
+        self._wants_tls = tls is not None or any(server.startswith("tls:") for server in urls)
         try:
             async with asyncio.timeout(connect_timeout):
                 await self.connect(
-                    url,
+                    urls,
                     name=name,
                     user=user or None,
                     password=password or None,
                     tls=tls,
-                    allow_reconnect=False,  # a refusal ends the first attempt
                     max_reconnect_attempts=-1,
+                    connect_timeout=connect_timeout / len(urls) if several else HANDSHAKE_TIMEOUT,
                     reconnect_time_wait=0.1,
                     reconnect_to_server_handler=_next_server,
-                    ping_interval=PING_INTERVAL,
+                    ping_interval=CLUSTER_PING_INTERVAL if several else PING_INTERVAL,
                     pending_size=0,  # nats-py's own bound blocks its read loop
                     error_cb=self._handle_error,
                     disconnected_cb=self._handle_disconnect,
                     reconnected_cb=self._handle_reconnect,
                 )
         except TimeoutError:
-            raise BusUnavailable(f"no NATS server answers at {address}: {self._last_error}") from None
+            raise BusUnavailable(f"no NATS server answers at {addresses}: {self._last_error}") from None
         except (ssl.SSLError, TlsRefused) as error:
-            raise ConfigurationError(f"no TLS with the NATS server at {address}: {error}") from None
+            raise ConfigurationError(f"no TLS with the NATS server at {addresses}: {error}") from None
         except OSError as error:
-            wanted = ": it wants a certificate that it trusts" if self._server_info.get("tls_verify") else ""
-            raise BusUnavailable(f"the NATS server at {address} has ended the connection{wanted}: {error}") from None
+            reason = f"the NATS server at {addresses} has ended the connection"
+            raise BusUnavailable(f"{reason}: it wants a certificate that it trusts: {error}") from None
         except errors.Error as error:
             if "authorization" in str(error).lower():
-                raise ConfigurationError(f"the NATS server at {address} refuses these credentials") from None
-            raise BusUnavailable(f"no NATS server answers at {address}: {error}") from None
-        self.options["allow_reconnect"] = True
+                raise ConfigurationError(f"the NATS server at {addresses} refuses these credentials") from None
+            raise BusUnavailable(f"no NATS server answers at {addresses}: {error}") from None
+        self._opened = True
+        if several:
+            self.options["connect_timeout"] = CLUSTER_HANDSHAKE_TIMEOUT
+
+    @property
+    def address(self) -> str:
+        """Host and port of the server that it is connected to, or was connected to last."""
+        return str(self._current_server.uri.netloc.rpartition("@")[2]) if self._current_server is not None else ""
 
     def send(self, command: bytes) -> None:
         """Appends a command to the outbound buffer and wakes the flusher."""
@@ -146,7 +167,7 @@ class NatsClient(Client):  # type: ignore[misc]
 
     def abort(self) -> None:
         """Ends the connection at once and drops unsent data."""
-        if self._transport:
+        if self._transport and self._transport._io_writer is not None:
             self._transport._io_writer.transport.abort()
 
     async def close_within(self, timeout: float) -> None:
@@ -164,6 +185,10 @@ class NatsClient(Client):  # type: ignore[misc]
                     await self.close()
         finally:
             abort.cancel()
+
+    async def _connect_to_server(self, s: object) -> None:
+        self.abort()  # nats-py forgets a connection that a frozen server has taken
+        await super()._connect_to_server(s)
 
     async def _process_info(self, info: dict[str, object], initial_connection: bool = False) -> None:
         """Refuses a server without TLS before nats-py would send it the password in plain text."""
@@ -204,8 +229,19 @@ class NatsClient(Client):  # type: ignore[misc]
         await super()._process_op_err(e)
 
     async def _handle_error(self, error: Exception) -> None:
-        """Must not raise: an exception would end nats-py's read loop while the client still looks connected."""
+        """Must not raise once connected: that would end nats-py's read loop while the client still looks connected.
+
+        Before, a refusal is raised, so that it ends the first connection: another attempt would be refused, too.
+        """
         self._last_error = str(error) or type(error).__name__
+        if not self._opened and self._is_refusal(error):
+            raise error
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Returns whether a server refuses the credentials or the certificate, or TLS with it is impossible."""
+        if isinstance(error, (ConnectionResetError, BrokenPipeError)) and self._server_info.get("tls_verify"):
+            return True  # a server that does not trust the certificate only ends the connection
+        return isinstance(error, (ssl.SSLError, TlsRefused)) or "authorization" in str(error).lower()
 
     async def _handle_disconnect(self) -> None:
         """Drops unsent pings: on the next connection their answers would be taken for those of later pings."""
@@ -214,10 +250,24 @@ class NatsClient(Client):  # type: ignore[misc]
         self._pongs: list[asyncio.Future[bool]] = []
         self._pending: list[bytes] = [command for command in self._pending if command is not PING]
         self._pending_data_size = sum(map(len, self._pending))
+        if len(self._server_pool) > 1 and self._current_server is not None:
+            self._current_server.reconnects += 1  # `_next_server` prefers the others
         self._on_disconnect(self._last_error)
 
     async def _handle_reconnect(self) -> None:
         self._on_reconnect()
+
+
+def urls_of(urls: str) -> list[str]:
+    """Returns the URLs of a comma-separated list.
+
+    Raises:
+        ConfigurationError: one of them does not have the form nats://host:port.
+    """
+    listed = [url.strip() for url in urls.split(",")]
+    for url in listed:
+        address_of(url)
+    return listed
 
 
 def address_of(url: str) -> str:

@@ -1,8 +1,14 @@
-"""The store on JetStream: a work queue, records of ended requests, and a stream whose sequence numbers the terms."""
+"""The store on JetStream: a work queue, records of ended requests, and a stream whose sequence numbers the terms.
+
+In a cluster each stream has a leader, and only the leader stores and reads. When the leader's server dies, the others
+elect another one after 4 to 9 s, as nats-server has it. Meanwhile JetStream refuses or loses requests, so the store
+sends them again: a request is idempotent, or has a message id.
+"""
 
 import asyncio
 import secrets
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +27,15 @@ from pagewire.shared.bus.protocol import (
     StoredItem,
 )
 from pagewire.shared.bus.requests import Exchange, Requests
-from pagewire.shared.errors import ConfigurationError, ConnectionLost, NoResponders, RequestTimeout, StorageRefused
+from pagewire.shared.errors import (
+    BusError,
+    BusUnavailable,
+    ConfigurationError,
+    ConnectionLost,
+    NoResponders,
+    RequestTimeout,
+    StorageRefused,
+)
 
 API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"
@@ -41,8 +55,16 @@ TIMEOUT = 2.0
 """Seconds that JetStream has to answer a request."""
 PUT_TIMEOUT = 5.0
 """Seconds within which a message is stored although the connection is lost, as when the broker restarts."""
+ELECTION_TIMEOUT = 20.0
+"""The same in a cluster: seconds within which a stream must have another leader."""
+READ_TIMEOUT = 1.0
+"""Seconds in which a record is read in a cluster. The reader is asked again, so it need not wait for an election."""
+LEADER_TIMEOUT = 0.5
+"""Seconds that a leader has to say that it is there."""
 RECONNECT_INTERVAL = 0.05
 """Seconds between two looks for a new connection."""
+ELECTION_INTERVAL = 0.2
+"""Seconds between two looks for a new leader."""
 DUPLICATE_WINDOW = 30.0
 """Seconds for which JetStream drops a message that it has stored already: longer than anyone sends it again."""
 LIST_BATCH = 100
@@ -64,6 +86,14 @@ UNAVAILABLE = 503
 NO_JETSTREAM = "the NATS server has no JetStream: start it with --jetstream"
 NO_ROOM = 10047
 """Error code: the storage that streams reserve exceeds that of the server."""
+NO_PEERS = 10005
+"""Error code: too few servers of the cluster can keep a copy of the stream."""
+NO_MESSAGE = 10037
+"""Error code: the stream has no such message."""
+NOT_NOW = {10008, 10009, 10158}
+"""Error codes: the cluster elects a leader, or the same message is just being stored."""
+NO_CLUSTER = 10074
+"""Error code: a server that is not part of a cluster cannot keep several copies."""
 
 NANOSECONDS = 1_000_000_000
 
@@ -129,16 +159,30 @@ class _StreamInfo(_Reply):
     state: _StreamState = msgspec.field(default_factory=_StreamState)
 
 
+class _FoundMessage(msgspec.Struct):
+    """A stored message."""
+
+    data: bytes = b""
+
+
+class _FoundReply(_Reply):
+    """The reply to STREAM.MSG.GET."""
+
+    message: _FoundMessage | None = None
+
+
+class _NotNow(BusUnavailable):
+    """JetStream cannot answer at this moment, but will soon."""
+
+
 _reply = msgspec.json.Decoder(_Reply)
 _stored = msgspec.json.Decoder(_Stored)
 _info = msgspec.json.Decoder(_StreamInfo)
+_found = msgspec.json.Decoder(_FoundReply)
 
 
 class Connection(Bus, Protocol):
     """What the store needs of its bus beyond the `Bus` protocol; `NatsBus` has it."""
-
-    async def wait_connected(self) -> None:
-        """Returns once there is a connection."""
 
     def subscribed(self, subject: str, handler: Handler) -> AbstractContextManager[None]:
         """Delivers messages to `handler` inside the block."""
@@ -147,26 +191,33 @@ class Connection(Bus, Protocol):
 class NatsStore:
     """The `Store` of one connection. All connections with the rights of a service share the same data."""
 
-    def __init__(self, bus: Connection, requests: Requests, max_store: int, *, create_streams: bool) -> None:
-        """`max_store` is the number of bytes that all streams may take together."""
+    def __init__(
+        self, bus: Connection, requests: Requests, max_store: int, *, create_streams: bool, replicas: int = 1
+    ) -> None:
+        """`max_store` is the number of bytes that all streams may take together, `replicas` that of copies of each."""
         self._create_streams = create_streams
         self._max_store = max_store
+        self._replicas = replicas
         self._bus = bus
         self._requests = requests
         self._consumers: set[str] = set()
+        self._searches = {name: asyncio.Lock() for name in _STREAMS}
+        self._led_at = dict.fromkeys(_STREAMS, 0.0)
+        """By stream: time of the event loop at which a search has found its leader."""
 
     async def prepare(self) -> None:
         """Creates the streams, or updates those of another release; several services may do so at the same time.
 
         Raises:
-            ConfigurationError: the server has no room for the streams, or it has a stream of that name that cannot be
-                updated.
+            ConfigurationError: the server has no room for the streams, or is in no cluster although they need one, or
+                it has a stream of that name that cannot be updated.
             StorageRefused: JetStream is missing or not available now.
-            BusUnavailable, RequestTimeout, NotPermitted
+            BusUnavailable: the cluster cannot keep the streams now.
+            RequestTimeout, NotPermitted
         """
         for name, limits in _STREAMS.items():
             max_bytes = int(self._max_store * _SHARES[name])
-            config = {"name": name, "storage": "file", "max_bytes": max_bytes, **limits}
+            config = {"name": name, "storage": "file", "max_bytes": max_bytes, "num_replicas": self._replicas, **limits}
             error = await self._call(f"STREAM.CREATE.{name}", config)
             # The server looks for room before it looks whether the stream is there.
             if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
@@ -175,17 +226,17 @@ class NatsStore:
             if error is not None and error.code == UNAVAILABLE:
                 raise StorageRefused(name, error.description)
             if error is not None:
-                hint = ": lower --nats-max-store" if error.err_code == NO_ROOM else ""
-                raise ConfigurationError(f"JetStream refuses the stream {name}: {error.description}{hint}")
+                raise self._refusal(name, error)
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """See `Store`. The same message id in every attempt makes JetStream store the item once."""
-        return await self._put(f"{subjects.WORK}.{queue}", data, {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)})
+        identified = {**(headers or {}), MESSAGE_ID: secrets.token_hex(8)}
+        return await self._put(WORK_STREAM, f"{subjects.WORK}.{queue}", data, identified)
 
     async def check(self) -> None:
         """See `Store`. Stores an item and a record that nobody reads and that replace those of the check before."""
-        await self._publish(CHECK_WORK, bytes(CHECK_SIZE), {"Nats-Rollup": "sub"})
-        await self._publish(CHECK_DONE, bytes(CHECK_SIZE))
+        await self._put(WORK_STREAM, CHECK_WORK, bytes(CHECK_SIZE), {"Nats-Rollup": "sub"})
+        await self._put(DONE_STREAM, CHECK_DONE, bytes(CHECK_SIZE))
 
     async def pull_work(self, queue: str, count: int, *, expires: float) -> list[Item]:
         """See `Store`. The request waits at the server; without a connection it is sent after the reconnection."""
@@ -197,9 +248,12 @@ class NatsStore:
                 await self._pull(queue, count, expires, items)
         except (TimeoutError, RequestTimeout, ConnectionLost):
             return items
-        except NoResponders:
+        except NoResponders:  # the streams are gone, or the consumer's leader
             self._consumers.clear()
-            await self._restore(f"{subjects.WORK}.{queue}")
+            if self._replicas == 1:
+                await self._restore(f"{subjects.WORK}.{queue}")
+            else:
+                await asyncio.sleep(ELECTION_INTERVAL)
         except asyncio.CancelledError:
             for item in items:
                 await self.return_work(item.ack)
@@ -210,6 +264,8 @@ class NatsStore:
         """See `Store`."""
         request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
+        if info.error is not None and info.error.err_code in NOT_NOW:
+            raise _NotNow(info.error.description)
         counts = info.state.subjects or {}
         lengths = {subject.removeprefix(f"{subjects.WORK}."): count for subject, count in counts.items()}
         return QueueLengths(lengths, info.state.last_seq)
@@ -243,16 +299,24 @@ class NatsStore:
 
     async def put_done(self, request_id: str, data: bytes) -> None:
         """See `Store`."""
-        await self._put(f"{subjects.DONE}.{request_id}", data)
+        await self._put(DONE_STREAM, f"{subjects.DONE}.{request_id}", data)
 
     async def get_done(self, request_id: str) -> bytes | None:
-        """See `Store`."""
-        message = await self._request(f"{API}.DIRECT.GET.{DONE_STREAM}.{subjects.DONE}.{request_id}", b"")
-        return None if STATUS in message.headers else message.data
+        """See `Store`. In a cluster the leader is asked, since the copies of the other servers may lag behind."""
+        subject = f"{subjects.DONE}.{request_id}"
+        if self._replicas == 1:
+            message = await self._request(f"{API}.DIRECT.GET.{DONE_STREAM}.{subject}", b"")
+            return None if STATUS in message.headers else message.data
+        request = msgspec.json.encode({"last_by_subj": subject})
+        reply = await self._bus.request(f"{API}.STREAM.MSG.GET.{DONE_STREAM}", request, timeout=READ_TIMEOUT)
+        found = _found.decode(reply.data)
+        if found.error is not None and found.error.err_code != NO_MESSAGE:
+            raise StorageRefused(subject, found.error.description)
+        return found.message.data if found.message is not None else None
 
     async def next_term(self) -> int:
         """See `Store`."""
-        return await self._publish(subjects.TERM, b"")
+        return await self._put(TERM_STREAM, subjects.TERM, b"")
 
     async def _pull(self, queue: str, count: int, expires: float, items: list[Item]) -> None:
         """Sends one pull request, which waits for the first item; appends to `items` until a status or `count`."""
@@ -295,6 +359,8 @@ class NatsStore:
             f"CONSUMER.CREATE.{WORK_STREAM}.{durable}.{subject}", {"stream_name": WORK_STREAM, "config": config}
         )
         if error is not None:
+            if error.err_code == NOT_FOUND:
+                await self._restore(subject)
             raise StorageRefused(subject, error.description)
         self._consumers.add(queue)
 
@@ -306,31 +372,81 @@ class NatsStore:
             raise StorageRefused(call, NO_JETSTREAM) from None
         return _reply.decode(message.data).error
 
-    async def _put(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
-        """Stores a message and returns its number; sends it again if the connection was lost before the answer."""
+    def _refusal(self, name: str, error: _Error) -> ConfigurationError | BusUnavailable:
+        """Returns the error to raise when JetStream refuses a stream: `BusUnavailable` if that can change by itself."""
+        reason = f"JetStream refuses the stream {name}: {error.description}"
+        if error.err_code == NO_CLUSTER:
+            return ConfigurationError(f"{reason}: set --nats-replicas to 1, or give the URLs of a cluster")
+        if error.err_code == NO_ROOM or (error.err_code == NO_PEERS and "storage" in error.description):
+            return ConfigurationError(f"{reason}: lower --nats-max-store")
+        if error.err_code == NO_PEERS:
+            return BusUnavailable(f"{reason}: --nats-replicas {self._replicas} needs as many servers")
+        return BusUnavailable(reason) if error.err_code in NOT_NOW else ConfigurationError(reason)
+
+    async def _put(self, stream: str, subject: str, data: bytes, headers: Headers | None = None) -> int:
+        """Stores a message and returns its number.
+
+        If the connection is lost before the answer, and in a cluster if the stream's leader is lost, it sends the
+        message again.
+        """
+        patience = PUT_TIMEOUT if self._replicas == 1 else ELECTION_TIMEOUT
+        lost = ConnectionLost(f"there was no connection to store {subject} within {patience:g} s")
+        leaderless = StorageRefused(subject, f"{stream} has no leader")
+        failure: BusError = lost
         try:
-            async with asyncio.timeout(PUT_TIMEOUT):
+            async with asyncio.timeout(patience):
                 while True:
                     await self._bus.wait_connected()
+                    failure = lost if self._replicas == 1 else leaderless
+                    began = asyncio.get_running_loop().time()
                     try:
                         return await self._publish(subject, data, headers)
                     except ConnectionLost:
-                        await asyncio.sleep(RECONNECT_INTERVAL)
+                        failure = lost
+                    except (NoResponders, RequestTimeout, _NotNow):
+                        if self._replicas == 1:
+                            raise
+                        await self._find_leader(stream, began)
+                    await asyncio.sleep(RECONNECT_INTERVAL)
         except TimeoutError:
-            raise ConnectionLost(f"there was no connection to store {subject} within {PUT_TIMEOUT:g} s") from None
+            raise failure from None
+
+    async def _find_leader(self, stream: str, since: float) -> None:
+        """Waits until a stream has a leader. One task searches for all that wait, `since` the time of their loss."""
+        async with self._searches[stream]:
+            while self._led_at[stream] <= since:
+                if await self._has_leader(stream):
+                    self._led_at[stream] = asyncio.get_running_loop().time()
+                else:
+                    await asyncio.sleep(ELECTION_INTERVAL)
+
+    async def _has_leader(self, stream: str) -> bool:
+        """Asks for the leader of a stream. If the cluster has no such stream, because it lost its disks, creates it."""
+        try:
+            info = await self._bus.request(f"{API}.STREAM.INFO.{stream}", b"", timeout=LEADER_TIMEOUT)
+        except (NoResponders, RequestTimeout, ConnectionLost):
+            return False
+        error = _reply.decode(info.data).error
+        if error is not None and error.err_code == NOT_FOUND and self._create_streams:
+            with suppress(BusError, ConfigurationError):
+                await self.prepare()
+        return error is None
 
     async def _publish(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
         message = await self._request(subject, data, headers)
         stored = _stored.decode(message.data)
         if stored.error is not None:
-            raise StorageRefused(subject, stored.error.description)
+            kind = _NotNow if stored.error.err_code in NOT_NOW else partial(StorageRefused, subject)
+            raise kind(stored.error.description)
         return stored.seq
 
     async def _request(self, subject: str, data: bytes, headers: Headers | None = None) -> Message:
-        """Sends a request; creates the streams again when the server has lost its disk."""
+        """Sends a request; creates the streams again when the only server has lost its disk."""
         try:
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
         except NoResponders:
+            if self._replicas > 1:
+                raise
             await self._restore(subject)
             return await self._bus.request(subject, data, timeout=TIMEOUT, headers=headers)
 

@@ -94,7 +94,10 @@ class Store(Protocol):
         """Returns up to `count` items, waiting up to `expires` seconds for the first; empty when none arrived."""
 
     async def queue_lengths(self, prefix: str) -> QueueLengths:
-        """Returns the lengths of the queues below the tokens `prefix`."""
+        """Returns the lengths of the queues below the tokens `prefix`.
+
+        In a cluster an item that has just been ended may still count.
+        """
 
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
         """Returns the next items of the queues below the tokens `prefix`, without delivering them.
@@ -137,6 +140,10 @@ class Bus(Protocol):
     def connected(self) -> bool:
         """Whether there is a connection to the broker now."""
 
+    @property
+    def reconnections(self) -> int:
+        """How often the connection has been lost and made again; messages may have been lost each time."""
+
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """Sends a message without waiting. Delivery is at most once, in order per publisher.
 
@@ -172,7 +179,8 @@ class Bus(Protocol):
         """Delivers messages whose subject matches (`*` one token, a last `>` the rest) to `handler`.
 
         With `queue`, each message goes to one subscriber of that queue group. On return the broker has registered the
-        subscription: every message that anyone publishes afterwards is delivered.
+        subscription: every message that anyone publishes afterwards is delivered. In a cluster the other servers learn
+        of it a moment later, but before anything that this connection publishes afterwards.
         """
 
     def inbox(self, handler: Handler) -> AbstractContextManager[str]:
@@ -196,6 +204,9 @@ class Bus(Protocol):
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Has `callback` called after every reconnection; messages may have been lost before it."""
+
+    async def wait_connected(self) -> None:
+        """Returns once there is a connection."""
 
     async def flush(self, *, timeout: float = 2.0) -> None:
         """Returns once the broker has processed everything that was published and subscribed before."""

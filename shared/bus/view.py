@@ -35,6 +35,15 @@ class BusView:
         """See `Bus`."""
         return self._bus.connected
 
+    @property
+    def reconnections(self) -> int:
+        """See `Bus`."""
+        return self._bus.reconnections
+
+    async def wait_connected(self) -> None:
+        """See `Bus`."""
+        await self._bus.wait_connected()
+
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See `Bus`."""
         self._bus.publish(subject, data, reply=reply, headers=headers)

@@ -6,27 +6,46 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from pagewire.embedded.broker import Broker, find_server
+from pagewire.embedded.cluster import Cluster
 from pagewire.shared import subjects
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
-from pagewire.shared.config import MAX_STORE
+from pagewire.shared.config import MAX_STORE, Settings
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.permissions import STORING
 
 
 @contextmanager
 def running_broker(api_key: str = "", api_keys: ApiKeys | None = None) -> Iterator[Broker]:
     """A server on a free port, stopped and cleaned up at the end. On one loop, use `Broker` itself instead."""
-    broker = Broker(port=0, api_key=api_key, api_keys=api_keys)
+    with _running(Broker(port=0, api_key=api_key, api_keys=api_keys)) as broker:
+        yield broker
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Three servers on free ports, stopped and cleaned up at the end."""
+    with _running(Cluster(Settings(nats_cluster=3, nats_port=0))) as cluster:
+        yield cluster
+
+
+S = TypeVar("S", Broker, Cluster)
+
+
+@contextmanager
+def _running(server: S) -> Iterator[S]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="broker")
     thread.start()
     try:
-        asyncio.run_coroutine_threadsafe(broker.start(), loop).result(20)
-        yield broker
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(20)
+        yield server
     finally:
-        asyncio.run_coroutine_threadsafe(broker.stop(), loop).result(20)
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -44,17 +63,44 @@ def plain_server(arguments: list[str], environment: dict[str, str]) -> Iterator[
             process.terminate()
 
 
-async def connect_service(broker: Broker, name: str = "test", max_store: int = MAX_STORE) -> NatsBus:
-    """A connection with all rights, which has created the streams."""
-    return await nats.connect(
-        broker.url,
-        name=name,
-        user=broker.user,
-        password=broker.password,
-        inbox_prefix=SERVICE_INBOX,
-        max_store=max_store,
-        create_streams=True,
-    )
+async def connect_service(server: Broker | Cluster, name: str = "test", max_store: int = MAX_STORE) -> NatsBus:
+    """A connection with all rights, which has created the streams. A cluster keeps copies of them on every server."""
+    return await _connect(server, name, server.user, server.password, SERVICE_INBOX, max_store, create_streams=True)
+
+
+async def connect_role(server: Broker | Cluster, role: str) -> NatsBus:
+    """A connection with the rights of a service, which has created the streams if the service does so."""
+    password, inboxes = server.passwords[role], subjects.service_inbox(role)
+    return await _connect(server, role, role, password, inboxes, MAX_STORE, create_streams=role in STORING)
+
+
+async def _connect(
+    server: Broker | Cluster,
+    name: str,
+    user: str,
+    password: str,
+    inbox_prefix: str,
+    max_store: int,
+    *,
+    create_streams: bool,
+) -> NatsBus:
+    replicas = len(server.brokers) if isinstance(server, Cluster) else 1
+    while True:
+        try:
+            return await nats.connect(
+                server.url,
+                name=name,
+                user=user,
+                password=password,
+                inbox_prefix=inbox_prefix,
+                max_store=max_store,
+                create_streams=create_streams,
+                replicas=replicas,
+            )
+        except BusUnavailable:
+            if replicas == 1:
+                raise
+            await asyncio.sleep(0.1)  # the servers have no leader yet
 
 
 async def connect_client(broker: Broker, *, api_key: str = "") -> NatsBus:

@@ -5,23 +5,24 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from pagewire import AsyncClient
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.cluster import Cluster
 from pagewire.services.detokenizer.service import Detokenizer
 from pagewire.services.executor.service import Executor
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
 from pagewire.shared.api_keys import ApiKeys
-from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Service
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
-from pagewire.shared.permissions import STORING
 from pagewire.shared.runtime import run_service
-from tests.support.broker import connect_service
+from tests.support.broker import connect_role, connect_service
 
 SERVICES: dict[str, Callable[[Context], Service]] = {
     "tokenizer": Tokenizer,
@@ -41,10 +42,14 @@ class Pipeline:
     """A running stack."""
 
     client: AsyncClient
-    bus: Bus
+    bus: NatsBus
     """With all rights."""
     url: str
     peers: Peers
+    brokers: list[Broker]
+    """The NATS servers."""
+    buses: dict[str, NatsBus]
+    """The connection of each service."""
 
     def load(self, service: str) -> dict[str, float]:
         """What the only instance of a service reported last."""
@@ -78,24 +83,19 @@ class Pipeline:
 
 @asynccontextmanager
 async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncIterator[Pipeline]:
-    """Starts a broker and the four services, and ends them. With tenants, the client is the one with `CLIENT_KEY`."""
+    """Starts a broker, or the cluster that the settings ask for, and the four services, and ends them.
+
+    With tenants, the client is the one with `CLIENT_KEY`.
+    """
     api_key = CLIENT_KEY if api_keys is not None else ""
-    async with Broker(port=0, api_key=api_key, api_keys=api_keys) as broker:
-        buses: list[NatsBus] = []
+    async with Cluster(msgspec.structs.replace(settings, nats_port=0, api_key=api_key), api_keys) as cluster:
+        buses: dict[str, NatsBus] = {}
 
-        async def connect(name: str) -> Bus:
-            bus = await nats.connect(
-                broker.url,
-                name=name,
-                user=name,
-                password=broker.passwords[name],
-                inbox_prefix=subjects.service_inbox(name),
-                create_streams=name in STORING,
-            )
-            buses.append(bus)
-            return bus
+        async def connect(name: str) -> NatsBus:
+            buses[name] = await connect_role(cluster, name)
+            return buses[name]
 
-        observer = await connect_service(broker)
+        observer = await connect_service(cluster)
         peers = Peers(observer)
         await peers.listen()
         tasks = [
@@ -103,8 +103,8 @@ async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncI
             for name, cls in SERVICES.items()
         ]
         try:
-            async with AsyncClient(broker.url, api_key=api_key) as client:
-                pipeline = Pipeline(client, observer, broker.url, peers)
+            async with AsyncClient(cluster.url, api_key=api_key) as client:
+                pipeline = Pipeline(client, observer, cluster.url, peers, cluster.brokers, buses)
                 ready = asyncio.create_task(pipeline.until_ready())
                 await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
@@ -116,6 +116,6 @@ async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncI
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for bus in (*buses, observer):
+            for bus in (*buses.values(), observer):
                 await bus.close()
-            assert not any(bus.denials for bus in buses), "a service needs a right that it does not have"
+            assert not any(bus.denials for bus in buses.values()), "a service needs a right that it does not have"

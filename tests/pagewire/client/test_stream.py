@@ -10,6 +10,7 @@ from pagewire import AsyncClient
 from pagewire.client import stream
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import (
+    ConnectionLost,
     ContextLength,
     DeadlineExceeded,
     Internal,
@@ -146,6 +147,65 @@ async def test_a_request_is_sent_again_when_nobody_answers_the_resume_subject(
 async def test_a_result_that_does_not_come_is_asked_for_again(client: AsyncClient, responder: Responder) -> None:
     responder.script = lambda request: responder.answer(request) if len(responder.requests) > 1 else []
     assert (await client.generate("x")).choices[0].text == TEXT
+
+
+class MovingBus(MemoryBus):
+    """A connection that is lost and made again when a test says so."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, inbox_prefix="_INBOX")
+        self.here = asyncio.Event()
+        self.here.set()
+        self.moves = 0
+
+    @property
+    def connected(self) -> bool:
+        return self.here.is_set()
+
+    @property
+    def reconnections(self) -> int:
+        return self.moves
+
+    async def wait_connected(self) -> None:
+        await self.here.wait()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_what_a_move_to_another_server_has_lost_is_asked_for_at_once(
+    memory: MemoryBroker, responder: Responder, monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    monkeypatch.setattr(stream, "FRAME_TIMEOUT", 60)
+    monkeypatch.setattr(stream, "RESULT_TIMEOUT", 60)
+    bus = MovingBus(memory)
+    client = AsyncClient(model=MODEL, bus=bus)
+    parts = deltas()
+    responder.full = [*parts, final("", parts)]
+    responder.script = lambda request: [] if len(responder.requests) == 1 else responder.answer(request)
+
+    async def text() -> str:
+        return await read(client.stream("x")) if streaming else (await client.generate("x")).choices[0].text
+
+    reading = asyncio.create_task(text())
+    await until(lambda: bool(responder.requests))
+    bus.moves += 1
+    assert await reading == TEXT
+
+
+async def test_a_request_waits_for_a_connection_that_moves(
+    memory: MemoryBroker, responder: Responder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = MovingBus(memory)
+    client = AsyncClient(model=MODEL, bus=bus)
+    bus.here.clear()
+    reading = asyncio.create_task(read(client.stream("x")))
+    await settle()
+    assert not responder.requests
+    bus.here.set()
+    assert await reading == TEXT
+    monkeypatch.setattr(stream, "RECONNECT_TIMEOUT", 0.02)
+    bus.here.clear()
+    with pytest.raises(ConnectionLost):
+        await read(client.stream("x"))
 
 
 async def test_an_id_is_fresh_when_it_was_drawn_and_only_the_first_time(

@@ -44,9 +44,11 @@ INBOXES_OF_BOB = {"_TENANT.bob.x.1", "_TENANT.bob.gateway.x.1"}
 INBOXES = INBOXES_OF_CLIENTS | INBOXES_OF_ALICE | INBOXES_OF_BOB
 HEARTBEATS = {f"pagewire.svc.heartbeat.{role}.i" for role in ROLES if role != "supervisor"}
 STREAMS = {
-    f"$JS.API.STREAM.{verb}.PAGEWIRE_{stream}" for verb in ("CREATE", "UPDATE") for stream in ("WORK", "DONE", "TERM")
+    f"$JS.API.STREAM.{verb}.PAGEWIRE_{stream}"
+    for verb in ("CREATE", "UPDATE", "INFO")
+    for stream in ("WORK", "DONE", "TERM")
 }
-GET_DONE = "$JS.API.DIRECT.GET.PAGEWIRE_DONE.pagewire.done.r"
+GET_DONE = {"$JS.API.DIRECT.GET.PAGEWIRE_DONE.pagewire.done.r", "$JS.API.STREAM.MSG.GET.PAGEWIRE_DONE"}
 ACKS = {"$JS.ACK.PAGEWIRE_WORK.c.1.1.1.1.0", "$JS.ACK.domain.hash.PAGEWIRE_WORK.c.1.1.1.1.0.x"}
 SUBJECTS = {
     *OF_ANYONE,
@@ -55,7 +57,7 @@ SUBJECTS = {
     *HEARTBEATS,
     *STREAMS,
     *ACKS,
-    GET_DONE,
+    *GET_DONE,
     *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "attach", "abort", "ping")),
     "pagewire.svc.adopted.d",
     "pagewire.svc.scheduler.s.abort",
@@ -68,7 +70,7 @@ SUBJECTS = {
     "pagewire.done.$check",
     "pagewire.term",
     "$JS.API.INFO",
-    *(f"$JS.API.STREAM.{verb}.PAGEWIRE_WORK" for verb in ("INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE")),
+    *(f"$JS.API.STREAM.{verb}.PAGEWIRE_WORK" for verb in ("DELETE", "PURGE", "MSG.GET", "MSG.DELETE")),
     "$JS.API.DIRECT.GET.PAGEWIRE_WORK",
     "$JS.API.STREAM.CREATE.OTHER",
     "$JS.API.CONSUMER.CREATE.PAGEWIRE_WORK.c.pagewire.work.m.normal.any",
@@ -125,6 +127,8 @@ TABLE = {
             "pagewire.work.m.normal.any",
             "pagewire.work.check",
             "pagewire.done.$check",
+            "$JS.API.STREAM.INFO.PAGEWIRE_WORK",
+            "$JS.API.STREAM.INFO.PAGEWIRE_DONE",
         },
         of(OF_ANYONE, "generate", "tokenize", "models") | {"pagewire.svc.prefixes.m.s", "pagewire.svc.backlog.m.s"},
     ),
@@ -133,7 +137,7 @@ TABLE = {
         {
             *STREAMS,
             *ACKS,
-            GET_DONE,
+            *GET_DONE,
             "_SVC.detokenizer.x.1",
             "pagewire.svc.detokenizer.d.attach",
             "pagewire.svc.detokenizer.d.abort",
@@ -143,7 +147,6 @@ TABLE = {
             "pagewire.svc.prefixes.m.s",
             "pagewire.svc.backlog.m.s",
             "pagewire.term",
-            "$JS.API.STREAM.INFO.PAGEWIRE_WORK",
             "$JS.API.CONSUMER.CREATE.PAGEWIRE_WORK.c.pagewire.work.m.normal.any",
             "$JS.API.CONSUMER.MSG.NEXT.PAGEWIRE_WORK.c",
         },
@@ -160,7 +163,7 @@ TABLE = {
             *INBOXES,
             *STREAMS,
             *ACKS,
-            GET_DONE,
+            *GET_DONE,
             "_SVC.tokenizer.x.1",
             "_SVC.scheduler.x.1",
             "pagewire.svc.scheduler.s.abort",

@@ -44,5 +44,22 @@ async def test_the_scheduler_is_asked_again_if_it_does_not_answer(monkeypatch: p
     assert len(await abort([False] * finalizer.ABORT_ATTEMPTS)) == finalizer.ABORT_ATTEMPTS
 
 
-async def test_a_scheduler_that_is_gone_is_left_alone() -> None:
+async def test_a_scheduler_that_is_gone_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finalizer, "ABSENCE", 0.05)
     assert await abort([]) == []
+
+
+async def test_a_scheduler_that_moves_to_another_server_is_asked_again() -> None:
+    bus = MemoryBus(MemoryBroker())
+    heard = asyncio.Event()
+
+    def on_abort(message: Message) -> None:
+        heard.set()
+        bus.publish(message.reply, encode(AbortedSequences(1)))
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        AbortNotifier(bus, tasks).abort(ATTACH, [7, 9], AbortReason.CANCELLED)
+        await asyncio.sleep(0.05)  # the notifier has found nobody
+        await bus.subscribe(f"{subjects.ABORT}.s1.abort", on_abort)
+        await heard.wait()
+    await bus.close()

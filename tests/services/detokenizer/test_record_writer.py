@@ -55,6 +55,18 @@ async def test_what_the_store_does_not_take_is_stored_when_it_has_room_again(sil
         assert counts(writer) == (2, 0, 0)
 
 
+async def test_only_the_first_stream_waits_for_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_writer, "RETRY_INTERVAL", 0.2)
+    async with writing() as (writer, store):
+        store.silent = True
+        await writer.write("r1", b"one")
+        await writer.write("r2", b"two")
+        assert (counts(writer), store.attempts) == ((2, 0, 2), 1)
+        store.silent = False
+        await until(lambda: not writer.waiting)
+        assert (await store.get_done("r1"), await store.get_done("r2")) == (b"one", b"two")
+
+
 async def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_writer, "MAX_BACKLOG", 3)
     monkeypatch.setattr(record_writer, "MAX_BACKLOG_BYTES", 25)

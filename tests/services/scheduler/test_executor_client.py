@@ -1,17 +1,20 @@
-"""Which executor a scheduler claims. test_service.py tests what it exchanges with it."""
+"""Which executor a scheduler claims, and when it is lost. test_service.py tests what they exchange."""
 
 import asyncio
 
 import pytest
 
-from pagewire.services.scheduler.executor_client import claim_executor
+from pagewire.services.scheduler import executor_client
+from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import StorageRefused
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.messages.plan import Claim, Claimed
+from pagewire.shared.messages.plan import Claim, Claimed, Plan
 from pagewire.shared.peers import Peers
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -87,3 +90,50 @@ async def test_one_that_has_just_gone_is_passed_over(scene: Scene) -> None:
     for i in range(5):
         await scene.beat(f"gone{i}", free=True)
     assert await scene.claim("s") == "there"
+
+
+async def test_without_a_term_nothing_is_claimed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def next_term() -> int:
+        raise StorageRefused(subjects.TERM, "no leader")
+
+    await scene.add("e")
+    monkeypatch.setattr(scene.bus.store, "next_term", next_term)
+    assert await scene.claim("s") == ""
+    monkeypatch.undo()
+    assert await scene.claim("s") == "e"
+
+
+PLAN = Plan(1, 1, b"", (), b"", b"", b"", 64, 8)
+
+
+async def test_an_executor_that_moves_to_another_server_gets_the_plan_when_it_is_back() -> None:
+    bus, elsewhere = (MemoryBus(broker) for broker in [MemoryBroker()] * 2)
+    client = ExecutorClient(bus, "e", 1, lambda step: None)
+    reading = asyncio.create_task(client.run())
+    await client.subscribed.wait()
+    client.send(PLAN)
+    await bus.flush()
+    plans: list[Message] = []
+    await elsewhere.subscribe(f"{subjects.PLAN}.e", plans.append)
+    beat = encode(Heartbeat("executor", "e", True, term=1, plan=0, step=0, load={}))
+
+    def come_back() -> bool:
+        elsewhere.publish(f"{subjects.HEARTBEAT}.executor.e", beat)
+        return bool(plans)
+
+    await until(come_back)
+    assert not client.lost.is_set()
+    client.end_term()
+    await reading
+
+
+async def test_an_executor_that_does_not_come_back_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_client, "ABSENCE", 0.05)
+    client = ExecutorClient(MemoryBus(MemoryBroker()), "e", 1, lambda step: None)
+    reading = asyncio.create_task(client.run())
+    await client.subscribed.wait()
+    client.send(PLAN)
+    async with asyncio.timeout(1):
+        await client.lost.wait()
+    assert client.failed
+    await reading

@@ -120,7 +120,10 @@ async def test_one_that_is_not_ready_is_not_chosen(scene: Scene) -> None:
     assert (len(scene.first.opened), len(scene.second.opened)) == (0, 1)
 
 
-async def test_the_next_best_takes_over_from_one_that_has_just_gone(scene: Scene) -> None:
+async def test_the_next_best_takes_over_from_one_that_has_just_gone(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "ABSENCE", 0.05)
     await scene.start(scene.first, scene.second)
     await scene.first.bus.close()
     assert await scene.dispatch() is Outcome.STORED
@@ -128,7 +131,72 @@ async def test_the_next_best_takes_over_from_one_that_has_just_gone(scene: Scene
     assert work.detokenizer == scene.second.instance
 
 
+async def test_one_that_moves_to_another_server_is_waited_for(scene: Scene) -> None:
+    await scene.start()
+    scene.first.beat()
+    scene.second.beat()
+    await scene.bus.flush()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await asyncio.sleep(0.05)  # it has found nobody
+    await scene.first.start()
+    await scene.second.start()
+    assert await dispatching is Outcome.STORED
+    assert (len(scene.first.opened), len(scene.second.opened)) == (1, 0)
+
+
+async def test_a_detokenizer_that_was_silent_is_waited_for(scene: Scene) -> None:
+    await scene.start()
+    dispatching = asyncio.create_task(scene.dispatch())
+    await asyncio.sleep(0.05)  # it knows of nobody
+    await scene.first.start()
+    assert await dispatching is Outcome.STORED
+
+
+async def test_a_lost_message_is_sent_again_to_a_detokenizer_that_lives(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.start(scene.first, scene.second)
+    request, losses = scene.bus.request, iter([ConnectionLost("lost"), RequestTimeout("no reply")])
+
+    async def lossy(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        if subject.endswith(".open") and (loss := next(losses, None)) is not None:
+            scene.first.beat()
+            await scene.bus.flush()
+            raise loss
+        return await request(subject, data, timeout=timeout, headers=headers)
+
+    monkeypatch.setattr(scene.bus, "request", lossy)
+    assert await scene.dispatch() is Outcome.STORED
+    assert (len(scene.first.opened), len(scene.second.opened)) == (1, 0)
+
+
+async def test_records_that_have_no_leader_are_waited_for(scene: Scene) -> None:
+    scene.first.state = OpenState.UNAVAILABLE
+    await scene.start(scene.first)
+    dispatching = asyncio.create_task(scene.dispatch())
+    await until(lambda: len(scene.first.opened) > 1)
+    scene.first.state = OpenState.OPENED
+    assert await dispatching is Outcome.STORED
+
+
+async def test_an_abort_waits_for_a_detokenizer_that_moves(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "ABORT_INTERVAL", 0.01)
+    await scene.start(scene.first)
+    refuse_work(scene, monkeypatch, RequestTimeout("no acknowledgement"))
+    request, absent = scene.bus.request, iter([True, True, False])
+
+    async def moving(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        if subject.endswith(".abort") and next(absent):
+            raise NoResponders("nobody")
+        return await request(subject, data, timeout=timeout, headers=headers)
+
+    monkeypatch.setattr(scene.bus, "request", moving)
+    assert await scene.dispatch() is Outcome.ABORTED
+    assert len(scene.first.aborted) == 1
+
+
 async def test_when_all_have_just_gone_the_client_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "ABSENCE", 0.05)
     monkeypatch.setattr(dispatcher, "SUCCESSOR_TIMEOUT", 0.1)
     await scene.start(scene.first)
     await scene.first.bus.close()
@@ -141,7 +209,10 @@ async def test_when_all_have_just_gone_the_client_is_told(scene: Scene, monkeypa
     ("state", "error"),
     [(OpenState.CONFLICT, DuplicateRequest), (OpenState.FULL, Overloaded), (OpenState.UNAVAILABLE, Unavailable)],
 )
-async def test_a_refusal_stores_nothing(scene: Scene, state: OpenState, error: type[RequestError]) -> None:
+async def test_a_refusal_stores_nothing(
+    scene: Scene, state: OpenState, error: type[RequestError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "OPEN_TIMEOUT", 0.2)
     scene.first.state = state
     await scene.start(scene.first, scene.second)
     with pytest.raises(error):

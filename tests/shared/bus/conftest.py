@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.cluster import Cluster
 from pagewire.shared.bus import Bus
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.protocol import ACK_WAIT
-from tests.support.broker import connect_service, running_broker
+from tests.support.broker import connect_service, running_broker, running_cluster
 
 
 @dataclass
@@ -35,7 +36,7 @@ def in_memory() -> World:
     return World(open_bus, ack_wait=0.3)
 
 
-def over_nats(broker: Broker) -> World:
+def over_nats(broker: Broker | Cluster) -> World:
     return World(lambda: connect_service(broker), ack_wait=ACK_WAIT)
 
 
@@ -45,15 +46,25 @@ def server() -> Iterator[Broker]:
         yield broker
 
 
-@pytest.fixture(params=["memory", "nats", "nats-on-uvloop"])
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
+        yield cluster
+
+
+KINDS = ["memory", "nats", "nats-on-uvloop"]
+
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Services run on uvloop, tests and clients on any loop."""
+    """Services run on uvloop, tests and clients on any loop. The store has one more kind, `cluster`."""
     return str(request.param)
 
 
 @pytest.fixture
 async def world(kind: str, request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    world = in_memory() if kind == "memory" else over_nats(request.getfixturevalue("server"))
+    servers = "cluster" if kind == "cluster" else "server"
+    world = in_memory() if kind == "memory" else over_nats(request.getfixturevalue(servers))
     yield world
     for bus in world.opened:
         await bus.close()

@@ -1,0 +1,93 @@
+"""The servers that `pagewire serve --nats-cluster` starts: their ports, and that a dead one comes back."""
+
+import os
+import signal
+import socket
+
+import pytest
+
+from pagewire import AsyncClient, SamplingParams
+from pagewire.embedded.broker import HOST
+from pagewire.embedded.cluster import Cluster, check_servers
+from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
+from tests.support.broker import CLIENT_INBOX, connect_client, connect_service
+from tests.support.checkpoints import checkpoint
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+
+
+def three_free_ports() -> int:
+    """The first of three ports in a row that are free."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((HOST, 0))
+            first = int(probe.getsockname()[1])
+        try:
+            for port in (first + 1, first + 2):
+                with socket.socket() as probe:
+                    probe.bind((HOST, port))
+        except (OSError, OverflowError):
+            continue
+        return first
+
+
+async def test_the_servers_take_the_ports_from_the_first_one_on() -> None:
+    first = three_free_ports()
+    async with Cluster(Settings(nats_cluster=3, nats_port=first)) as cluster:
+        assert cluster.url == ",".join(f"nats://{HOST}:{port}" for port in (first, first + 1, first + 2))
+        for broker in cluster.brokers:
+            client = await connect_client(broker)
+            await client.flush()
+            await client.close()
+
+
+async def test_one_server_is_no_cluster() -> None:
+    async with Cluster(Settings(nats_port=0)) as cluster:
+        bus = await connect_service(cluster)
+        await bus.store.put_work("m", b"x")
+        assert cluster.url == cluster.brokers[0].url
+        await bus.close()
+
+
+async def test_clients_need_the_key_at_every_server() -> None:
+    async with Cluster(Settings(nats_cluster=3, nats_port=0, api_key="secret")) as cluster:
+        for broker in cluster.brokers:
+            client = await connect_client(broker, api_key="secret")
+            assert client.new_inbox().startswith(CLIENT_INBOX)
+            await client.close()
+            with pytest.raises(ConfigurationError, match="refuses these credentials"):
+                await connect_client(broker, api_key="wrong")
+
+
+async def test_a_port_that_is_taken_ends_all_servers() -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        cluster = Cluster(Settings(nats_cluster=3, nats_port=taken.getsockname()[1] - 1))
+        with pytest.raises(ConfigurationError, match="is in use"):
+            await cluster.start()
+        with pytest.raises(ProcessLookupError):
+            os.kill(cluster.brokers[0].pid, 0)
+
+
+def test_the_servers_are_described() -> None:
+    assert check_servers(Settings()) == "1 embedded; copies of what is stored: 1"
+    assert check_servers(Settings(nats_cluster=5)) == "5 embedded; copies of what is stored: 3"
+
+
+async def test_a_server_of_a_stack_that_dies_is_started_again() -> None:
+    settings = Settings(model=str(checkpoint("llama")), dtype="float32", nats_cluster=3, nats_port=0, log_level="error")
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    async with Stack(settings, PIPELINE) as stack:
+        address = await stack.ready()
+        assert address.nats.count("nats://") == 3
+        async with AsyncClient(address.nats) as client:
+            wanted = await client.generate("An old woman", sampling)
+            for broker in stack.brokers:
+                before = broker.pid
+                os.kill(before, signal.SIGKILL)
+                await until(lambda broker=broker, before=before: broker.pid != before, timeout=10)  # type: ignore[misc]
+                assert (await client.generate("An old woman", sampling)).choices == wanted.choices
