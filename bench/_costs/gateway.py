@@ -82,7 +82,7 @@ async def gateway(wrap: Wrap) -> AsyncIterator[Rig]:
     client = AsyncClient(bus=tap)
     health = Health(tap, lambda: None)
     endpoints = {_PATH: Endpoint(Completions(), client, tap.max_payload)}
-    rig = _Readers(app.build(client, endpoints, health, ""), tap)
+    rig = _Readers(app.build(client, endpoints, health), tap)
 
     def on_generate(message: Message) -> None:
         accepted = Accepted("r", subjects.CANCEL, subjects.RESUME, 1)
