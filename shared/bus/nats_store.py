@@ -376,12 +376,28 @@ class NatsStore:
             raise ConnectionLost(f"there was no connection to store {subject} within {patience:g} s") from None
 
     async def _publish(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
-        message = await self._request(subject, data, headers)
+        try:
+            message = await self._request(subject, data, headers)
+        except RequestTimeout:
+            if self._replicas > 1:
+                raise
+            await self._wait_for_broker()
+            message = await self._request(subject, data, headers)
         stored = _stored.decode(message.data)
         if stored.error is not None:
             kind = NotNow if stored.error.err_code in NOT_NOW else partial(StorageRefused, subject)
             raise kind(stored.error.description)
         return stored.seq
+
+    async def _wait_for_broker(self) -> None:
+        """Waits for a broker that answers nothing at all, as one that is frozen; that says nothing about its store.
+
+        Raises ConnectionLost if it stays silent. A JetStream that cannot write is silent in a broker that answers.
+        """
+        try:
+            await self._bus.flush(timeout=TIMEOUT)
+        except RequestTimeout as error:
+            raise ConnectionLost(str(error)) from None
 
     async def _request(self, subject: str, data: bytes, headers: Headers | None = None) -> Message:
         """Sends a request; creates the streams again when the only server has lost its disk."""

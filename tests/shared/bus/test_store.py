@@ -197,6 +197,27 @@ class TestStreams:
             assert [item.data for item in await bus.store.pull_work("m", 10, expires=5)] == [b"x"]
             await bus.close()
 
+    async def test_a_broker_that_was_frozen_stores_and_does_not_count_as_one_that_cannot(self) -> None:
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            os.kill(broker.pid, signal.SIGSTOP)
+            storing = asyncio.gather(bus.store.put_work("m", b"x"), bus.store.check())
+            asyncio.get_running_loop().call_later(1.3 * nats_store.TIMEOUT, os.kill, broker.pid, signal.SIGCONT)
+            await storing
+            assert [item.data for item in await bus.store.pull_work("m", 10, expires=5)] == [b"x"]
+            await bus.close()
+
+    async def test_a_broker_that_stays_frozen_says_nothing_about_its_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(nats_store, "TIMEOUT", 0.1)
+        monkeypatch.setattr(nats_store, "PUT_TIMEOUT", 0.5)
+        async with Broker(port=0) as broker:
+            bus = await connect_service(broker)
+            os.kill(broker.pid, signal.SIGSTOP)
+            with pytest.raises(ConnectionLost):
+                await bus.store.check()
+            os.kill(broker.pid, signal.SIGCONT)
+            await bus.close()
+
     async def test_without_a_connection_storing_fails_in_bounded_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(nats_store, "PUT_TIMEOUT", 0.1)
         async with Broker(port=0) as broker:
