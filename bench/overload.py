@@ -112,22 +112,32 @@ def table(run: Figures) -> list[str]:
     rows = [
         f"capacity, requests/s | {run.capacity:.2f}",
         f"offered, requests/s | {run.offered / run.seconds:.1f}",
-        f"steady state, s to the end (p50, p99) | {_pair(run.steady)}",
+        f"steady state, s to the end P50 / P99 | {_pair(run.steady)}",
         f"admitted | {len(run.latencies)}",
-        f"admitted, s to the end (p50, p99) | {_pair(run.latencies)}",
-        f"admitted, p99 / steady p99 | {slower:.2f}",
-        f"admitted, s to the first token (p50, p99) | {_pair(run.waits)}",
+        f"admitted, s to the end P50 / P99 | {_pair(run.latencies)}",
+        f"admitted P99 / steady P99 | {slower:.2f}",
+        f"admitted, s to the first token P50 / P99 | {_pair(run.waits)}",
         f"refused with 429 | {len(run.refusals_ms)}",
-        f"refused, ms to the refusal (p50, p99) | {_pair(run.refusals_ms)}",
-        f"retry_after told / wait (p1, p50, p99) | {_spread(run.ratios)}",
+        f"refused, ms to the refusal P50 / P99 | {_pair(run.refusals_ms)}",
+        f"retry_after told / wait P1 / P50 / P99 | {_spread(run.ratios)}",
         f"retry_after within a factor of 2 | {100 * right:.1f}%",
         f"expired with 408 | {expired}",
         f"other errors | {', '.join(f'{count} {kind}' for kind, count in errors.items()) or 'none'}",
         f"s until a probe is answered | {run.probe:.1f}",
-        *(f"MiB of {name}: before, halfway, after | {_memory(sizes)}" for name, sizes in run.memory.items()),
+        *(f"MiB of {name} | {_memory(sizes)}" for name, sizes in run.memory.items()),
     ]
     head = f"simulated, {run.factor:g} times the capacity for {run.seconds:.0f} s, max-queue-wait {run.max_queue_wait}"
     return markdown(f"{head} | ", rows)
+
+
+def summary(run: Figures) -> list[str]:
+    """Returns a table of one line for the page of all benchmarks."""
+    header = "simulated | admitted, P99 against steady | refused | retry_after told / wait, P1–P99 | expired | probe, s"
+    slower = _percentile(run.latencies, 99) / _percentile(run.steady, 99)
+    told = f"{_percentile(run.ratios, 1):.2f}–{_percentile(run.ratios, 99):.2f}"
+    expired = run.errors.get(DeadlineExceeded.kind, 0)
+    row = f"{len(run.latencies)}, {slower:.2f} | {len(run.refusals_ms)} | {told} | {expired} | {run.probe:.1f}"
+    return markdown(header, [f"{run.factor:g}x for {run.seconds:.0f} s | {row}"])
 
 
 async def measure(streams: int, steady: float, factor: float, seconds: float, max_queue_wait: str) -> Figures:
@@ -273,12 +283,12 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _pair(values: Sequence[float]) -> str:
-    return f"{_percentile(values, 50):.1f}, {_percentile(values, 99):.1f}"
+    return f"{_percentile(values, 50):.1f} / {_percentile(values, 99):.1f}"
 
 
 def _spread(values: Sequence[float]) -> str:
-    return ", ".join(f"{_percentile(values, percent):.2f}" for percent in (1, 50, 99))
+    return " / ".join(f"{_percentile(values, percent):.2f}" for percent in (1, 50, 99))
 
 
 def _memory(sizes: Sequence[float]) -> str:
-    return ", ".join(f"{size:.0f}" for size in (sizes[0], sizes[len(sizes) // 2], sizes[-1]))
+    return " → ".join(f"{size:.0f}" for size in (sizes[0], sizes[len(sizes) // 2], sizes[-1]))

@@ -10,7 +10,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pagewire.bench import ablation, busy, chaos, chat, fastgen, lease, pipeline, quality, replicas, sim, vllm_cpu
+from pagewire.bench import (
+    ablation,
+    busy,
+    chaos,
+    chat,
+    fastgen,
+    lease,
+    overload,
+    pipeline,
+    quality,
+    replicas,
+    sim,
+    vllm_cpu,
+)
 from pagewire.bench._output import CHECKOUT, markdown
 from pagewire.bench._simulation.figures import mean
 from pagewire.shared.errors import ConfigurationError
@@ -159,6 +172,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     ),
     "fastgen": _sourced("fastgen.json", lambda: fastgen.summary(_fastgen())),
     "changes": _sourced("ablation.json", lambda: ablation.changes(_ablation(), SMALL_MODEL, SHOWN_CHANGES)),
+    "overload": _sourced("overload.json", lambda: overload.summary(_read(overload.Figures, "overload.json")[0])),
     "replicas": _sourced("replicas.json", lambda: replicas.table(_read(replicas.Run, "replicas.json"))),
     "sim": _sourced("sim.json", _sim),
     "chaos": _sourced("chaos*.json", _chaos),

@@ -20,7 +20,7 @@ from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import config, credentials, discovery, subjects
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.bus.nats_store import NO_JETSTREAM
+from pagewire.shared.bus.jetstream import NO_JETSTREAM
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings, store_replicas
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
 from pagewire.shared.listener import listen

@@ -260,10 +260,10 @@ class SequenceMap:
             if bound is None:
                 continue
             stream, choice = bound
-            if finish == Finish.NOT_FINITE:
-                effects.not_finite.add(stream)
-                continue
             if token == NO_TOKEN:
+                if finish == Finish.NOT_FINITE:
+                    effects.not_finite.add(stream)
+                    continue
                 stream.cached_tokens += choice.count_cached(start)
                 continue
             try:

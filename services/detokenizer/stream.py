@@ -80,7 +80,16 @@ class Choice(Completion):
             does not ask for them, or this is not the first completion of its prompt.
     """
 
-    __slots__ = ("_counts_cached", "_decoder", "_reported", "_request", "_stops", "prompt_length", "prompt_logprobs")
+    __slots__ = (
+        "_counts_cached",
+        "_decoder",
+        "_reported",
+        "_reports",
+        "_request",
+        "_stops",
+        "prompt_length",
+        "prompt_logprobs",
+    )
 
     def __init__(self, request: OpenStream, decoder: TextDecoder, prompt_length: int, *, first: bool) -> None:
         """`first`: whether it is the first completion of its prompt."""
@@ -88,6 +97,7 @@ class Choice(Completion):
         reported = prompt_length if first and request.prompt_logprobs else 0
         self.prompt_logprobs: list[TokenLogprobs | None] = [None] * reported
         self._reported: dict[int, TokenLogprobs] = {}
+        self._reports = request.logprobs or request.prompt_logprobs
         self.prompt_length = prompt_length
         self._counts_cached = first
         self._request = request
@@ -103,17 +113,12 @@ class Choice(Completion):
             TokenGap: tokens before it, or log-probabilities, are missing.
         """
         known = len(self.tokens)
-        reported = self._reported.pop(position, None) if self.logprobs is not None else None
         if position < known or self.finish is not None:
             return False
         if position > known:
             raise TokenGap(f"token {position} came where token {known} is the next")
-        if self.logprobs is not None:
-            if reported is None:
-                raise TokenGap(f"token {position} came without its log-probabilities")
-            self.logprobs.append(reported)
-        if not known and None in self.prompt_logprobs[1:]:
-            raise TokenGap("the first token came before the log-probabilities of its prompt")
+        if self._reports:
+            self._take_reported(position)
         self.tokens.append(token)
         text = self._decode_last(token, finish) if finish else self._decoder.push(token)
         if self._stops is not None:
@@ -124,6 +129,16 @@ class Choice(Completion):
             if finish == Finish.STOP and token in self._request.stop_token_ids:
                 self.stop_reason = token
         return True
+
+    def _take_reported(self, position: int) -> None:
+        """Moves what was reported of the token at `position` to its place."""
+        if not position and None in self.prompt_logprobs[1:]:
+            raise TokenGap("the first token came before the log-probabilities of its prompt")
+        if self.logprobs is not None:
+            reported = self._reported.pop(position, None)
+            if reported is None:
+                raise TokenGap(f"token {position} came without its log-probabilities")
+            self.logprobs.append(reported)
 
     def report(self, position: int, logprobs: TokenLogprobs) -> None:
         """Keeps the log-probabilities of the token at `position` of the sequence, which is accepted later."""

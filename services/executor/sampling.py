@@ -6,14 +6,11 @@ filter is a lower bound on the logits, so that none needs a sorted vocabulary. A
 are kept.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.devices.edits import SlotEdits
 from pagewire.services.executor.philox import UInt64, philox4x32
 from pagewire.shared.sampling import NOT_FINITE, Record
 
@@ -36,49 +33,6 @@ def uniforms(keys: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.f
     counters[0] = positions
     bits: npt.NDArray[np.float64] = (philox4x32(counters, keys)[0] >> np.uint64(8)).astype(np.float64)
     return np.multiply(bits + 0.5, 2.0**-24)
-
-
-def edit(
-    logits: Tensor,
-    records: Record,
-    positions: npt.NDArray[np.int64],
-    edits: Sequence[SlotEdits | None],
-    banned: Sequence[tuple[int, Sequence[int]]] = (),
-) -> None:
-    """Edits logits in place, in the order of `pagewire.services.executor.devices.edits`.
-
-    Args:
-        logits: float32 [R, V].
-        records: [R] sampling parameters of each row.
-        positions: [R] position of the token to sample in its sequence.
-        edits: [R] edits of each row, or None.
-        banned: pairs of a row and the stop ids that it must not sample.
-    """
-    for row, how in enumerate(edits):
-        if how is not None and how.allowed is not None:
-            logits[row, _forbidden(how.allowed, logits.shape[1]).to(logits.device)] = -torch.inf
-        if how is not None and len(how.how.bias_ids):
-            ids = torch.from_numpy(how.how.bias_ids).to(logits.device)
-            logits[row, ids] += torch.from_numpy(how.how.biases).to(logits.device)
-    for row, stops in banned:
-        logits[row, list(stops)] = -torch.inf
-    for row, how in enumerate(edits):
-        if how is not None and how.seen is not None:
-            _penalize(logits[row], records[row], torch.from_numpy(how.seen).to(logits.device))
-        if how is not None and (words := how.banned(int(positions[row]))):
-            logits[row, words] = -torch.inf
-
-
-def _forbidden(allowed: npt.NDArray[np.uint32], vocabulary: int) -> Tensor:
-    return torch.from_numpy(np.unpackbits(allowed.view(np.uint8), bitorder="little")[:vocabulary] == 0)
-
-
-def _penalize(logits: Tensor, record: Record, seen: Tensor) -> None:
-    """Applies the penalties of a record [] to logits [V] in place; see `seen_of` for `seen` [V]."""
-    factor = float(record["repetition_penalty"])
-    logits.copy_(torch.where(seen > 0, torch.where(logits > 0, logits / factor, logits * factor), logits))
-    logits -= float(record["frequency_penalty"]) * (seen // 2)
-    logits -= float(record["presence_penalty"]) * (seen > 1)
 
 
 def process(logits: Tensor, records: Record) -> Tensor:

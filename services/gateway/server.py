@@ -126,15 +126,15 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listens like uvicorn's, with limited connections and a limit on the time of a TLS handshake."""
-        limits = self._connections.limits
+        limits, tls = self._connections.limits, self._tls
         self.servers = [
             await asyncio.get_running_loop().create_server(
                 lambda: LimitedProtocol(self.config, self.server_state, {}, self._connections),
                 sock=listener,
-                ssl=self._tls,
+                ssl=tls,
                 backlog=BACKLOG,
-                ssl_handshake_timeout=limits.header_time if self._tls is not None else None,
-                ssl_shutdown_timeout=limits.close_time if self._tls is not None else None,
+                ssl_handshake_timeout=limits.header_time if tls is not None else None,
+                ssl_shutdown_timeout=limits.close_time if tls is not None else None,
             )
             for listener in sockets or []
         ]

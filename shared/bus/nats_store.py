@@ -7,7 +7,7 @@ sends them again: a request is idempotent, or has a message id.
 
 import asyncio
 import secrets
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,6 +15,23 @@ import msgspec
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.framing import STATUS
+from pagewire.shared.bus.jetstream import (
+    API,
+    ELECTION_INTERVAL,
+    NAME_IN_USE,
+    NO_JETSTREAM,
+    NO_MESSAGE,
+    NO_ROOM,
+    NOT_FOUND,
+    NOT_NOW,
+    UNAVAILABLE,
+    Error,
+    LeaderSearch,
+    NotNow,
+    Reply,
+    error_of,
+    refusal,
+)
 from pagewire.shared.bus.protocol import (
     ACK_WAIT,
     DONE_AGE,
@@ -28,8 +45,6 @@ from pagewire.shared.bus.protocol import (
 )
 from pagewire.shared.bus.requests import Exchange, Requests
 from pagewire.shared.errors import (
-    BusError,
-    BusUnavailable,
     ConfigurationError,
     ConnectionLost,
     NoResponders,
@@ -37,7 +52,6 @@ from pagewire.shared.errors import (
     StorageRefused,
 )
 
-API = "$JS.API"
 WORK_STREAM = "PAGEWIRE_WORK"
 DONE_STREAM = "PAGEWIRE_DONE"
 TERM_STREAM = "PAGEWIRE_TERM"
@@ -59,12 +73,8 @@ ELECTION_TIMEOUT = 20.0
 """The same in a cluster: seconds within which a stream must have another leader."""
 READ_TIMEOUT = 1.0
 """Seconds in which a record is read in a cluster. The reader is asked again, so it need not wait for an election."""
-LEADER_TIMEOUT = 0.5
-"""Seconds that a leader has to say that it is there."""
 RECONNECT_INTERVAL = 0.05
 """Seconds between two looks for a new connection."""
-ELECTION_INTERVAL = 0.2
-"""Seconds between two looks for a new leader."""
 DUPLICATE_WINDOW = 30.0
 """Seconds for which JetStream drops a message that it has stored already: longer than anyone sends it again."""
 LIST_BATCH = 100
@@ -77,24 +87,6 @@ SEQUENCE = "Nats-Sequence"
 """Header with the number of a stored message."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Header by which JetStream recognises a message that is sent again."""
-NAME_IN_USE = 10058
-"""Error code: there is a stream of that name with another configuration."""
-NOT_FOUND = 10059
-"""Error code: there is no stream of that name."""
-UNAVAILABLE = 503
-"""Code of an error that may pass by itself."""
-NO_JETSTREAM = "the NATS server has no JetStream: start it with --jetstream"
-NO_ROOM = 10047
-"""Error code: the storage that streams reserve exceeds that of the server."""
-NO_PEERS = 10005
-"""Error code: too few servers of the cluster can keep a copy of the stream."""
-NO_MESSAGE = 10037
-"""Error code: the stream has no such message."""
-NOT_NOW = {10008, 10009, 10158}
-"""Error codes: the cluster elects a leader, or the same message is just being stored."""
-NO_CLUSTER = 10074
-"""Error code: a server that is not part of a cluster cannot keep several copies."""
-
 NANOSECONDS = 1_000_000_000
 
 _STREAMS: dict[str, dict[str, Any]] = {
@@ -123,22 +115,7 @@ A full queue refuses work; the records of ended requests replace the oldest ones
 """
 
 
-class _Error(msgspec.Struct):
-    """Why JetStream refused a request."""
-
-    description: str
-    code: int = 0
-    """As in HTTP: 503 says that JetStream is there, but not available now."""
-    err_code: int = 0
-
-
-class _Reply(msgspec.Struct):
-    """The part that every reply of JetStream's API has."""
-
-    error: _Error | None = None
-
-
-class _Stored(_Reply):
+class _Stored(Reply):
     """The acknowledgement of a stored message."""
 
     seq: int = 0
@@ -153,7 +130,7 @@ class _StreamState(msgspec.Struct):
     """Number of the last message that was stored."""
 
 
-class _StreamInfo(_Reply):
+class _StreamInfo(Reply):
     """The reply to STREAM.INFO."""
 
     state: _StreamState = msgspec.field(default_factory=_StreamState)
@@ -165,20 +142,15 @@ class _FoundMessage(msgspec.Struct):
     data: bytes = b""
 
 
-class _FoundReply(_Reply):
+class _Found(Reply):
     """The reply to STREAM.MSG.GET."""
 
     message: _FoundMessage | None = None
 
 
-class _NotNow(BusUnavailable):
-    """JetStream cannot answer at this moment, but will soon."""
-
-
-_reply = msgspec.json.Decoder(_Reply)
 _stored = msgspec.json.Decoder(_Stored)
 _info = msgspec.json.Decoder(_StreamInfo)
-_found = msgspec.json.Decoder(_FoundReply)
+_found = msgspec.json.Decoder(_Found)
 
 
 class Connection(Bus, Protocol):
@@ -201,9 +173,7 @@ class NatsStore:
         self._bus = bus
         self._requests = requests
         self._consumers: set[str] = set()
-        self._searches = {name: asyncio.Lock() for name in _STREAMS}
-        self._led_at = dict.fromkeys(_STREAMS, 0.0)
-        """By stream: time of the event loop at which a search has found its leader."""
+        self._leaders = LeaderSearch(bus, _STREAMS, self._create_lost)
 
     async def prepare(self) -> None:
         """Creates the streams, or updates those of another release; several services may do so at the same time.
@@ -221,12 +191,17 @@ class NatsStore:
             error = await self._call(f"STREAM.CREATE.{name}", config)
             # The server looks for room before it looks whether the stream is there.
             if error is not None and error.err_code in {NAME_IN_USE, NO_ROOM}:
-                refusal = await self._call(f"STREAM.UPDATE.{name}", config)
-                error = error if refusal is not None and refusal.err_code == NOT_FOUND else refusal
+                other = await self._call(f"STREAM.UPDATE.{name}", config)
+                error = error if other is not None and other.err_code == NOT_FOUND else other
             if error is not None and error.code == UNAVAILABLE:
                 raise StorageRefused(name, error.description)
             if error is not None:
-                raise self._refusal(name, error)
+                raise refusal(name, error)
+
+    async def _create_lost(self) -> None:
+        """Creates the streams of a cluster that has lost its disks, if this connection may."""
+        if self._create_streams:
+            await self.prepare()
 
     async def put_work(self, queue: str, data: bytes, *, headers: Headers | None = None) -> int:
         """See `Store`. The same message id in every attempt makes JetStream store the item once."""
@@ -265,7 +240,7 @@ class NatsStore:
         request = msgspec.json.encode({"subjects_filter": f"{subjects.WORK}.{prefix}.>"})
         info = _info.decode((await self._request(f"{API}.STREAM.INFO.{WORK_STREAM}", request)).data)
         if info.error is not None and info.error.err_code in NOT_NOW:
-            raise _NotNow(info.error.description)
+            raise NotNow(info.error.description)
         counts = info.state.subjects or {}
         lengths = {subject.removeprefix(f"{subjects.WORK}."): count for subject, count in counts.items()}
         return QueueLengths(lengths, info.state.last_seq)
@@ -364,24 +339,13 @@ class NatsStore:
             raise StorageRefused(subject, error.description)
         self._consumers.add(queue)
 
-    async def _call(self, call: str, config: dict[str, Any]) -> _Error | None:
+    async def _call(self, call: str, config: dict[str, Any]) -> Error | None:
         """Returns why JetStream refuses a call of its API, None if it does not."""
         try:
             message = await self._bus.request(f"{API}.{call}", msgspec.json.encode(config), timeout=TIMEOUT)
         except NoResponders:
             raise StorageRefused(call, NO_JETSTREAM) from None
-        return _reply.decode(message.data).error
-
-    def _refusal(self, name: str, error: _Error) -> ConfigurationError | BusUnavailable:
-        """Returns the error to raise when JetStream refuses a stream: `BusUnavailable` if that can change by itself."""
-        reason = f"JetStream refuses the stream {name}: {error.description}"
-        if error.err_code == NO_CLUSTER:
-            return ConfigurationError(f"{reason}: set --nats-replicas to 1, or give the URLs of a cluster")
-        if error.err_code == NO_ROOM or (error.err_code == NO_PEERS and "storage" in error.description):
-            return ConfigurationError(f"{reason}: lower --nats-max-store")
-        if error.err_code == NO_PEERS:
-            return BusUnavailable(f"{reason}: --nats-replicas {self._replicas} needs as many servers")
-        return BusUnavailable(reason) if error.err_code in NOT_NOW else ConfigurationError(reason)
+        return error_of(message.data)
 
     async def _put(self, stream: str, subject: str, data: bytes, headers: Headers | None = None) -> int:
         """Stores a message and returns its number.
@@ -390,47 +354,26 @@ class NatsStore:
         message again.
         """
         patience = PUT_TIMEOUT if self._replicas == 1 else ELECTION_TIMEOUT
-        lost = ConnectionLost(f"there was no connection to store {subject} within {patience:g} s")
-        leaderless = StorageRefused(subject, f"{stream} has no leader")
-        failure: BusError = lost
+        connected = False
         try:
             async with asyncio.timeout(patience):
                 while True:
                     await self._bus.wait_connected()
-                    failure = lost if self._replicas == 1 else leaderless
+                    connected = True
                     began = asyncio.get_running_loop().time()
                     try:
                         return await self._publish(subject, data, headers)
                     except ConnectionLost:
-                        failure = lost
-                    except (NoResponders, RequestTimeout, _NotNow):
+                        connected = False
+                    except (NoResponders, RequestTimeout, NotNow):
                         if self._replicas == 1:
                             raise
-                        await self._find_leader(stream, began)
+                        await self._leaders.find(stream, began)
                     await asyncio.sleep(RECONNECT_INTERVAL)
         except TimeoutError:
-            raise failure from None
-
-    async def _find_leader(self, stream: str, since: float) -> None:
-        """Waits until a stream has a leader. One task searches for all that wait, `since` the time of their loss."""
-        async with self._searches[stream]:
-            while self._led_at[stream] <= since:
-                if await self._has_leader(stream):
-                    self._led_at[stream] = asyncio.get_running_loop().time()
-                else:
-                    await asyncio.sleep(ELECTION_INTERVAL)
-
-    async def _has_leader(self, stream: str) -> bool:
-        """Asks for the leader of a stream. If the cluster has no such stream, because it lost its disks, creates it."""
-        try:
-            info = await self._bus.request(f"{API}.STREAM.INFO.{stream}", b"", timeout=LEADER_TIMEOUT)
-        except (NoResponders, RequestTimeout, ConnectionLost):
-            return False
-        error = _reply.decode(info.data).error
-        if error is not None and error.err_code == NOT_FOUND and self._create_streams:
-            with suppress(BusError, ConfigurationError):
-                await self.prepare()
-        return error is None
+            if connected and self._replicas > 1:
+                raise StorageRefused(subject, f"{stream} has no leader") from None
+            raise ConnectionLost(f"there was no connection to store {subject} within {patience:g} s") from None
 
     async def _publish(self, subject: str, data: bytes, headers: Headers | None = None) -> int:
         try:
@@ -442,7 +385,7 @@ class NatsStore:
             message = await self._request(subject, data, headers)
         stored = _stored.decode(message.data)
         if stored.error is not None:
-            kind = _NotNow if stored.error.err_code in NOT_NOW else partial(StorageRefused, subject)
+            kind = NotNow if stored.error.err_code in NOT_NOW else partial(StorageRefused, subject)
             raise kind(stored.error.description)
         return stored.seq
 

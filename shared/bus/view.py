@@ -40,10 +40,6 @@ class BusView:
         """See `Bus`."""
         return self._bus.reconnections
 
-    async def wait_connected(self) -> None:
-        """See `Bus`."""
-        await self._bus.wait_connected()
-
     def publish(self, subject: str, data: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See `Bus`."""
         self._bus.publish(subject, data, reply=reply, headers=headers)
@@ -81,6 +77,10 @@ class BusView:
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """See `Bus`."""
         self._bus.on_reconnect(callback)
+
+    async def wait_connected(self) -> None:
+        """See `Bus`."""
+        await self._bus.wait_connected()
 
     async def flush(self, *, timeout: float = 2.0) -> None:
         """See `Bus`."""

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench import overload
-from pagewire.bench.overload import Figures, Sent, ratios, table
+from pagewire.bench.overload import Figures, Sent, ratios, summary, table
 
 pytestmark = pytest.mark.alone
 
@@ -27,12 +27,13 @@ def test_the_table_has_every_figure() -> None:
     run = Figures(10.0, 5.0, "10s", [5.0, 5.0], 0.2, 10, *lists, errors, memory, 3.5)
     text = "\n".join(table(run))
     assert "simulated, 10 times the capacity for 5 s, max-queue-wait 10s" in text
-    assert "| admitted, p99 / steady p99 | 1.99 |" in text
-    assert "| refused, ms to the refusal (p50, p99) | 3.0, 4.0 |" in text
+    assert "| admitted P99 / steady P99 | 1.99 |" in text
+    assert "| refused, ms to the refusal P50 / P99 | 3.0 / 4.0 |" in text
     assert "| retry_after within a factor of 2 | 50.0% |" in text
     assert "| expired with 408 | 1 |" in text
     assert "| other errors | 2 unavailable |" in text
-    assert "| MiB of tokenizer: before, halfway, after | 100, 101, 102 |" in text
+    assert "| MiB of tokenizer | 100 → 101 → 102 |" in text
+    assert summary(run)[-1] == "| 10x for 5 s | 2, 1.99 | 2 | 0.82–2.48 | 1 | 3.5 |"
 
 
 @pytest.mark.timeout(180)

@@ -107,11 +107,13 @@ values: st.SearchStrategy[Any] = st.recursive(
 @st.composite
 def edited(draw: st.DrawFn, samples: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> dict[str, Any]:
     """One of the samples in which some values, at any depth, are replaced by others, left out, or put in by name."""
-    sample = copy.deepcopy(draw(st.sampled_from(samples)))
+    sample: dict[str, Any] = copy.deepcopy(draw(st.sampled_from(samples)))
     for _ in range(draw(st.integers(0, 3))):
         place = sample
-        while (inner := [value for value in place.values() if isinstance(value, dict)]) and draw(st.booleans()):
-            place = draw(st.sampled_from(inner))
+        while inner := [value for value in place.values() if isinstance(value, dict)]:
+            if not draw(st.booleans()):
+                break
+            place = inner[draw(st.integers(0, len(inner) - 1))]
         name = draw(st.one_of(st.sampled_from([*place, *names] or ["x"]), texts))
         if draw(st.integers(0, 4)):
             place[name] = draw(values)

@@ -32,7 +32,10 @@ class _Client:
 
 def test_any_bytes() -> None:
     async def check(data: bytes, cuts: list[int]) -> None:
-        parser = BulkParser(_Client(), lambda *message: read_headers(message[-1]))
+        def deliver(sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+            read_headers(headers)
+
+        parser = BulkParser(_Client(), deliver)
         try:
             begin = 0
             for end in [*sorted(cuts), len(data)]:

@@ -45,7 +45,7 @@ def test_any_flag_and_variable() -> None:
     )
     flags = st.dictionaries(st.one_of(names, texts), st.one_of(words, values), max_size=3)
     variables = st.dictionaries(names.map(variable), words, max_size=3)
-    fuzz(st.tuples(flags, variables), lambda given: loads(*given, None), share=0.5)
+    fuzz(st.tuples(flags, variables), lambda given: loads(given[0], given[1], None), share=0.5)
 
 
 def test_any_file_of_keys(tmp_path: Path) -> None:

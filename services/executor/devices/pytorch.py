@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.devices.attention import KVCache, PagedAttention
+from pagewire.services.executor.devices.edits import edit
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
-from pagewire.services.executor.sampling import edit, sample
+from pagewire.services.executor.sampling import sample
 
 
 class PyTorchBackend:

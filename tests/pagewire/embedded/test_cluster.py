@@ -10,8 +10,10 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import HOST
 from pagewire.embedded.cluster import Cluster, check_servers
 from pagewire.embedded.stack import PIPELINE, Stack
+from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.subjects import service_inbox
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import until
@@ -60,6 +62,15 @@ async def test_clients_need_the_key_at_every_server() -> None:
             await client.close()
             with pytest.raises(ConfigurationError, match="refuses these credentials"):
                 await connect_client(broker, api_key="wrong")
+
+
+async def test_a_service_has_the_same_password_at_every_server() -> None:
+    async with Cluster(Settings(nats_cluster=3, nats_port=0)) as cluster:
+        for broker in cluster.brokers:
+            inboxes = service_inbox("executor")
+            password = cluster.passwords["executor"]
+            bus = await nats.connect(broker.url, name="test", user="executor", password=password, inbox_prefix=inboxes)
+            await bus.close()
 
 
 async def test_a_port_that_is_taken_ends_all_servers() -> None:

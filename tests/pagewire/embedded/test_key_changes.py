@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from pagewire.embedded.broker import Broker
+from pagewire.embedded.cluster import Cluster
 from pagewire.shared import api_keys
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
+from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.subjects import client_inbox
 from tests.support.broker import connect_service
@@ -73,6 +75,17 @@ async def test_a_removed_key_is_cut_off_and_the_others_stay(path: Path, then: di
         watching.cancel()
         for bus in (*buses.values(), service):
             await bus.close()
+
+
+async def test_every_server_of_a_cluster_has_the_new_keys(path: Path) -> None:
+    keys = ApiKeys.load(path)
+    async with Cluster(Settings(nats_cluster=3, nats_port=0), keys) as cluster, asyncio.timeout(30):
+        write(path, SECOND)
+        watching = asyncio.create_task(keys.watch(cluster.reload))
+        for broker in cluster.brokers:
+            while await refused(broker, "carol", SECOND) or not await refused(broker, "bob", FIRST):
+                pass
+        watching.cancel()
 
 
 async def test_a_restarted_broker_has_the_keys_as_they_are_then(path: Path) -> None:

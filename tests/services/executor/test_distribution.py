@@ -15,9 +15,9 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
 from pagewire.services.executor.devices.compiled import _pointers
-from pagewire.services.executor.devices.edits import slot_edits
+from pagewire.services.executor.devices.edits import edit, slot_edits
 from pagewire.services.executor.devices.protocol import Capacity, Edits
-from pagewire.services.executor.sampling import edit, sample
+from pagewire.services.executor.sampling import sample
 from pagewire.shared.sampling import is_penalized, record
 
 DRAWS = 20_000

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.sampling import CANDIDATES, edit, sample, sequence_key, uniforms
+from pagewire.services.executor.devices.edits import edit
+from pagewire.services.executor.sampling import CANDIDATES, sample, sequence_key, uniforms
 from pagewire.shared.sampling import NOT_FINITE, RECORD, Record, record
 
 torch.set_num_threads(1)

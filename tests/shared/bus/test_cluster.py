@@ -204,10 +204,18 @@ async def test_without_a_majority_nothing_is_stored_and_afterwards_everything_ag
         assert items[0].data == b"kept"
 
 
+async def connect_once(server: Broker | Cluster, replicas: int) -> NatsBus:
+    """A connection that creates the streams, without another attempt."""
+    user, password = server.user, server.password
+    return await nats.connect(
+        server.url, name="test", user=user, password=password, create_streams=True, replicas=replicas
+    )
+
+
 async def test_more_copies_than_servers_are_waited_for(cluster: Cluster) -> None:
     await (await connect_service(cluster)).close()
-    with pytest.raises(BusUnavailable, match="--nats-replicas 5 needs as many servers"):
-        await nats.connect(cluster.url, name="test", user=cluster.user, password=cluster.password, replicas=5)
+    with pytest.raises(BusUnavailable, match="--nats-replicas needs as many servers"):
+        await connect_once(cluster, replicas=5)
 
 
 async def test_a_service_starts_with_one_server_missing_and_waits_for_a_second() -> None:
@@ -217,7 +225,7 @@ async def test_a_service_starts_with_one_server_missing_and_waits_for_a_second()
             os.kill(broker.pid, signal.SIGKILL)
             await broker.wait()
         with pytest.raises(BusUnavailable, match="do enough of its servers run"):
-            await nats.connect(cluster.url, name="test", user=cluster.user, password=cluster.password, replicas=3)
+            await connect_once(cluster, replicas=3)
         await cluster.brokers[0].start()
         await (await connect_service(cluster)).close()
 
@@ -225,7 +233,7 @@ async def test_a_service_starts_with_one_server_missing_and_waits_for_a_second()
 async def test_a_single_server_cannot_keep_several_copies() -> None:
     async with Broker(port=0) as broker:
         with pytest.raises(ConfigurationError, match="set --nats-replicas to 1"):
-            await nats.connect(broker.url, name="test", user=broker.user, password=broker.password, replicas=3)
+            await connect_once(broker, replicas=3)
 
 
 async def test_servers_without_room_for_the_streams_are_refused() -> None:

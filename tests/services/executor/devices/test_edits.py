@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
 from pagewire.services.executor.devices.compiled import _pointers
-from pagewire.services.executor.devices.edits import SlotEdits, bits_of, seen_of, slot_edits, words_of
+from pagewire.services.executor.devices.edits import SlotEdits, bits_of, edit, seen_of, slot_edits, words_of
 from pagewire.services.executor.devices.protocol import Capacity, Edits
-from pagewire.services.executor.sampling import edit
 from pagewire.shared.sampling import Record, record
 
 VOCABULARY = 70

@@ -1,0 +1,111 @@
+"""JetStream's API: its errors, and the search for a stream's leader in a cluster."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+
+from pagewire.shared.bus.protocol import Bus
+from pagewire.shared.errors import (
+    BusError,
+    BusUnavailable,
+    ConfigurationError,
+    ConnectionLost,
+    NoResponders,
+    RequestTimeout,
+)
+
+API = "$JS.API"
+LEADER_TIMEOUT = 0.5
+"""Seconds that a leader has to say that it is there."""
+ELECTION_INTERVAL = 0.2
+"""Seconds between two looks for a new leader."""
+NAME_IN_USE = 10058
+"""Error code: there is a stream of that name with another configuration."""
+NOT_FOUND = 10059
+"""Error code: there is no stream of that name."""
+NO_MESSAGE = 10037
+"""Error code: the stream has no such message."""
+NO_ROOM = 10047
+"""Error code: the storage that streams reserve exceeds that of the server."""
+NO_PEERS = 10005
+"""Error code: too few servers of the cluster can keep a copy of the stream."""
+NO_CLUSTER = 10074
+"""Error code: a server that is not part of a cluster cannot keep several copies."""
+UNAVAILABLE = 503
+"""Code of an error that may pass by itself."""
+NO_JETSTREAM = "the NATS server has no JetStream: start it with --jetstream"
+NOT_NOW = {10008, 10009, 10158}
+"""Error codes: the cluster elects a leader, or the same message is just being stored."""
+
+
+class Error(msgspec.Struct):
+    """Why JetStream refused a request."""
+
+    description: str
+    code: int = 0
+    """As in HTTP: 503 says that JetStream is there, but not available now."""
+    err_code: int = 0
+
+
+class Reply(msgspec.Struct):
+    """The part that every reply of JetStream's API has."""
+
+    error: Error | None = None
+
+
+class NotNow(BusUnavailable):
+    """JetStream cannot answer at this moment, but will soon."""
+
+
+_reply = msgspec.json.Decoder(Reply)
+
+
+def error_of(data: bytes) -> Error | None:
+    """Returns the error in a reply, None if there is none."""
+    return _reply.decode(data).error
+
+
+def refusal(stream: str, error: Error) -> ConfigurationError | BusUnavailable:
+    """Returns the error to raise when JetStream refuses a stream: `BusUnavailable` if that can change by itself."""
+    reason = f"JetStream refuses the stream {stream}: {error.description}"
+    if error.err_code == NO_CLUSTER:
+        return ConfigurationError(f"{reason}: set --nats-replicas to 1, or give the URLs of a cluster")
+    if error.err_code == NO_ROOM or (error.err_code == NO_PEERS and "storage" in error.description):
+        return ConfigurationError(f"{reason}: lower --nats-max-store")
+    if error.err_code == NO_PEERS:
+        return BusUnavailable(f"{reason}: --nats-replicas needs as many servers")
+    return BusUnavailable(reason) if error.err_code in NOT_NOW else ConfigurationError(reason)
+
+
+class LeaderSearch:
+    """Finds the leaders of streams after a loss."""
+
+    def __init__(self, bus: Bus, streams: Iterable[str], create: Callable[[], Awaitable[None]]) -> None:
+        """`create` creates the streams again; it is called when the cluster has none, because it lost its disks."""
+        self._bus = bus
+        self._create = create
+        self._led_at = dict.fromkeys(streams, 0.0)
+        """By stream: time of the event loop at which its leader was found last."""
+        self._searching = {stream: asyncio.Lock() for stream in self._led_at}
+
+    async def find(self, stream: str, since: float) -> None:
+        """Waits until a stream has a leader. One task searches for all that wait, `since` the time of their loss."""
+        async with self._searching[stream]:
+            while self._led_at[stream] <= since:
+                if await self._has_leader(stream):
+                    self._led_at[stream] = asyncio.get_running_loop().time()
+                else:
+                    await asyncio.sleep(ELECTION_INTERVAL)
+
+    async def _has_leader(self, stream: str) -> bool:
+        try:
+            info = await self._bus.request(f"{API}.STREAM.INFO.{stream}", b"", timeout=LEADER_TIMEOUT)
+        except (NoResponders, RequestTimeout, ConnectionLost):
+            return False
+        error = error_of(info.data)
+        if error is not None and error.err_code == NOT_FOUND:
+            with suppress(BusError, ConfigurationError):
+                await self._create()
+        return error is None
