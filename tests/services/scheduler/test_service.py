@@ -778,7 +778,7 @@ class TestDrain:
             s.executor.free_running = True
             s.executor.run()
             await s.detokenizer.until(lambda: not s.scheduler.heartbeat().ready)
-            assert s.load("requests") == 0
+            await s.detokenizer.until(lambda: s.load("requests") == 0)
             assert [attach.request_id for attach in s.detokenizer.attached] == ["r"]
             assert s.detokenizer.tokens[1] == generate([5, 6], 9, [])
             second = Executor(MemoryBus(s.broker), "exec2")
