@@ -81,6 +81,12 @@ class Adopter:
         self._claimed: dict[str, _Orphan] = {}
         """Streams that are opened here unless somebody objects."""
 
+    @property
+    def has_peer(self) -> bool:
+        """Whether another detokenizer takes streams."""
+        alive = self._peers.alive("detokenizer")
+        return any(beat.ready and not beat.draining for beat in alive if beat.instance != self._instance)
+
     async def listen(self) -> list[Subscription]:
         """Subscribes to the heartbeats and the announcements of detokenizers."""
         return [

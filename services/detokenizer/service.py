@@ -16,10 +16,11 @@ from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.streams import Streams
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Subscription
-from pagewire.shared.context import Context
-from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
+from pagewire.shared.context import Context, Drain
+from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, UNSENT, Heartbeat
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.peers import Peers
+from pagewire.shared.polling import poll
 from pagewire.shared.replies import Replier
 from pagewire.shared.tokenizer import load_tokenizer
 from pagewire.shared.vocabulary import Vocabulary
@@ -52,6 +53,7 @@ class Detokenizer:
             context.instance, self._registry, self._sender, self._monitor, notifier, self._finalizer, self._steps
         )
         self._schedulers = Peers(bus, on_ended=self._streams.on_scheduler_ended)
+        self._awaits_successor = False
         self._adopter = Adopter(bus, context.instance, self._registry, self._streams)
 
     def heartbeat(self) -> Heartbeat:
@@ -67,6 +69,7 @@ class Detokenizer:
             "records_failed": self._records.failed,
             "records_lost": self._records.lost,
             "records_waiting": self._records.waiting,
+            AWAITS_SUCCESSOR: float(self._awaits_successor),
         }
         adopter = self._adopter
         ready = adopter.ready and not adopter.draining and not self._fence.closed
@@ -111,9 +114,17 @@ class Detokenizer:
                 renewing.cancel()
 
     async def drain(self) -> None:
-        """Gives every stream to another detokenizer, and goes on until then; returns when this one holds none."""
+        """Gives every stream to another detokenizer, and goes on until then; returns when this one holds none.
+
+        If a successor is started, this one takes streams until another one is ready.
+        """
         self._adopter.draining = True
+        self._awaits_successor = self._context.follows() is Drain.SUCCESSOR
         self._context.announce()
+        if self._awaits_successor:
+            await poll(lambda: self._adopter.has_peer)
+            self._awaits_successor = False
+            self._context.announce()
         await self._registry.wait_empty()
         await self._finalizer.drain(CLOSE_TIMEOUT)
         await self._bus.flush()

@@ -30,6 +30,7 @@ from pagewire.shared.errors import (
     Unavailable,
 )
 from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.peers import Peers
@@ -155,12 +156,15 @@ class Dispatcher:
     ) -> str:
         """Returns the ready detokenizer that ranks first and is not excluded; empty if none comes in time.
 
+        If none is ready, one that drains is chosen while it awaits its successor.
         With `joins`, no other one is waited for once one has said that it does not know the request.
         Those that are `missing` on the bus come last: after a restart of the broker they may not have subscribed again
         yet. Waits if there is none: this tokenizer may be new, or the only detokenizer may have a successor soon.
         """
         while True:
-            ready = {beat.instance for beat in self._peers.alive("detokenizer") if beat.ready} - excluded
+            alive = self._peers.alive("detokenizer")
+            ready = {beat.instance for beat in alive if beat.ready} - excluded
+            ready = ready or {beat.instance for beat in alive if beat.load.get(AWAITS_SUCCESSOR)} - excluded
             if ranked := rank(request_id, ready - missing):
                 return ranked[0]
             timeout = RECONNECT_TIMEOUT if ready else SUCCESSOR_TIMEOUT

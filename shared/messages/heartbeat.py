@@ -9,6 +9,9 @@ STORE_REFUSES = "store_refuses"
 UNSENT = "unsent"
 """Load of a detokenizer: subscribers to which it has not sent all frames of the steps that it has read."""
 
+AWAITS_SUCCESSOR = "awaits_successor"
+"""Load of a detokenizer: 1 while it drains and still takes streams, because no other one is ready yet."""
+
 
 class Heartbeat(Wire, frozen=True):
     """Sent twice a second and whenever `ready` changes."""

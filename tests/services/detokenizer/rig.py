@@ -16,7 +16,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
+from pagewire.shared.context import Context, Drain
 from pagewire.shared.heartbeater import Heartbeater
 from pagewire.shared.messages import Decoder, Wire, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
@@ -267,6 +267,7 @@ async def rig(
     broker: MemoryBroker | None = None,
     wrap: Callable[[MemoryBus], MemoryBus] = lambda bus: bus,
     instance: str = "d1",
+    follows: Drain = Drain.ALONE,
 ) -> AsyncIterator[Rig]:
     """A running detokenizer of the model in `folder`, for at most 20 s. `wrap` may put something around its bus.
 
@@ -275,7 +276,9 @@ async def rig(
     broker = broker or MemoryBroker()
     bus = MemoryBus(broker)
     heartbeater = Heartbeater(bus, "detokenizer", instance)
-    service = Detokenizer(Context(Settings(model=str(folder)), wrap(bus), instance, heartbeater.announce))
+    service = Detokenizer(
+        Context(Settings(model=str(folder)), wrap(bus), instance, heartbeater.announce, lambda: follows)
+    )
     world = Rig(broker, MemoryBus(broker), MemoryBus(broker, inbox_prefix="_INBOX"), service, instance)
     if instance == "d1":
         await world.serve()

@@ -11,9 +11,10 @@ import pytest
 from pagewire.services.detokenizer.fence import Frozen
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.context import Drain
 from pagewire.shared.messages import encode, pack
 from pagewire.shared.messages.attach import AttachState
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState, OpenStream
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling, WorkItem
@@ -301,6 +302,20 @@ class TestDrain:
                 one.generate(HELLO[2:], Finish.LENGTH, start=2)
                 await running.end()
                 assert [d.start for d in running.deltas] == list(range(len(HELLO)))
+
+    async def test_without_another_one_it_takes_streams_until_its_successor_is_ready(self, folder: Path) -> None:
+        broker = MemoryBroker()
+        async with rig(folder, broker=broker, follows=Drain.SUCCESSOR) as one:
+            draining = asyncio.create_task(one.service.drain())
+            await until(lambda: one.load[AWAITS_SUCCESSOR])
+            assert not one.service.heartbeat().ready
+            reader = await one.open()
+            await finish_hello(one)
+            await reader.end()
+            assert not draining.done()
+            async with rig(folder, broker=broker, instance="d2"):
+                await draining
+                assert not one.load[AWAITS_SUCCESSOR]
 
     async def test_what_nobody_takes_is_finished_here(self, folder: Path) -> None:
         async with rig(folder) as world:

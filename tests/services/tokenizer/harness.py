@@ -15,7 +15,7 @@ from pagewire.shared.config import Settings
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.client import ErrorFrame
-from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
 from pagewire.shared.messages.work import WorkItem
 
@@ -50,8 +50,9 @@ class FakeDetokenizer:
         await self.bus.flush()
         return self
 
-    def beat(self, *, ready: bool = True, draining: bool = False) -> None:
-        beat = Heartbeat("detokenizer", self.instance, ready, 0, 0, 0, {}, draining=draining)
+    def beat(self, *, ready: bool = True, draining: bool = False, awaits_successor: bool = False) -> None:
+        load = {AWAITS_SUCCESSOR: float(awaits_successor)}
+        beat = Heartbeat("detokenizer", self.instance, ready, 0, 0, 0, load, draining=draining)
         self.bus.publish(f"{subjects.HEARTBEAT}.detokenizer.{self.instance}", encode(beat))
 
     def _hear(self, message: Message) -> None:

@@ -120,6 +120,18 @@ async def test_one_that_is_not_ready_is_not_chosen(scene: Scene) -> None:
     assert (len(scene.first.opened), len(scene.second.opened)) == (0, 1)
 
 
+async def test_one_that_awaits_its_successor_is_chosen_while_no_other_is_ready(scene: Scene) -> None:
+    await scene.start(scene.first, scene.second)
+    scene.first.beat(ready=False, draining=True, awaits_successor=True)
+    await scene.bus.flush()
+    await scene.dispatch()
+    assert (len(scene.first.opened), len(scene.second.opened)) == (0, 1)
+    scene.second.beat(ready=False, draining=True)
+    await scene.bus.flush()
+    await scene.dispatch()
+    assert (len(scene.first.opened), len(scene.second.opened)) == (1, 1)
+
+
 async def test_the_next_best_takes_over_from_one_that_has_just_gone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,7 +207,9 @@ class TestStreams:
             assert [item.data for item in await bus.store.pull_work("m", 10, expires=5)] == [b"x"]
             await bus.close()
 
-    async def test_a_broker_that_stays_frozen_says_nothing_of_its_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_broker_that_stays_frozen_says_nothing_about_its_store(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(nats_store, "TIMEOUT", 0.1)
         monkeypatch.setattr(nats_store, "PUT_TIMEOUT", 0.5)
         async with Broker(port=0) as broker:
