@@ -96,6 +96,11 @@ class Connections:
             oldest.transport.close()
         self.idle[connection] = None
 
+    def abort(self) -> None:
+        """Ends all connections at once."""
+        for connection in [*self.open, *self.closing]:
+            connection.transport.abort()
+
     def hurry(self) -> None:
         """Closes idle connections after `LAST_IDLE_TIME` from now on."""
         self.idle_time = min(LAST_IDLE_TIME, self.idle_time)
@@ -338,6 +343,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Tells the application that nobody waits for its answer."""
         if self._answering is not None:
             self._answering.disconnected = True
+            self._answering.waiting_for_100_continue = False
             self._answering.message_event.set()
 
     def _await_request(self) -> None:

@@ -44,6 +44,7 @@ class Server:
         finally:
             self._server.should_exit = True
             await asyncio.wait({serving})
+            self._connections.abort()
             enforcing.cancel()
             await asyncio.wait({enforcing})
 

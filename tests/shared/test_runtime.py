@@ -29,6 +29,7 @@ pytestmark = pytest.mark.anyio
 
 BODY = """
 import asyncio
+import os
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.runtime import main
@@ -63,7 +64,7 @@ class Service:
 
 import pagewire.shared.runtime
 pagewire.shared.runtime.CLOSE_WITHIN = 0.5
-main("probe", Service)
+main(os.environ.get("SERVICE", "probe"), Service)
 """
 
 
@@ -205,11 +206,11 @@ def test_without_a_broker_it_tries_again_and_says_so() -> None:
     assert process.returncode == 0
 
 
-def test_it_waits_for_a_jetstream_that_is_missing() -> None:
+def test_one_that_stores_waits_for_a_jetstream_that_is_missing() -> None:
     """It may be back later, as when the disk has room again."""
     with (
         plain_server(["--addr", "127.0.0.1", "--port", "-1"], {}) as url,
-        service(None, PAGEWIRE_NATS_URL=url) as process,
+        service(None, PAGEWIRE_NATS_URL=url, SERVICE="scheduler") as process,
     ):
         assert process.stderr is not None
         first = json.loads(process.stderr.readline())
