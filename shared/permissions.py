@@ -93,6 +93,7 @@ ROLES: dict[str, Permissions] = {
         publish=(
             *_CLIENTS,
             f"{subjects.DETOKENIZER}.*.open",
+            f"{subjects.DETOKENIZER}.*.stored",
             f"{subjects.DETOKENIZER}.*.abort",
             f"{subjects.WORK}.>",
             CHECK_DONE,

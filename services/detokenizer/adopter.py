@@ -32,8 +32,9 @@ LOOK_INTERVAL = 1.0
 LOOK_FOR = 8.0
 """Seconds for which the queues are looked through after a detokenizer has come or gone: a tokenizer may still store a
 request whose stream was open there."""
-UNSTORED_AFTER = 10.0
-"""Seconds without an attachment after which a stream whose request is in no queue ends: longer than storing takes."""
+UNSTORED_AFTER = 20.0
+"""Seconds without an attachment after which a stream whose request is in no queue ends. Its client, which has heard
+nothing, has time to send the request again: that takes 15 s where it waits for a result."""
 CHECK_INTERVAL = 2.0
 """Seconds between two looks for such streams."""
 PING_TIMEOUT = 0.5
@@ -142,7 +143,7 @@ class Adopter:
                         continue
                     stream = self._registry.find(work.request_id)
                     if stream is not None:
-                        stream.stored = True
+                        self._streams.note_stored(stream)
                         if self._belongs_to_another(stream, work.detokenizer):
                             self._streams.drop(stream)
                         continue

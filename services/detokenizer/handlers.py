@@ -23,7 +23,7 @@ from pagewire.shared.errors import REQUEST_ERRORS, BusError, Internal, InvalidRe
 from pagewire.shared.messages import Decoder, Wire, encode, unpack
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.client import CancelReply, DetokenizeReply, DetokenizeRequest, ResumeRequest
-from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.replies import Replier
 from pagewire.shared.vocabulary import Vocabulary
 
@@ -40,6 +40,7 @@ _log = structlog.get_logger()
 _open = Decoder(OpenStream)
 _attach = Decoder(Attach)
 _abort = Decoder(AbortStream)
+_stored = Decoder(StoredWork)
 
 
 class BoundedTaskGroup:
@@ -87,7 +88,13 @@ class ServiceHandlers:
         self._registry = registry
         self._replier = replier
         self._tasks = tasks
-        self._verbs = {"open": self._on_open, "attach": self._on_attach, "abort": self._on_abort, "ping": self._on_ping}
+        self._verbs = {
+            "open": self._on_open,
+            "stored": self._on_stored,
+            "attach": self._on_attach,
+            "abort": self._on_abort,
+            "ping": self._on_ping,
+        }
 
     async def subscribe(self, instance: str) -> list[Subscription]:
         """Subscribes to all verbs at once, since the order of these messages matters."""
@@ -118,6 +125,16 @@ class ServiceHandlers:
             _log.warning("stream_not_opened", request_id=request.request_id, reason=str(error))
             state = OpenState.UNAVAILABLE
         self._answer(message, Opened(state))
+
+    def _on_stored(self, message: Message) -> None:
+        stored = _stored.read(message)
+        if stored is None:
+            return
+        stream = self._registry.find(stored.request_id)
+        if stream is not None:
+            self._streams.note_stored(stream)
+        if message.reply:
+            self._bus.publish(message.reply, b"")
 
     def _on_attach(self, message: Message) -> None:
         attach = _attach.read(message)

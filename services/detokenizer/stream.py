@@ -212,7 +212,7 @@ class Stream:
     adopted: bool = False
     """Another detokenizer had the stream before."""
     stored: bool = False
-    """The work queue was seen to have the request."""
+    """The work queue has the request, as its tokenizer says or was seen."""
     opened_at: float = field(default_factory=time.monotonic)
     incomplete: bool = False
     """Tokens are missing; they were asked for, and rows behind them are dropped."""
@@ -236,6 +236,11 @@ class Stream:
     def public_id(self) -> str:
         """The request id as the client knows it."""
         return subjects.owner_and_text(self.request_id)[1]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the client may be told that the request waits or runs: the work queue has had it."""
+        return self.stored or self.adopted or self.attachment is not None or self.state is not StreamState.OPEN
 
     @property
     def attached_by(self) -> tuple[int, int, int]:

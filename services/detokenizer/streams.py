@@ -251,7 +251,7 @@ class Streams:
     def keep_alive(self) -> None:
         """Tells the subscribers of streams without a token that their requests still wait."""
         for stream in self._registry.open:
-            if stream.state is StreamState.OPEN and not stream.tokens:
+            if stream.state is StreamState.OPEN and stream.accepted and not stream.tokens:
                 self._sender.keep_alive(stream)
 
     def _join(self, stream: Stream, request: OpenStream) -> OpenState:
@@ -305,9 +305,16 @@ class Streams:
         stream.subscribers.append(subscriber)
         self._send(stream)
 
+    def note_stored(self, stream: Stream) -> None:
+        """Tells the client that the request is accepted. Until then it hears nothing, and sends the request again."""
+        if not stream.accepted:
+            stream.stored = True
+            self._send(stream)
+
     def _send(self, stream: Stream) -> None:
-        self._sender.enqueue(stream)
-        self._sender.drain()
+        if stream.accepted:
+            self._sender.enqueue(stream)
+            self._sender.drain()
 
     def _accepted(self, stream: Stream) -> Accepted:
         """Returns the first frame of a stream. Nobody else learns the subjects that cancel and resume it."""

@@ -31,7 +31,7 @@ from pagewire.shared.errors import (
 )
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR
-from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.work import WorkItem
 from pagewire.shared.peers import Peers
 from pagewire.shared.placement import rank
@@ -237,6 +237,7 @@ class Dispatcher:
             unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
             return await self._abort(work.detokenizer, work.request_id, unstored)
         self._admission.on_stored(work.priority, number)
+        self._bus.publish(f"{subjects.DETOKENIZER}.{work.detokenizer}.stored", encode(StoredWork(work.request_id)))
         self._stored[work.request_id] = None
         if len(self._stored) > STORED_KEPT:
             del self._stored[next(iter(self._stored))]

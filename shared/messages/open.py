@@ -89,6 +89,12 @@ class Opened(Wire, frozen=True):
     """An `OpenState`."""
 
 
+class StoredWork(Wire, frozen=True):
+    """The work queue has the request of a stream: its client may be told that the request is accepted."""
+
+    request_id: str
+
+
 class AbortStream(Wire, frozen=True):
     """The request cannot be run, for instance because it could not be queued: its stream ends with this error."""
 

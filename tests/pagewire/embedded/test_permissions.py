@@ -58,7 +58,7 @@ SUBJECTS = {
     *STREAMS,
     *ACKS,
     *GET_DONE,
-    *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "attach", "abort", "ping")),
+    *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "stored", "attach", "abort", "ping")),
     "pagewire.svc.adopted.d",
     "pagewire.svc.scheduler.s.abort",
     *(f"pagewire.svc.{edge}.e" for edge in ("plan", "steps", "replay", "claim")),
@@ -123,6 +123,7 @@ TABLE = {
         {
             *INBOXES,
             "pagewire.svc.detokenizer.d.open",
+            "pagewire.svc.detokenizer.d.stored",
             "pagewire.svc.detokenizer.d.abort",
             "pagewire.work.m.normal.any",
             "pagewire.work.check",
@@ -177,7 +178,7 @@ TABLE = {
         {
             "pagewire.svc.adopted.d",
             *of(OF_ANYONE, "cancel", "resume", "detokenize"),
-            *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "attach", "abort", "ping")),
+            *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "stored", "attach", "abort", "ping")),
             "pagewire.svc.steps.e",
         },
     ),

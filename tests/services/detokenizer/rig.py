@@ -23,7 +23,7 @@ from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortS
 from pagewire.shared.messages.attach import Attach, Attached
 from pagewire.shared.messages.client import Accepted, CancelReply, Delta, ErrorFrame, Final, Frame, Queued, Result
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.messages.open import AbortStream, Encoding, Opened, OpenState, OpenStream
+from pagewire.shared.messages.open import AbortStream, Encoding, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.plan import Replay
 from pagewire.shared.messages.step import Finish, StepOutput
 from tests.support.tokenizers import FILES, token_id, tokenizer
@@ -150,9 +150,12 @@ class Rig:
     async def ask(self, verb: str, message: Wire) -> Message:
         return await self.bus.request(f"{subjects.DETOKENIZER}.{self.detokenizer}.{verb}", encode(message), timeout=2)
 
-    async def open_for(self, reader: Reader, **values: Any) -> OpenState:
+    async def open_for(self, reader: Reader, *, stored: bool = True, **values: Any) -> OpenState:
         request = msgspec.structs.replace(REQUEST, reply=reader.inbox, **values)
-        return OpenState(Decoder(Opened).decode((await self.ask("open", request)).data).state)
+        state = OpenState(Decoder(Opened).decode((await self.ask("open", request)).data).state)
+        if stored and state == OpenState.OPENED:
+            await self.ask("stored", StoredWork(request.request_id))
+        return state
 
     async def open(self, encoding: Encoding = Encoding.JSON, **values: Any) -> Reader:
         """Opens a stream for a new reader."""

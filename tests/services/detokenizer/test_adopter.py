@@ -214,11 +214,12 @@ class TestQueuedRequests:
         """Its tokenizer died between the opening of the stream and the storing of the work."""
         monkeypatch.setattr("pagewire.services.detokenizer.adopter.UNSTORED_AFTER", 0.2)
         async with rig(folder) as world:
-            queued = await world.open(request_id="r2")
+            queued = await world.open(request_id="r2", stored=False)
             await store(world.broker, folder, opening(queued, request_id="r2"), "d1")
-            reader = await world.open()
+            reader = await world.open(stored=False)
             error = await reader.error()
             assert (error.code, error.retryable) == (503, True)
+            assert queued.accepted
             assert queued.last is None
 
 

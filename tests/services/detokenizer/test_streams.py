@@ -12,7 +12,8 @@ from pagewire.shared.bus.memory import MemoryBroker
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
-from pagewire.shared.messages.open import Encoding, OpenState
+from pagewire.shared.messages.client import Accepted
+from pagewire.shared.messages.open import Encoding, OpenState, StoredWork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, finish_hello, ids, rig
 from tests.support.waiting import until
@@ -376,6 +377,21 @@ def reported(*tokens: tuple[int, int, int]) -> dict[str, Any]:
         "logprob_ids": pack(number for _, _, token in tokens for number in (token, token + 1)),
         "logprob_values": np.array([-0.5 - i / 4 for i in range(2 * len(tokens))], "<f4").tobytes(),
     }
+
+
+async def test_a_client_hears_nothing_before_the_queue_has_its_request(folder: Path) -> None:
+    """So it sends the request again if the tokenizer dies before it has stored it."""
+    async with rig(folder) as world:
+        reader = await world.open(stored=False)
+        world.service._streams.keep_alive()
+        assert reader.messages == []
+        assert await world.open_for(reader, stored=False) == OpenState.WAITING
+        assert reader.messages == []
+        await world.ask("stored", StoredWork("r1"))
+        assert [type(frame) for frame in reader.frames] == [Accepted]
+        other = await world.open(request_id="r2", stored=False)
+        await world.attach(request_id="r2")
+        assert [type(frame) for frame in other.frames] == [Accepted]
 
 
 class TestLogprobs:

@@ -16,7 +16,7 @@ from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.client import ErrorFrame
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
-from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.work import WorkItem
 
 MODEL = "bundled"
@@ -25,6 +25,7 @@ GENERATE = f"{subjects.GENERATE}.{MODEL}"
 
 _open = Decoder(OpenStream)
 _abort = Decoder(AbortStream)
+_stored = Decoder(StoredWork)
 _work = Decoder(WorkItem)
 
 
@@ -39,6 +40,7 @@ class FakeDetokenizer:
     """Neither `open` nor `abort` is answered."""
     opened: list[OpenStream] = field(default_factory=list)
     aborted: list[AbortStream] = field(default_factory=list)
+    told_stored: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     stored_at_open: list[bool] = field(default_factory=list)
     """Whether the queue held the work when `open` arrived."""
@@ -61,6 +63,8 @@ class FakeDetokenizer:
             self.headers.append(dict(message.headers))
             if not self.deaf and self.answers_open:
                 self.bus.publish(message.reply, encode(Opened(self.state)))
+        elif message.subject.endswith(".stored"):
+            self.told_stored.append(_stored.decode(message.data).request_id)
         elif message.subject.endswith(".abort"):
             self.aborted.append(_abort.decode(message.data))
             if not self.deaf:

@@ -85,6 +85,7 @@ async def test_the_work_names_the_detokenizer_that_opened_the_stream(scene: Scen
     (work,) = await scene.stored()
     assert work.detokenizer == scene.first.instance
     assert (scene.first.opened, scene.first.headers) == ([OPENING], [HEADERS])
+    await until(lambda: scene.first.told_stored == ["r1"])
     assert scene.second.opened == []
 
 
