@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NATS, HTTP = "nats", "http"
-SHAPES = ("greedy", "sampled", "several", "stop", "beams", "cancelled", "slow", "whole")
+SHAPES = ("greedy", "sampled", "several", "stop", "beams", "cancelled", "slow", "whole", "logprobs")
 """What kinds of requests there are, over each transport."""
 PROMPTS = (
     "Once upon a time",
@@ -62,6 +62,8 @@ def _draw(rng: random.Random, number: int, transport: str, shape: str, tokens: i
         sampling |= sampled
     elif shape == "several":
         sampling |= sampled | {"n": rng.randint(2, 4)}
+    elif shape == "logprobs":
+        sampling |= sampled | {"logprobs": 2}
     elif shape == "stop":
         sampling |= sampled | {"stop": rng.sample(STOPS, 2), "min_tokens": limit // 2}
     elif shape == "beams":

@@ -38,6 +38,8 @@ from pagewire.shared.placement import rank
 
 ANSWER_TIMEOUT = 2.0
 """Seconds that a detokenizer has to answer: the time after which a silent service counts as gone."""
+BROKER_ANSWERS_WITHIN = 0.25
+"""Seconds in which a broker that works answers a ping, also on a busy machine."""
 ABORT_TIMEOUT = 6.0
 """Seconds in which a detokenizer must answer an abort, across reconnections."""
 ABORT_INTERVAL = 0.5
@@ -174,11 +176,12 @@ class Dispatcher:
             await asyncio.sleep(RECONNECT_INTERVAL)
 
     async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
-        """Opens the stream. Asking twice does no harm, so a detokenizer that is alive is asked again in four cases.
+        """Opens the stream. Asking twice does no harm, so a detokenizer that is alive is asked again in five cases.
 
         - It is absent from the broker: it may be moving to another server.
         - The connection is lost. The detokenizer may have the stream, and may not have subscribed again yet.
         - It does not answer, although its heartbeats arrive: a server that was lost may have lost a message, too.
+        - It does not answer, and neither does the broker.
         - It cannot read the records of ended requests, because they have no leader.
         """
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
@@ -195,7 +198,8 @@ class Dispatcher:
                 await asyncio.sleep(RECONNECT_INTERVAL)
             except RequestTimeout:
                 lost = True
-                if not self._has_spoken(instance, asked) or time.monotonic() - began >= OPEN_TIMEOUT:
+                alive = self._has_spoken(instance, asked) or await self._broker_was_silent()
+                if not alive or time.monotonic() - began >= OPEN_TIMEOUT:
                     raise
             else:
                 state = OpenState(_opened.decode(answer.data).state)
@@ -203,6 +207,15 @@ class Dispatcher:
                 if not leaderless or time.monotonic() - began >= OPEN_TIMEOUT:
                     return state
                 await asyncio.sleep(ELECTION_INTERVAL)
+
+    async def _broker_was_silent(self) -> bool:
+        """Returns whether it was the broker that did not answer, as one that is frozen; returns when it does again."""
+        asked = time.monotonic()
+        try:
+            await self._bus.flush(timeout=ANSWER_TIMEOUT)
+        except BusError:
+            return True
+        return time.monotonic() - asked > BROKER_ANSWERS_WITHIN
 
     def _has_spoken(self, instance: str, since: float) -> bool:
         """Returns whether a heartbeat of a detokenizer has arrived since a time, so that it is not frozen."""

@@ -132,6 +132,27 @@ async def test_one_that_awaits_its_successor_is_chosen_while_no_other_is_ready(s
     assert (len(scene.first.opened), len(scene.second.opened)) == (1, 1)
 
 
+async def test_a_detokenizer_is_asked_again_when_it_was_the_broker_that_was_silent(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.start(scene.first)
+    request, silent = scene.bus.request, [True]
+
+    async def ask(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        if silent:
+            raise RequestTimeout("no reply")
+        return await request(subject, data, timeout=timeout, headers=headers)
+
+    async def flush(*, timeout: float = 2.0) -> None:
+        silent.clear()
+        raise RequestTimeout("the broker did not answer")
+
+    monkeypatch.setattr(scene.bus, "request", ask)
+    monkeypatch.setattr(scene.bus, "flush", flush)
+    assert await scene.dispatch() is Outcome.STORED
+    assert (len(scene.first.opened), scene.first.aborted) == (1, [])
+
+
 async def test_the_next_best_takes_over_from_one_that_has_just_gone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
