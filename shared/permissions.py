@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagewire.shared import subjects
 from pagewire.shared.bus.jetstream import API
-from pagewire.shared.bus.nats_store import CHECK_DONE, DONE_STREAM, TERM_STREAM, WORK_STREAM
+from pagewire.shared.bus.streams import CHECK_DONE, DONE_STREAM, TERM_STREAM, WORK_STREAM
 
 CLIENT = "client"
 """The user of clients that are no tenants."""

@@ -12,6 +12,7 @@ import structlog
 from pagewire.services.scheduler.attacher import ATTACH_TIMEOUT, LOOK_EVERY, Attacher
 from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
 from pagewire.services.scheduler.detokenizers import Detokenizers
+from pagewire.services.scheduler.item_acks import ItemAcks
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
 from pagewire.services.scheduler.request import Request, sequences_of
@@ -57,6 +58,7 @@ class RequestManager:
         self._context = context
         self._bus = context.bus
         self._store = context.bus.store
+        self._acks = ItemAcks(self._store)
         self._detokenizers = Detokenizers(context.bus)
         self._attacher = Attacher(context, self._detokenizers)
         self.consumer = WorkConsumer(self._store, peers, model, context.instance, self._capacity, self._on_item)
@@ -188,11 +190,9 @@ class RequestManager:
     async def return_waiting(self) -> None:
         """Returns the items of the requests that have had no slot yet to their queues, for another scheduler."""
         for request in [request for request in self.requests.values() if request.queued]:
-            for sequence in list(request.unfinished):
-                if self.policy is not None:
-                    self.policy.abort(sequence)
+            self._abort(request)
             self._forget(request)
-            await self._return(request.ack)
+            await self._acks.give_back(request.ack)
 
     async def hand_back(self) -> None:
         """Returns every item to its queue, for another scheduler."""
@@ -201,7 +201,7 @@ class RequestManager:
         self.requests.clear()
         self.by_sequence.clear()
         for request in held:
-            await self._return(request.ack)
+            await self._acks.give_back(request.ack)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         if self._tasks is None:
@@ -223,27 +223,14 @@ class RequestManager:
 
     def _on_item(self, queue: str, item: Item) -> None:
         takes = self.policy is not None and self.policy.admits
-        self._spawn(self._accept(queue, item) if takes else self._return(item.ack))
+        self._spawn(self._accept(queue, item) if takes else self._acks.give_back(item.ack))
 
     async def _renew(self) -> None:
         """Keeps the items of all requests from being delivered again."""
         while True:
             await asyncio.sleep(RENEW_EVERY)
             for request in list(self.requests.values()):
-                renewal = self._store.renew_work(request.ack)
-                await self._log_failure(renewal, "item_not_renewed", request_id=request.work.request_id)
-
-    async def _return(self, ack: str) -> None:
-        await self._log_failure(self._store.return_work(ack), "item_not_returned")  # later it is delivered again
-
-    async def _end(self, ack: str) -> None:
-        await self._log_failure(self._store.end_work(ack), "item_not_ended")  # it is delivered again
-
-    async def _log_failure(self, call: Coroutine[None, None, None], event: str, **context: str) -> None:
-        try:
-            await call
-        except BusError as error:
-            _log.warning(event, reason=str(error), **context)
+                await self._acks.renew(request.ack, request.work.request_id)
 
     async def _accept(self, queue: str, item: Item) -> None:
         """Accepts a delivery. Requests are keyed by their id: a second delivery only brings a newer ack."""
@@ -251,17 +238,15 @@ class RequestManager:
             work = _work.decode(item.data)
         except (WireVersionError, msgspec.DecodeError) as error:
             _log.error("item_unreadable", reason=str(error))
-            await self._end(item.ack)
+            await self._acks.end(item.ack)
             return
         request = self.requests.get(work.request_id)
         if request is not None:
             await self._update(request, item, work)
             return
-        if work.deadline <= time.time():  # the detokenizer tells the client by itself
-            await self._end(item.ack)
-            return
-        if item.deliveries > 1 and await self._is_done(work.request_id):
-            await self._end(item.ack)
+        late = work.deadline <= time.time()  # the detokenizer tells the client by itself
+        if late or (item.deliveries > 1 and await self._is_done(work.request_id)):
+            await self._acks.end(item.ack)
             return
         request = Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
         self.requests[work.request_id] = request
@@ -271,9 +256,9 @@ class RequestManager:
         """Updates a request by another delivery: with a newer ack, or with the detokenizer that its client has now."""
         if work.detokenizer != request.work.detokenizer:
             if item.stored_at < request.stored_at:
-                await self._end(item.ack)  # the client has sent the request again since, to another detokenizer
+                await self._acks.end(item.ack)  # the client has sent the request again since, to another detokenizer
                 return
-            await self._end(request.ack)
+            await self._acks.end(request.ack)
             request.work, request.stored_at = work, item.stored_at
             request.detokenizer, request.must_open = work.detokenizer, False
         request.ack, request.generation = item.ack, item.deliveries
@@ -341,7 +326,7 @@ class RequestManager:
             unheard = answer is None or answer.state == AttachState.UNKNOWN
             if unheard and request.generation >= MAX_DELIVERIES:
                 _log.error("request_given_up", request_id=request.work.request_id, deliveries=request.generation)
-                await self._end(request.ack)
+                await self._acks.end(request.ack)
             self._on_change()
             return
         self._last_arrival += 1
@@ -382,7 +367,7 @@ class RequestManager:
     def _abort(self, request: Request) -> None:
         """Has the policy abort the unfinished sequences of a request."""
         if self.policy is not None:
-            for sequence in request.unfinished:
+            for sequence in list(request.unfinished):
                 self.policy.abort(sequence)
 
     def _owner(self, sequence: Sequence) -> str:
@@ -408,7 +393,7 @@ class RequestManager:
         except BusError as unheard:
             _log.warning("detokenizer_unreachable", request_id=request.work.request_id, reason=str(unheard))
         else:
-            await self._end(request.ack)
+            await self._acks.end(request.ack)
 
     async def _send_attach(self, request: Request, first_sequence: int, *, running: bool = False) -> Attached | None:
         """See `Attacher.attach`."""

@@ -34,7 +34,6 @@ from pagewire.shared.bus.jetstream import (
 )
 from pagewire.shared.bus.protocol import (
     ACK_WAIT,
-    DONE_AGE,
     Bus,
     Handler,
     Headers,
@@ -44,6 +43,17 @@ from pagewire.shared.bus.protocol import (
     StoredItem,
 )
 from pagewire.shared.bus.requests import Exchange, Requests
+from pagewire.shared.bus.streams import (
+    CHECK_DONE,
+    CHECK_SIZE,
+    CHECK_WORK,
+    DONE_STREAM,
+    NANOSECONDS,
+    SHARES,
+    STREAMS,
+    TERM_STREAM,
+    WORK_STREAM,
+)
 from pagewire.shared.errors import (
     ConfigurationError,
     ConnectionLost,
@@ -52,17 +62,6 @@ from pagewire.shared.errors import (
     StorageRefused,
 )
 
-WORK_STREAM = "PAGEWIRE_WORK"
-DONE_STREAM = "PAGEWIRE_DONE"
-TERM_STREAM = "PAGEWIRE_TERM"
-CHECK_WORK = f"{subjects.WORK}.check"
-"""Subject of a check. No queue has this name, since the names of queues have three tokens."""
-CHECK_DONE = f"{subjects.DONE}.$check"
-"""Subject of a check. No request has this id, since ids have no `$`."""
-CHECK_SIZE = 4096
-"""Bytes of a check: a block of most disks, so that it does not fit into the rest of the last one."""
-WORK_LIMIT = 100_000
-"""Items in all queues; beyond that storing fails, so that the disk does not fill up."""
 CONSUMER_INACTIVE_AFTER = 3600.0
 """Seconds without a pull after which the server deletes the consumer of a queue. The queue's items stay."""
 TIMEOUT = 2.0
@@ -75,8 +74,6 @@ READ_TIMEOUT = 1.0
 """Seconds in which a record is read in a cluster. The reader is asked again, so it need not wait for an election."""
 RECONNECT_INTERVAL = 0.05
 """Seconds between two looks for a new connection."""
-DUPLICATE_WINDOW = 30.0
-"""Seconds for which JetStream drops a message that it has stored already: longer than anyone sends it again."""
 LIST_BATCH = 100
 """Items in an answer of `list_work`, at most."""
 LIST_BYTES = 1 << 20
@@ -87,32 +84,6 @@ SEQUENCE = "Nats-Sequence"
 """Header with the number of a stored message."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Header by which JetStream recognises a message that is sent again."""
-NANOSECONDS = 1_000_000_000
-
-_STREAMS: dict[str, dict[str, Any]] = {
-    WORK_STREAM: {
-        "subjects": [f"{subjects.WORK}.>"],
-        "retention": "workqueue",
-        "discard": "new",
-        "max_msgs": WORK_LIMIT,
-        "allow_direct": True,
-        "allow_rollup_hdrs": True,
-        "duplicate_window": int(DUPLICATE_WINDOW * NANOSECONDS),
-    },
-    DONE_STREAM: {
-        "subjects": [f"{subjects.DONE}.*"],
-        "max_age": int(DONE_AGE * NANOSECONDS),
-        "max_msgs_per_subject": 1,
-        "allow_direct": True,
-    },
-    TERM_STREAM: {"subjects": [subjects.TERM], "max_msgs": 1},
-}
-
-_SHARES = {WORK_STREAM: 1 / 2, DONE_STREAM: 3 / 8, TERM_STREAM: 1 / 64}
-"""Share of the storage that each stream may take. The rest is JetStream's own, so that no stream hinders another.
-
-A full queue refuses work; the records of ended requests replace the oldest ones.
-"""
 
 
 class _Stored(Reply):
@@ -173,7 +144,7 @@ class NatsStore:
         self._bus = bus
         self._requests = requests
         self._consumers: set[str] = set()
-        self._leaders = LeaderSearch(bus, _STREAMS, self._create_lost)
+        self._leaders = LeaderSearch(bus, STREAMS, self._create_lost)
 
     async def prepare(self) -> None:
         """Creates the streams, or updates those of another release; several services may do so at the same time.
@@ -185,8 +156,8 @@ class NatsStore:
             BusUnavailable: the cluster cannot keep the streams now.
             RequestTimeout, NotPermitted
         """
-        for name, limits in _STREAMS.items():
-            max_bytes = int(self._max_store * _SHARES[name])
+        for name, limits in STREAMS.items():
+            max_bytes = int(self._max_store * SHARES[name])
             config = {"name": name, "storage": "file", "max_bytes": max_bytes, "num_replicas": self._replicas, **limits}
             error = await self._call(f"STREAM.CREATE.{name}", config)
             # The server looks for room before it looks whether the stream is there.

@@ -15,7 +15,7 @@ import pytest
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import Broker
-from pagewire.shared.bus.nats_store import WORK_STREAM
+from pagewire.shared.bus.streams import WORK_STREAM
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusError
 from tests.support.checkpoints import checkpoint

@@ -14,7 +14,7 @@ from pagewire.embedded.cluster import Cluster
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers, Item, Message, nats, nats_store
 from pagewire.shared.bus.nats import NatsBus
-from pagewire.shared.bus.nats_store import WORK_STREAM
+from pagewire.shared.bus.streams import WORK_STREAM
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import (
     BusError,

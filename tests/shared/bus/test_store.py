@@ -11,9 +11,9 @@ import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.shared import subjects
-from pagewire.shared.bus import Headers, Message, nats, nats_store
+from pagewire.shared.bus import Headers, Message, nats, nats_store, streams
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.bus.nats_store import DONE_STREAM, WORK_STREAM
+from pagewire.shared.bus.streams import DONE_STREAM, WORK_STREAM
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, StorageRefused
 from tests.support.broker import connect_service
 from tests.support.waiting import until
@@ -73,7 +73,7 @@ class TestStreams:
             await bus.close()
 
     async def test_a_full_queue_refuses_instead_of_growing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(nats_store._STREAMS[WORK_STREAM], "max_msgs", 2)
+        monkeypatch.setitem(streams.STREAMS[WORK_STREAM], "max_msgs", 2)
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
             for _ in range(2):
@@ -154,7 +154,7 @@ class TestStreams:
     async def test_streams_of_another_release_are_updated(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async with Broker(port=0) as broker:
             with monkeypatch.context() as older:
-                older.setitem(nats_store._STREAMS[WORK_STREAM], "max_msgs", 2)
+                older.setitem(streams.STREAMS[WORK_STREAM], "max_msgs", 2)
                 bus = await connect_service(broker)
                 await bus.store.put_work("m", b"kept")
             await bus.store.prepare()

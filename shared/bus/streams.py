@@ -1,0 +1,46 @@
+"""The streams in which JetStream keeps work, the records of ended requests, and the number of the last term."""
+
+from typing import Any
+
+from pagewire.shared import subjects
+from pagewire.shared.bus.protocol import DONE_AGE
+
+WORK_STREAM = "PAGEWIRE_WORK"
+DONE_STREAM = "PAGEWIRE_DONE"
+TERM_STREAM = "PAGEWIRE_TERM"
+CHECK_WORK = f"{subjects.WORK}.check"
+"""Subject of a check. No queue has this name, since the names of queues have three tokens."""
+CHECK_DONE = f"{subjects.DONE}.$check"
+"""Subject of a check. No request has this id, since ids have no `$`."""
+CHECK_SIZE = 4096
+"""Bytes of a check: a block of most disks, so that it does not fit into the rest of the last one."""
+WORK_LIMIT = 100_000
+"""Items in all queues; beyond that storing fails, so that the disk does not fill up."""
+DUPLICATE_WINDOW = 30.0
+"""Seconds for which JetStream drops a message that it has stored already: longer than anyone sends it again."""
+NANOSECONDS = 1_000_000_000
+
+STREAMS: dict[str, dict[str, Any]] = {
+    WORK_STREAM: {
+        "subjects": [f"{subjects.WORK}.>"],
+        "retention": "workqueue",
+        "discard": "new",
+        "max_msgs": WORK_LIMIT,
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+        "duplicate_window": int(DUPLICATE_WINDOW * NANOSECONDS),
+    },
+    DONE_STREAM: {
+        "subjects": [f"{subjects.DONE}.*"],
+        "max_age": int(DONE_AGE * NANOSECONDS),
+        "max_msgs_per_subject": 1,
+        "allow_direct": True,
+    },
+    TERM_STREAM: {"subjects": [subjects.TERM], "max_msgs": 1},
+}
+
+SHARES = {WORK_STREAM: 1 / 2, DONE_STREAM: 3 / 8, TERM_STREAM: 1 / 64}
+"""Share of the storage that each stream may take. The rest is JetStream's own, so that no stream hinders another.
+
+A full queue refuses work; the records of ended requests replace the oldest ones.
+"""
