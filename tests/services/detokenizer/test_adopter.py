@@ -219,7 +219,7 @@ class TestQueuedRequests:
             reader = await world.open(stored=False)
             error = await reader.error()
             assert (error.code, error.retryable) == (503, True)
-            assert queued.frames == [queued.accepted]
+            assert queued.frames[0] == queued.accepted
             assert queued.last is None
 
 
