@@ -105,7 +105,7 @@ def served(model: str, questions: Sequence[Question], **settings: Any) -> Run:
         ConfigurationError: the model or a setting cannot be used.
     """
     with LLM(model, **settings) as llm:
-        choices = [result.choices[0] for result in llm.chat(_conversations(questions), GREEDY)]
+        choices = [result.outputs[0] for result in llm.chat(_conversations(questions), GREEDY)]
     ends = model_folder.eos_ids(model_folder.resolve(model))
     answers = [choice.text for choice in choices]
     return Run(

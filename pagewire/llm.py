@@ -32,11 +32,6 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     usage: Usage
     finished: bool = True
 
-    @property
-    def choices(self) -> list[Choice]:
-        """`outputs` by the name that the other clients use."""
-        return self.outputs
-
 
 def output_of(request: Mapping[str, Any], result: Result) -> RequestOutput:
     """Returns the result of a request with one prompt."""

@@ -291,7 +291,7 @@ class RequestManager:
         if answer is None or self.policy is not policy or request.sequences is not sequences:
             return
         over = [sequences[index].id for index in unpack(answer.ended)]
-        misses = any(len(theirs) < len(ours) for ours, theirs in zip(told, answer.tokens))  # noqa: B905 - none if UNKNOWN
+        misses = any(len(theirs) < len(ours) for ours, theirs in zip(told, answer.tokens, strict=False))
         if request.reports and misses and (lost or request.moves != moves):
             self._abort(request)
             await self._attach(request)

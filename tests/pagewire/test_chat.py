@@ -193,14 +193,14 @@ def test_offline_with_a_template_and_defaults_of_its_own(tmp_path: Path, expecte
     template.write_text((BUNDLED / "chat_template.jinja").read_text() + "{{ mood }}")
     with LLM(str(folder), chat_template=str(template)) as llm:
         (one,) = llm.chat(HELLO)
-        assert (one.choices[0].text, one.usage.completion_tokens) == (expected, 12)
+        assert (one.outputs[0].text, one.usage.completion_tokens) == (expected, 12)
         (given,) = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=3))
         assert given.usage.completion_tokens == 3
         two = llm.chat([HELLO, [{"role": "user", "content": "Good night."}]], SamplingParams(**GREEDY))
-        assert [len(result.choices[0].token_ids) for result in two] == [12, 12]
-        assert two[0].choices[0].text == expected
+        assert [len(result.outputs[0].token_ids) for result in two] == [12, 12]
+        assert two[0].outputs[0].text == expected
         (moody,) = llm.chat(HELLO, chat_template_kwargs={"mood": " Alas"})
         (spelled,) = llm.generate(LAID_OUT + " Alas")
-        assert moody.choices[0].text == spelled.choices[0].text
+        assert moody.outputs[0].text == spelled.outputs[0].text
         with pytest.raises(InvalidRequest, match="the role wizard"):
             llm.chat([{"role": "wizard", "content": "x"}])

@@ -21,5 +21,5 @@ def test_it_waits_where_others_are_refused() -> None:
 
     with LLM("bundled", device="sim:zero", max_num_seqs=2, max_queue_wait="1ms") as llm:
         results = llm.generate([[5, 6, 7]] * 60, SamplingParams(max_tokens=300, ignore_eos=True))
-        assert [len(result.choices[0].token_ids) for result in results] == [300] * 60
+        assert [len(result.outputs[0].token_ids) for result in results] == [300] * 60
         assert asyncio.run(refused(llm._address.nats)) == ["0"]

@@ -38,6 +38,8 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "stop": ["zq", "ee e"]},
     {"beam_width": 3, "n": 2, "max_tokens": 24},
 )
+REPORTING = 8
+"""Streams that report log-probabilities."""
 FAULTS = ("kill", "freeze", "revive", "terminate")
 REVIVE_AFTER = 2.2
 """Seconds: longer than others wait for a silent service, and shorter than the supervisor does before it kills it."""
@@ -116,6 +118,25 @@ class World:
         answers.append(await ours)
         return answers, readers, at
 
+    async def report(self, fault: str = "") -> list[list[tuple[int, float]]]:
+        """Returns each token of some streams with its log-probability; the fault comes after a fifth of them."""
+        found: list[list[tuple[int, float]]] = [[] for _ in range(REPORTING)]
+
+        async def read(number: int) -> None:
+            sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=2)
+            async for delta in self._client.stream(f"The train number {number} ", sampling):
+                assert delta.logprobs is not None
+                pairs = zip(delta.token_ids, delta.logprobs, strict=True)
+                found[number] += [(token, told[token].logprob) for token, told in pairs]
+
+        async with asyncio.timeout(90), asyncio.TaskGroup() as streams:
+            for number in range(REPORTING):
+                streams.create_task(read(number))
+            if fault:
+                await until(lambda: sum(map(len, found)) > REPORTING * TOKENS // 5, timeout=60)
+                await strike(fault)
+        return found
+
     async def _stream(self) -> str:
         sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         return "".join([delta.text async for delta in self._client.stream("An old woman", sampling)])
@@ -169,6 +190,16 @@ async def check(found: World, count: int, faults: tuple[str, ...]) -> None:
 async def test_every_stream_ends_once_and_exactly(detokenizers: int) -> None:
     async with world(detokenizers) as found:
         await check(found, 40, FAULTS)
+
+
+async def test_log_probabilities_that_the_successor_lacks_are_generated_again() -> None:
+    async with world(2) as found:
+        wanted = await found.report()
+        for fault in ("kill", "terminate"):
+            for other, stream in zip(await found.report(fault), wanted, strict=True):
+                assert [token for token, _ in other] == [token for token, _ in stream], fault
+                assert [value for _, value in other] == pytest.approx([value for _, value in stream], abs=1e-4), fault
+            await found.ready()
 
 
 @pytest.mark.full

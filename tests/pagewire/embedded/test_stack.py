@@ -228,8 +228,8 @@ def test_the_demo_has_a_question_for_the_bundled_model() -> None:
 def test_offline_generation_brings_its_own_stack(text: str) -> None:
     with LLM("bundled", max_model_len=256, num_kv_blocks=64) as llm:
         results = llm.generate(["Once upon a time", "Alice was"], GREEDY)
-        assert results[0].choices[0].text == text
-        assert len(results[1].choices[0].token_ids) == 6
+        assert results[0].outputs[0].text == text
+        assert len(results[1].outputs[0].token_ids) == 6
         with pytest.raises(errors.InvalidRequest):
             llm.generate(["a", "b"], [SamplingParams()])
         with pytest.raises(errors.ContextLength):
