@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
@@ -14,15 +15,10 @@ from pagewire.shared.bus.view import BusView
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge
 
 
-def matches(pattern: str, subject: str) -> bool:
-    """Returns whether `subject` matches `pattern`: `*` is one token, a trailing `>` is one or more tokens."""
-    wanted, given = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted.pop()
-        if len(given) <= len(wanted):
-            return False
-        given = given[: len(wanted)]
-    return len(wanted) == len(given) and all(token in {"*", other} for token, other in zip(wanted, given, strict=True))
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Returns what matches the subjects of a pattern: `*` is one token, a trailing `>` is one or more tokens."""
+    parts = ["[^.]+" if part == "*" else ".+" if part == ">" else re.escape(part) for part in pattern.split(".")]
+    return re.compile(r"\.".join(parts))
 
 
 class MemoryBroker:
@@ -62,7 +58,7 @@ class MemoryBroker:
                     subscription.put(status)
 
     def _find(self, subject: str) -> list["MemorySubscription"]:
-        wild = [subscription for subscription in self._wild if matches(subscription.subject, subject)]
+        wild = [subscription for subscription in self._wild if subscription.pattern.fullmatch(subject)]
         return self._exact.get(subject, []) + wild
 
     def _list_of(self, subscription: "MemorySubscription") -> list["MemorySubscription"]:
@@ -77,6 +73,7 @@ class MemorySubscription:
     def __init__(self, bus: "MemoryBus", subject: str, handler: Handler, queue: str) -> None:
         self.bus = bus
         self.subject = subject
+        self.pattern = compiled(subject)
         self.queue = queue
         self._handler = handler
 
