@@ -27,6 +27,11 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
 
 
+def is_inherited() -> bool:
+    """Returns whether a supervisor holds the listening socket: it takes connections while no gateway runs."""
+    return LISTENER in os.environ
+
+
 def inherited() -> socket.socket | None:
     """Returns the listening socket of the supervisor that has started this process, None without one."""
     return socket.socket(fileno=int(os.environ[LISTENER])) if LISTENER in os.environ else None

@@ -1,6 +1,7 @@
 """The gateway: an OpenAI-compatible HTTP server that is an ordinary client of the pipeline."""
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
@@ -21,6 +22,9 @@ from pagewire.shared.polling import poll
 
 APIS: dict[str, Api] = {"/v1/completions": Completions(), "/v1/chat/completions": ChatCompletions()}
 """What generates text, by its path."""
+
+OTHERS_READY_WITHIN = 10.0
+"""Seconds that the other services have to become ready before requests are refused."""
 
 _log = structlog.get_logger()
 
@@ -78,11 +82,18 @@ class Gateway:
                 await asyncio.Event().wait()
 
     async def run(self) -> None:
-        """Serves HTTP until cancelled."""
+        """Serves HTTP until cancelled.
+
+        At a socket of the supervisor, connections wait for the other services for a while, which may restart as well.
+        """
         await self._health.listen()
         watching = asyncio.create_task(self._keys.watch()) if self._keys is not None else None
         try:
             with self._listener:
+                if listener.is_inherited():
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(OTHERS_READY_WITHIN):
+                            await poll(lambda: not self._health.missing())
                 _log.info("http_listening", port=self._port, tls=self._tls is not None)
                 await self._server.run()
         finally:
