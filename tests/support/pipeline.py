@@ -1,15 +1,18 @@
 """The real services on a real broker, in one process and on one loop."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import msgspec
 
 from pagewire import AsyncClient
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.cluster import Cluster
+from pagewire.services.detokenizer import fence
 from pagewire.services.detokenizer.service import Detokenizer
 from pagewire.services.executor.service import Executor
 from pagewire.services.scheduler.service import Scheduler
@@ -88,6 +91,13 @@ async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncI
     With tenants, the client is the one with `CLIENT_KEY`.
     """
     api_key = CLIENT_KEY if api_keys is not None else ""
+    with patch.object(fence, "LIMIT", math.inf):  # all services share a loop: where one stands still, all do
+        async with _running(settings, api_keys, api_key) as pipeline:
+            yield pipeline
+
+
+@asynccontextmanager
+async def _running(settings: Settings, api_keys: ApiKeys | None, api_key: str) -> AsyncIterator[Pipeline]:
     async with Cluster(msgspec.structs.replace(settings, nats_port=0, api_key=api_key), api_keys) as cluster:
         buses: dict[str, NatsBus] = {}
 

@@ -507,7 +507,9 @@ class TestStore:
         assert [item.headers for item in found] == [{"trace": str(number)} for number in range(250)]
         assert sorted({item.sequence for item in found}) == [item.sequence for item in found]
         await two.store.end_work(taken.ack)
-        assert (await one.store.list_work(model))[0].data == bodies[1]
+        async with asyncio.timeout(5):
+            while (await one.store.list_work(model))[0].data != bodies[1]:
+                pass  # a copy of a cluster may lag behind
         assert await one.store.list_work(model, found[-1].sequence) == []
         for queue, count in ((f"{model}.urgent.any", 124), (f"{model}.normal.any", 125)):
             pulled = await two.store.pull_work(queue, count, expires=5)
