@@ -63,7 +63,7 @@ class NatsClient(Client):  # type: ignore[misc]
     def __init__(
         self, on_denied: Callable[[str], None], on_disconnect: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
-        """`on_denied` gets the message of the server in lower case, `on_disconnect`, maybe twice, the reason of the loss."""
+        """`on_denied` gets the server's message in lower case, `on_disconnect`, maybe twice, the reason of the loss."""
         super().__init__()
         self._ps = BulkParser(self, self._deliver)
         self._on_denied = on_denied
