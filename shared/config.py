@@ -52,8 +52,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What `logprobs` reports: log-probabilities or logits, of the model's own distribution (raw), or after penalties,
     biases, temperature and filters (processed).
     """
-    max_logprobs: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 20
-    """Most `logprobs` and `prompt_logprobs` that a request may ask for."""
+    max_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=1024)] = 20
+    """Most `logprobs` and `prompt_logprobs` that a request may ask for; -1: as many as there are tokens."""
     max_model_len: int | None = None
     """Context length in tokens; by default the model's own."""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64

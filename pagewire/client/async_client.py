@@ -130,6 +130,9 @@ class AsyncClient:
         cache_salt: str = "",
         timeout: float = 60.0,
         traceparent: str = "",
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool | None = None,
+        return_token_ids: bool = False,
         **fields: Any,
     ) -> Stream:
         """Returns a request whose deltas are read with `async for`. Nothing is sent before that.
@@ -150,6 +153,11 @@ class AsyncClient:
             cache_salt: only requests with the same salt share cached prefixes.
             timeout: seconds until the deadline.
             traceparent: W3C trace context that the request continues.
+            truncate_prompt_tokens: number of last tokens of a prompt that count; -1: as many as the context has room
+                for.
+            add_special_tokens: whether a text gets the special tokens that the model wants around a prompt; by default
+                prompts do, and conversations do not.
+            return_token_ids: whether the ids of the prompts are part of the answer.
 
         Raises:
             InvalidRequest: an argument is unknown or has the wrong type.
@@ -169,6 +177,12 @@ class AsyncClient:
             "cache_salt": cache_salt,
             "timeout_ms": int(timeout * 1000),
         }
+        if truncate_prompt_tokens is not None:
+            request["truncate_prompt_tokens"] = truncate_prompt_tokens
+        if add_special_tokens is not None:
+            request["add_special_tokens"] = add_special_tokens
+        if return_token_ids:
+            request["return_token_ids"] = True
         try:
             body = msgspec.to_builtins(request)
             checked = msgspec.convert(body, GenerateRequest)
@@ -224,15 +238,23 @@ class AsyncClient:
         Raises:
             RequestError: the text is refused, or no tokenizer answers.
         """
-        return (await self._request(subjects.TOKENIZE, model, TokenizeRequest(text), TokenizeReply)).token_ids
+        return (await self.tokenize_request(TokenizeRequest(text), model)).token_ids
 
-    async def detokenize(self, token_ids: Sequence[int], model: str = "") -> str:
-        """Returns the text of token ids.
+    async def tokenize_request(self, request: TokenizeRequest, model: str = "") -> TokenizeReply:
+        """Returns the tokens of a text or of a conversation.
+
+        Raises:
+            RequestError: the request is refused, or no tokenizer answers.
+        """
+        return await self._request(subjects.TOKENIZE, model, request, TokenizeReply)
+
+    async def detokenize(self, token_ids: Sequence[int], model: str = "", *, keep_prefix: bool = False) -> str:
+        """Returns the text of token ids; with `keep_prefix` also of special tokens that `tokenize` puts before a text.
 
         Raises:
             RequestError: the ids are refused, or no detokenizer answers.
         """
-        request = DetokenizeRequest(list(token_ids))
+        request = DetokenizeRequest(list(token_ids), keep_prefix)
         return (await self._request(subjects.DETOKENIZE, model, request, DetokenizeReply)).text
 
     async def _request(self, verb: str, model: str, request: msgspec.Struct, kind: type[T]) -> T:

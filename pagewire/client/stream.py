@@ -64,6 +64,7 @@ class Stream:
         request_id: id of the request.
         model: the served name; if it was not given, it is empty until the request is sent.
         prompt_tokens: number of tokens of all prompts; None until the request is accepted.
+        prompt_token_ids: ids of each prompt, once it is accepted, if the request asks for `return_token_ids`.
         final: the last frame, with the usage; None until the stream ends.
     """
 
@@ -83,6 +84,7 @@ class Stream:
         earlier request can have it."""
         self.request_id = request.request_id or ""
         self.prompt_tokens: int | None = None
+        self.prompt_token_ids: list[list[int]] = []
         self.final: Final | None = None
         self._bus = bus
         self._directory = directory
@@ -220,6 +222,7 @@ class Stream:
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
+            self.prompt_token_ids = frame.prompt_token_ids or []
         elif isinstance(frame, Final):
             self._on_final(frame)
         elif isinstance(frame, Result):

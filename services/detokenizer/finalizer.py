@@ -50,6 +50,7 @@ class Finalizer:
     def start(self, stream: Stream) -> None:
         """Takes over a stream to which nothing is added any more."""
         stream.state = StreamState.FINALIZING
+        stream.times.note_end()
         if stream.deadline is not None:
             stream.deadline.cancel()
         task = self._tasks.create_task(self._finalize(stream))

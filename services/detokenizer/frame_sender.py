@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pagewire.services.detokenizer.stream import Stream, StreamState, Subscriber
 from pagewire.shared.bus import Bus, Message, Subscription
@@ -197,6 +197,8 @@ class FrameSender:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
                 if completion.logprobs is not None:
                     delta.logprobs = [spelled(completion.logprobs[position], self.spell)]
+                if not position and (prompt := _prompt_before(stream, index)):
+                    delta.prompt_logprobs = _spelled_prompt(prompt, self.spell)
                 if subscriber.batch_inbox and not subscriber.probe:
                     batcher.add(subscriber, delta)
                 else:
@@ -293,10 +295,12 @@ def _last_frame(
     if stream.error is not None:
         frame = error_frame(stream.error, stream.public_id, stream.tokens)
         return encode_frame(frame, encoding), error_headers(stream.error)
-    usage = Usage(stream.prompt_tokens, stream.tokens, stream.cached_tokens)
+    returned, metrics = stream.returned, stream.times.metrics()
+    tokens = sum(len(completion.tokens) for completion in returned)
+    usage = Usage(stream.prompt_tokens, tokens, stream.cached_tokens)
     if streaming:
-        ends = [FinalChoice(i, end.finish or "cancelled", end.stop_reason) for i, end in enumerate(stream.completions)]
-        return encode_frame(Final(stream.public_id, ends, usage, *_prompts(stream, spell)), encoding), None
+        ends = [FinalChoice(i, end.finish or "cancelled", end.stop_reason) for i, end in enumerate(returned)]
+        return encode_frame(Final(stream.public_id, ends, usage, *_prompts(stream, spell), metrics), encoding), None
     choices = [
         Choice(
             index=index,
@@ -304,11 +308,13 @@ def _last_frame(
             token_ids=completion.tokens,
             finish_reason=completion.finish or "cancelled",
             stop_reason=completion.stop_reason,
-            logprobs=None if completion.logprobs is None else [spelled(found, spell) for found in completion.logprobs],
+            logprobs=None
+            if completion.logprobs is None or stream.hides_logprobs
+            else [spelled(found, spell) for found in completion.logprobs],
         )
-        for index, completion in enumerate(stream.completions)
+        for index, completion in enumerate(returned)
     ]
-    return encode_frame(Result(stream.public_id, choices, usage, *_prompts(stream, spell)), encoding), None
+    return encode_frame(Result(stream.public_id, choices, usage, *_prompts(stream, spell), metrics), encoding), None
 
 
 def _prompts(
@@ -317,5 +323,17 @@ def _prompts(
     """Returns ids and log-probabilities of the prompts, if the request asks for them."""
     if not stream.prompts:
         return None, None
-    told = [[None if found is None else spelled(found, spell) for found in prompt] for prompt in stream.prompt_logprobs]
-    return [unpack(prompt) for prompt in stream.prompts], told
+    told = [_spelled_prompt(prompt, spell) for prompt in stream.prompt_logprobs]
+    return [unpack(prompt) for prompt in stream.prompts], told or None
+
+
+def _prompt_before(stream: Stream, index: int) -> Sequence[TokenLogprobs | None]:
+    """Returns the log-probabilities of the prompt that come with a completion: the first one of the prompt."""
+    if not stream.prompts:
+        return ()
+    prompt, completion = divmod(index, len(stream.completions) // len(stream.prompts))
+    return () if completion or not stream.prompt_logprobs else stream.prompt_logprobs[prompt]
+
+
+def _spelled_prompt(prompt: Sequence[TokenLogprobs | None], spell: Callable[[int], str]) -> client.PromptLogprobs:
+    return [None if found is None else spelled(found, spell) for found in prompt]

@@ -331,12 +331,13 @@ class ClientHandlers:
         except InvalidRequest as error:
             self._replier.refuse(message, error)
             return
-        if not self._tasks.start(self._detokenize(message, request.token_ids)):
+        if not self._tasks.start(self._detokenize(message, request)):
             self._replier.refuse(message, Overloaded("too many requests at once: send it again later", RETRY_AFTER_MS))
 
-    async def _detokenize(self, message: Message, tokens: list[int]) -> None:
+    async def _detokenize(self, message: Message, request: DetokenizeRequest) -> None:
         """Answers with the text, special tokens spelled out except those that `tokenize` puts before every text."""
-        if self._prefix and tokens[: len(self._prefix)] == self._prefix:
+        tokens = request.token_ids
+        if self._prefix and not request.keep_prefix and tokens[: len(self._prefix)] == self._prefix:
             tokens = tokens[len(self._prefix) :]
         text = await asyncio.to_thread(self._tokenizer.decode, tokens, skip_special_tokens=False)
         self._replier.send(message, DetokenizeReply(text))

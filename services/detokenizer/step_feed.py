@@ -274,6 +274,7 @@ class SequenceMap:
                 continue
             if token == NO_TOKEN:
                 stream.cached_tokens += choice.count_cached(start)
+                stream.times.note_row(output.elapsed_us, token=False)
                 continue
             position = start + count - choice.prompt_length
             try:
@@ -290,6 +291,7 @@ class SequenceMap:
             effects.touched.add(stream)
             if len(choice.tokens) == new:
                 stream.cached_tokens += choice.count_cached(start)
+                stream.times.note_row(output.elapsed_us, token=True)
             if choice.finish is not None:
                 effects.ended.add(stream)
                 if finish == Finish.NONE:

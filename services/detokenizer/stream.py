@@ -9,9 +9,10 @@ from typing import Literal
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from pagewire.services.detokenizer.outcome import Times, best_completions
 from pagewire.services.detokenizer.text import StopStrings, TextDecoder
 from pagewire.shared import subjects
-from pagewire.shared.errors import REQUEST_ERRORS, Internal, PagewireError, RequestError
+from pagewire.shared.errors import PagewireError, RequestError
 from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
@@ -226,6 +227,12 @@ class Stream:
     """Tokens when a scheduler was lost last."""
     secret: bytes = b""
     """Ends the subjects that cancel and resume the stream."""
+    best: int = 0
+    """Completions of each prompt that the client gets, the best ones; 0: all."""
+    num_prompts: int = 1
+    hides_logprobs: bool = False
+    """Whether log-probabilities of tokens are reported only to find the best."""
+    times: Times = field(default_factory=lambda: Times(0.0))
 
     @property
     def tenant(self) -> str:
@@ -274,6 +281,11 @@ class Stream:
         """The completions of an open stream."""
         return [completion for completion in self.completions if isinstance(completion, Choice)]
 
+    @property
+    def returned(self) -> Sequence[Completion]:
+        """The completions that the client gets."""
+        return best_completions(self.completions, self.num_prompts, self.best) if self.best else self.completions
+
     def find_subscriber(self, reply: str) -> "Subscriber | None":
         """Returns the subscriber with that inbox."""
         return next((subscriber for subscriber in self.subscribers if subscriber.reply == reply), None)
@@ -294,9 +306,9 @@ class Stream:
                 tuple(done.texts),
                 done.finish or "cancelled",
                 done.stop_reason,
-                None if done.logprobs is None else tuple(done.logprobs),
+                None if done.logprobs is None or self.hides_logprobs else tuple(done.logprobs),
             )
-            for done in (self.completions if self.error is None else ())
+            for done in (self.returned if self.error is None else ())
         )
         return Done(
             request_id=self.request_id,
@@ -309,6 +321,7 @@ class Stream:
             secret=self.secret,
             prompts=self.prompts,
             prompt_logprobs=self.prompt_logprobs,
+            times=self.times.packed(),
         )
 
 
@@ -379,28 +392,3 @@ class Subscriber:
     def put_back(self, delta: Delta) -> None:
         """Makes a delta that could not be sent due again."""
         self.positions[delta.index] = min(self.positions[delta.index], delta.start)
-
-
-def restore(done: Done) -> Stream:
-    """Returns the ended stream of a record."""
-    return Stream(
-        request_id=done.request_id,
-        digest=done.digest,
-        completions=[
-            Completion(
-                unpack(choice.tokens),
-                list(choice.texts),
-                choice.finish_reason,
-                choice.stop_reason,
-                None if choice.logprobs is None else list(choice.logprobs),
-            )
-            for choice in done.choices
-        ],
-        prompt_tokens=done.prompt_tokens,
-        cached_tokens=done.cached_tokens,
-        state=StreamState.ENDED,
-        error=REQUEST_ERRORS.get(done.error, Internal)(done.message) if done.error else None,
-        secret=done.secret,
-        prompts=done.prompts,
-        restored_prompt_logprobs=done.prompt_logprobs,
-    )

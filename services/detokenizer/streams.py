@@ -5,9 +5,11 @@ import time
 from collections.abc import Sequence
 
 import structlog
+from msgspec import UNSET
 
 from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
 from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
+from pagewire.services.detokenizer.outcome import Times
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.step_feed import SequenceMap, StepFeed
 from pagewire.services.detokenizer.stream import Choice, Stream, StreamState, Subscriber, open_choices
@@ -260,7 +262,7 @@ class Streams:
             return OpenState.CONFLICT
         known = stream.find_subscriber(request.reply)
         if known is not None:
-            known.rewind(0, self._accepted(stream))
+            known.rewind(0, self._accepted(stream, request))
             self._send(stream)
         else:
             self._subscribe(stream, request)
@@ -277,7 +279,11 @@ class Streams:
             prompt_tokens=sum(unpack(request.prompt_lengths)),
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
             secret=request.secret,
-            prompts=request.prompts if request.prompt_logprobs else (),
+            prompts=request.prompts if request.prompt_logprobs or request.return_token_ids else (),
+            best=request.best,
+            num_prompts=len(request.prompts),
+            hides_logprobs=request.hides_logprobs,
+            times=Times((request.deadline or time.time() + timeout) - timeout),
         )
         loop = asyncio.get_running_loop()
         late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
@@ -293,7 +299,7 @@ class Streams:
                 request.encoding,
                 streaming=request.stream,
                 sent=sent,
-                accepted=self._accepted(stream) if request.stream else None,
+                accepted=self._accepted(stream, request) if request.stream else None,
                 batch_inbox=request.batch_inbox,
             )
         )
@@ -316,13 +322,14 @@ class Streams:
             self._sender.enqueue(stream)
             self._sender.drain()
 
-    def _accepted(self, stream: Stream) -> Accepted:
+    def _accepted(self, stream: Stream, request: OpenStream) -> Accepted:
         """Returns the first frame of a stream. Nobody else learns the subjects that cancel and resume it."""
         cancel, resume = (
             subjects.for_tenant(f"{verb}.{self._instance}.{stream.public_id}.{stream.secret.hex()}", stream.tenant)
             for verb in (subjects.CANCEL, subjects.RESUME)
         )
-        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens)
+        ids = [unpack(prompt) for prompt in stream.prompts] if request.return_token_ids else UNSET
+        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, ids)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.

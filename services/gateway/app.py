@@ -16,19 +16,34 @@ from pagewire.services.gateway.authentication import Authentication, FindTenant
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.shapes import Model, ModelList
-from pagewire.shared.errors import ModelNotFound, PagewireError
+from pagewire.services.gateway.tokenization import Tokenization
+from pagewire.shared.errors import InvalidRequest, ModelNotFound, PagewireError
 
 Endpoints = Mapping[str, GeneratingEndpoint]
 """The generating endpoints by path."""
 
 
-def build(client: AsyncClient, endpoints: Endpoints, health: Health, find_tenant: FindTenant | None = None) -> ASGIApp:
-    """Returns the application. With `find_tenant`, all paths but those of `authentication.PUBLIC` need a key."""
-    app = Shortcut(endpoints, _starlette(client, endpoints, health))
+POOLING = ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
+"""Routes of vLLM for models that do not generate text."""
+
+
+def build(
+    client: AsyncClient,
+    endpoints: Endpoints,
+    health: Health,
+    find_tenant: FindTenant | None = None,
+    *,
+    body_limit: int = 1 << 20,
+) -> ASGIApp:
+    """Returns the application. With `find_tenant`, all paths but those of `authentication.PUBLIC` need a key.
+
+    `body_limit`: bytes of a body of the routes that are no endpoints.
+    """
+    app = Shortcut(endpoints, _starlette(client, endpoints, health, Tokenization(client, body_limit)))
     return app if find_tenant is None else Authentication(app, find_tenant)
 
 
-def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASGIApp:
+def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health, tokenization: Tokenization) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
@@ -46,6 +61,9 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
                 return _json(model)
         raise ModelNotFound(f"no model {name} is served: GET /v1/models lists the served models")
 
+    async def pooling(request: Request) -> Response:
+        raise InvalidRequest(f"{request.url.path}: embeddings, scores and other poolings are not supported here")
+
     return Starlette(
         routes=[
             Route("/livez", alive),
@@ -53,6 +71,9 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
             Route("/health", ready),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
+            Route("/tokenize", tokenization.tokenize, methods=["POST"]),
+            Route("/detokenize", tokenization.detokenize, methods=["POST"]),
+            *[Route(path, pooling, methods=["POST"]) for path in POOLING],
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
         exception_handlers={PagewireError: _on_pagewire_error, HTTPException: _on_http_error},

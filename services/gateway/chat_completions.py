@@ -2,13 +2,15 @@
 
 import time
 
+import msgspec
+
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
 from pagewire.services.gateway.chat_request import decode
 from pagewire.services.gateway.endpoint import Call
 from pagewire.services.gateway.events import ChatEvents
 from pagewire.services.gateway.logprobs import chat_logprobs
-from pagewire.services.gateway.shapes import ChatChoice, ChatCompletion, ChatMessage, usage_of
+from pagewire.services.gateway.shapes import ChatChoice, ChatCompletion, ChatMessage, timings_of, usage_of
 from pagewire.shared.messages.client import Result
 
 
@@ -28,6 +30,9 @@ class ChatCompletions:
             "priority": request.priority,
             "user": request.user,
             "cache_salt": request.cache_salt,
+            "add_special_tokens": request.add_special_tokens,
+            "truncate_prompt_tokens": request.truncate_prompt_tokens,
+            "return_token_ids": request.return_token_ids,
             **sampling,
         }
         return Call(
@@ -36,6 +41,7 @@ class ChatCompletions:
             request.stream_options,
             sampling.get("n", 1),
             top_logprobs=request.top_logprobs,
+            token_ids=request.return_token_ids,
         )
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ChatCompletion:
@@ -53,15 +59,27 @@ class ChatCompletions:
                     None if choice.logprobs is None else chat_logprobs(choice.logprobs, top),
                     finish_reason=choice.finish_reason,
                     stop_reason=choice.stop_reason,
+                    token_ids=choice.token_ids if call.token_ids else msgspec.UNSET,
                 )
                 for choice in result.choices
             ],
             usage=usage_of(result.usage),
+            timings=timings_of(result.metrics, result.usage),
         )
+        if call.token_ids:
+            answer.prompt_token_ids = (result.prompt_token_ids or [])[0]
         if result.prompt_logprobs is not None:
             answer.prompt_logprobs = result.prompt_logprobs[0]
         return answer
 
-    def events(self, call: Call, stream: Stream, *, counted: bool) -> ChatEvents:
+    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> ChatEvents:
         """See `Api.events`."""
-        return ChatEvents(stream.request_id, stream.model, counted=counted, top_logprobs=call.top_logprobs)
+        del client
+        return ChatEvents(
+            stream.request_id,
+            stream.model,
+            counted=counted,
+            top_logprobs=call.top_logprobs,
+            prompt_ids=stream.prompt_token_ids if call.token_ids else None,
+            prompt_logprobs="prompt_logprobs" in call.arguments,
+        )

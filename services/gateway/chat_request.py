@@ -35,11 +35,16 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     """Number of the likeliest tokens that are shown with each token; needs `logprobs`."""
     echo: bool = False
     add_special_tokens: bool = False
+    """Whether the prompt gets the special tokens that the model wants around one, beside those of the template."""
+    truncate_prompt_tokens: int | None = None
+    """Number of last tokens of the prompt that count; -1: as many as the context has room for."""
+    return_token_ids: bool = False
+    """Whether the ids of the prompt and of the answers are part of the answer."""
 
 
 FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)
 _KIND = "chat completion request"
-NOT_BUILT = ("echo", "add_special_tokens")
+NOT_BUILT = ("echo",)
 """Unsupported fields, which are refused unless they have their neutral value."""
 
 
@@ -65,8 +70,6 @@ def decode(body: bytes) -> tuple[ChatCompletionRequest, dict[str, Any]]:
         raise InvalidRequest("top_logprobs needs logprobs: set it to true")
     if request.logprobs:
         sampling["logprobs"] = request.top_logprobs
-    if request.stream and "prompt_logprobs" in sampling:
-        raise InvalidRequest("prompt_logprobs are not part of a stream: leave out stream")
     newer = request.max_completion_tokens
     sampling["max_tokens"] = sampling.get("max_tokens") if newer is None else newer
     return request, sampling

@@ -7,10 +7,10 @@ from typing import Any
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
 from pagewire.services.gateway.endpoint import Call
-from pagewire.services.gateway.events import CompletionEvents
+from pagewire.services.gateway.events import CompletionEvents, Echo
 from pagewire.services.gateway.logprobs import completion_logprobs, echoed_logprobs, joined
 from pagewire.services.gateway.request import decode
-from pagewire.services.gateway.shapes import Choice, Completion, usage_of
+from pagewire.services.gateway.shapes import Choice, Completion, timings_of, usage_of
 from pagewire.shared.messages.client import Result
 
 
@@ -27,6 +27,9 @@ class Completions:
             "priority": request.priority,
             "user": request.user,
             "cache_salt": request.cache_salt,
+            "add_special_tokens": request.add_special_tokens,
+            "truncate_prompt_tokens": request.truncate_prompt_tokens,
+            "return_token_ids": request.return_token_ids or (request.echo and "prompt_logprobs" in sampling),
             **sampling,
         }
         return Call(
@@ -36,6 +39,7 @@ class Completions:
             sampling.get("n", 1),
             echo=request.echo,
             no_tokens=request.no_tokens,
+            token_ids=request.return_token_ids,
         )
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
@@ -63,6 +67,9 @@ class Completions:
             )
             if result.prompt_logprobs is not None:
                 answer.prompt_logprobs = result.prompt_logprobs[prompt]
+            if call.token_ids:
+                answer.token_ids = [] if call.no_tokens else choice.token_ids
+                answer.prompt_token_ids = (result.prompt_token_ids or [])[prompt]
             choices.append(answer)
         return Completion(
             id=f"cmpl-{stream.request_id}",
@@ -70,13 +77,26 @@ class Completions:
             model=stream.model,
             choices=choices,
             usage=usage_of(result.usage),
+            timings=timings_of(result.metrics, result.usage),
         )
 
-    def events(self, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
+    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
         """See `Api.events`."""
-        prompt = call.arguments["prompt"]
-        echoed = ([prompt] if isinstance(prompt, str) else list(prompt)) if call.echo else []
-        return CompletionEvents(stream.request_id, stream.model, counted=counted, prompts=echoed)
+        reports = "prompt_logprobs" in call.arguments
+        echo = Echo(())
+        if call.echo:
+            firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids if reports]
+            texts = await _texts(client, call.arguments["prompt"], stream.model)
+            echo = Echo(texts, firsts if reports else None)
+        return CompletionEvents(
+            stream.request_id,
+            stream.model,
+            counted=counted,
+            prompt_ids=stream.prompt_token_ids if call.token_ids else None,
+            prompt_logprobs=reports,
+            echo=echo,
+            no_tokens=call.no_tokens,
+        )
 
 
 async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -> list[str]:

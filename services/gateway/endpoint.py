@@ -42,6 +42,8 @@ class Call:
     """Whether only the prompt is wanted: the one token that is generated is dropped."""
     top_logprobs: int = 0
     """Likeliest tokens that a chat shows at each position."""
+    token_ids: bool = False
+    """Whether token ids are part of the answer."""
 
 
 class Api(Protocol):
@@ -53,8 +55,8 @@ class Api(Protocol):
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
         """Returns the response to a request without a stream."""
 
-    def events(self, call: Call, stream: Stream, *, counted: bool) -> Events[Any]:
-        """Returns the events of a stream; `counted`: every event has the usage so far."""
+    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> Events[Any]:
+        """Returns the events of a stream that has begun; `counted`: every event has the usage so far."""
 
 
 class Endpoint:
@@ -81,9 +83,9 @@ class Endpoint:
             stream = client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
             async with while_connected(receive):
                 if call.streamed:
-                    await self._send_events(stream, call, send)
+                    await self._send_events(client, stream, call, send)
                 else:
-                    answer = await self._api.answer(self._client, call, stream, await stream.result())
+                    answer = await self._api.answer(client, call, stream, await stream.result())
                     await Response(_encode(answer), media_type="application/json")(scope, receive, send)
         except ClientGone:
             pass
@@ -97,7 +99,7 @@ class Endpoint:
             self.running -= 1
             self.served += 1
 
-    async def _send_events(self, stream: Stream, call: Call, send: Send) -> None:
+    async def _send_events(self, client: AsyncClient, stream: Stream, call: Call, send: Send) -> None:
         """Sends a stream of events. An error before the first token is raised, so that it sets the response's status.
 
         While the client reads slowly, each `send` waits, and the stream merges the deltas that arrive meanwhile.
@@ -105,7 +107,8 @@ class Endpoint:
         usage = call.options.include_usage
         async with aclosing(stream.batches()) as batches:
             first: list[Delta] = await anext(batches, [])
-            events = self._api.events(call, stream, counted=usage and call.options.continuous_usage_stats)
+            counted = usage and call.options.continuous_usage_stats
+            events = await self._api.events(client, call, stream, counted=counted)
             await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
             try:
                 beginning = events.beginning(call.choices, stream.prompt_tokens)

@@ -2,22 +2,25 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from pagewire.services.gateway.logprobs import chat_logprobs, completion_logprobs
+from pagewire.services.gateway.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
 from pagewire.services.gateway.shapes import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
     Choice,
     Completion,
+    Timings,
     Usage,
+    timings_of,
     usage_of,
 )
-from pagewire.shared.messages.client import Delta, Final, FinalChoice, TokenLogprobs
+from pagewire.shared.messages.client import Delta, Final, FinalChoice, PromptLogprobs
 
 DONE = b"data: [DONE]\n\n"
 """Sent after the last event."""
@@ -32,12 +35,26 @@ class Events(ABC, Generic[C]):
     key: bytes
     """The JSON key before a text."""
 
-    def __init__(self, *, counted: bool) -> None:
-        """`counted`: whether every event has the usage so far."""
+    def __init__(
+        self, *, counted: bool, prompt_ids: Sequence[list[int]] | None = None, prompt_logprobs: bool = False
+    ) -> None:
+        """Begins a stream.
+
+        Args:
+            counted: whether every event has the usage so far.
+            prompt_ids: ids of each prompt if token ids are part of the events.
+            prompt_logprobs: whether log-probabilities of prompts are.
+        """
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """Per choice, the encoded event before and after the text."""
         self._counted = counted
         self._tokens = 0
+        self._prompt_ids = prompt_ids
+        self._detailed = prompt_ids is not None or prompt_logprobs
+        """Whether a part has more than text and log-probabilities of its tokens."""
+        self._choices = 1
+        """Choices per prompt."""
+        self._timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
     @abstractmethod
     def event(self, choices: list[C], usage: Usage | None) -> bytes:
@@ -48,8 +65,8 @@ class Events(ABC, Generic[C]):
         """Returns the next part of a choice."""
 
     @abstractmethod
-    def reported(self, delta: Delta, logprobs: Sequence[TokenLogprobs]) -> C:
-        """Returns the next part of a choice, with the log-probabilities of its tokens."""
+    def part(self, delta: Delta) -> C:
+        """Returns the next part of a choice, with all that is reported of its tokens."""
 
     @abstractmethod
     def end(self, choice: FinalChoice) -> C:
@@ -60,23 +77,27 @@ class Events(ABC, Generic[C]):
         return b""
 
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
-        """Returns one event per delta with text or log-probabilities; usage needs `prompt_tokens`."""
+        """Returns one event per delta with text or anything else to tell; usage needs `prompt_tokens`."""
         if self._counted:
             return self._counted_texts(batch, prompt_tokens)
-        return b"".join([self._text(delta) for delta in batch if delta.text or delta.logprobs])
+        every = self._detailed
+        return b"".join([self._text(delta) for delta in batch if delta.text or delta.logprobs or every])
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
         """Returns one event per choice with its finish reason, and with `usage` one event with the usage."""
         so_far = self._usage(final.usage.prompt_tokens) if self._counted else None
         ends = b"".join(self._data([self.end(choice)], so_far) for choice in final.choices)
-        return ends + self._data([], usage_of(final.usage)) if usage else ends
+        if not usage:
+            return ends
+        self._timings = timings_of(final.metrics, final.usage)
+        return ends + self._data([], usage_of(final.usage))
 
     def _counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
         events = []
         for delta in batch:
             self._tokens += len(delta.token_ids)
-            if delta.logprobs is not None:
-                events.append(self._data([self.reported(delta, delta.logprobs)], self._usage(prompt_tokens)))
+            if delta.logprobs is not None or self._detailed:
+                events.append(self._data([self.part(delta)], self._usage(prompt_tokens)))
             elif delta.text:
                 events.append(self._data([self.text(delta.index, delta.text)], self._usage(prompt_tokens)))
         return b"".join(events)
@@ -88,8 +109,8 @@ class Events(ABC, Generic[C]):
         return Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
 
     def _text(self, delta: Delta) -> bytes:
-        if delta.logprobs is not None:
-            return self._data([self.reported(delta, delta.logprobs)], None)
+        if delta.logprobs is not None or self._detailed:
+            return self._data([self.part(delta)], None)
         around = self._around.get(delta.index)
         if around is None:
             # Quotes within JSON strings are escaped, so the first match is the key.
@@ -101,39 +122,110 @@ class Events(ABC, Generic[C]):
         return data(self.event(choices, usage))
 
 
+class Echo(NamedTuple):
+    """The prompts with which choices begin."""
+
+    texts: Sequence[str]
+    firsts: Sequence[str] | None = None
+    """Text of the first token of each, if log-probabilities are echoed too: these come with the first deltas."""
+
+
 class CompletionEvents(Events[Choice]):
     """The events of `/v1/completions`."""
 
     key = b'"text":'
 
-    def __init__(self, request_id: str, model: str, *, counted: bool = False, prompts: Sequence[str] = ()) -> None:
-        """`prompts`: the texts that the choices begin with, if they are echoed."""
-        super().__init__(counted=counted)
-        self._prompts = prompts
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        *,
+        counted: bool = False,
+        prompt_ids: Sequence[list[int]] | None = None,
+        prompt_logprobs: bool = False,
+        echo: Echo = Echo(()),  # noqa: B008 - immutable
+        no_tokens: bool = False,
+    ) -> None:
+        """`no_tokens`: whether the generated tokens are dropped."""
+        super().__init__(counted=counted, prompt_ids=prompt_ids, prompt_logprobs=prompt_logprobs)
+        self._echo = echo
+        self._no_tokens = no_tokens
+        self._waiting = set(range(len(echo.texts))) if echo.firsts is not None else set()
+        """Prompts whose log-probabilities have not come yet: their choices have not begun."""
+        self._held: defaultdict[int, list[Delta]] = defaultdict(list)
+        """Deltas of their choices."""
         self._offsets: dict[int, int] = {}
         """Characters of all tokens of each choice so far."""
         self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
 
     def event(self, choices: list[Choice], usage: Usage | None) -> bytes:
         """Returns the JSON of a `Completion`."""
-        self._event.choices, self._event.usage = choices, usage
+        self._event.choices, self._event.usage, self._event.timings = choices, usage, self._timings
         return _encode(self._event)
 
     def text(self, index: int, text: str) -> Choice:
         """Returns the next part of a choice."""
         return Choice(index, text)
 
-    def reported(self, delta: Delta, logprobs: Sequence[TokenLogprobs]) -> Choice:
-        """Returns the next part of a choice, with the log-probabilities of its tokens."""
-        found = completion_logprobs(logprobs, self._offsets.get(delta.index, 0))
-        self._offsets[delta.index] = found.text_offset[-1] + len(found.tokens[-1])
-        return Choice(delta.index, delta.text, found)
+    def part(self, delta: Delta) -> Choice:
+        """Returns the next part of a choice, with all that is reported of its tokens."""
+        choice = Choice(delta.index, delta.text, prompt_logprobs=delta.prompt_logprobs)
+        if delta.logprobs is not None:
+            choice.logprobs = found = completion_logprobs(delta.logprobs, self._offsets.get(delta.index, 0))
+            self._offsets[delta.index] = found.text_offset[-1] + len(found.tokens[-1])
+        if self._prompt_ids is not None:
+            choice.token_ids = delta.token_ids
+            if not delta.start:
+                choice.prompt_token_ids = self._prompt_ids[delta.index // self._choices]
+        return choice
 
     def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        """Returns one event per choice with the prompt that it echoes."""
+        """Returns one event per choice with the prompt that it echoes, unless that comes with log-probabilities."""
+        self._choices = choices
+        if self._echo.firsts is not None:
+            return b""
         usage = self._usage(prompt_tokens) if self._counted else None
-        texts = [text for text in self._prompts for _ in range(choices)]
+        texts = [text for text in self._echo.texts for _ in range(choices)]
         return b"".join(self._data([self.text(index, text)], usage) for index, text in enumerate(texts))
+
+    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
+        """Returns the events of deltas; those of choices that cannot begin yet are kept for later."""
+        if not (self._waiting or self._no_tokens):
+            return super().texts(batch, prompt_tokens)
+        events = []
+        for delta in batch:
+            prompt, told = delta.index // self._choices, delta.prompt_logprobs
+            ready = [delta]
+            if prompt in self._waiting:
+                self._held[prompt].append(delta)
+                if told is msgspec.UNSET:
+                    continue
+                self._waiting.discard(prompt)
+                events.append(self._echoed(prompt, told, prompt_tokens))
+                ready, delta.prompt_logprobs = self._held.pop(prompt), msgspec.UNSET
+            events.append(super().texts([] if self._no_tokens else ready, prompt_tokens))
+        return b"".join(events)
+
+    def _echoed(self, prompt: int, told: PromptLogprobs, prompt_tokens: int | None) -> bytes:
+        """Returns one event per choice of a prompt, with the prompt and its log-probabilities."""
+        assert self._echo.firsts is not None
+        text, usage = self._echo.texts[prompt], self._usage(prompt_tokens) if self._counted else None
+        events = []
+        for index in range(prompt * self._choices, (prompt + 1) * self._choices):
+            self._offsets[index] = len(text)
+            logprobs = echoed_logprobs(self._echo.firsts[prompt], told)
+            events.append(self._data([Choice(index, text, logprobs, prompt_logprobs=told)], usage))
+        return b"".join(events)
+
+    def ends(self, final: Final, *, usage: bool) -> bytes:
+        """Returns one event per choice with its finish reason, and with `usage` one event with the usage."""
+        if self._no_tokens:
+            final = msgspec.structs.replace(
+                final,
+                choices=[FinalChoice(choice.index, "length") for choice in final.choices],
+                usage=msgspec.structs.replace(final.usage, completion_tokens=0),
+            )
+        return super().ends(final, usage=usage)
 
     def end(self, choice: FinalChoice) -> Choice:
         """Returns the end of a choice."""
@@ -145,27 +237,39 @@ class ChatEvents(Events[ChatChunkChoice]):
 
     key = b'"content":'
 
-    def __init__(self, request_id: str, model: str, *, counted: bool = False, top_logprobs: int = 0) -> None:
-        super().__init__(counted=counted)
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        *,
+        counted: bool = False,
+        top_logprobs: int = 0,
+        prompt_ids: Sequence[list[int]] | None = None,
+        prompt_logprobs: bool = False,
+    ) -> None:
+        super().__init__(counted=counted, prompt_ids=prompt_ids, prompt_logprobs=prompt_logprobs)
         self._top_logprobs = top_logprobs
         self._event = ChatChunk(id=f"chatcmpl-{request_id}", created=int(time.time()), model=model, choices=[])
 
     def event(self, choices: list[ChatChunkChoice], usage: Usage | None) -> bytes:
         """Returns the JSON of a `ChatChunk`."""
-        self._event.choices, self._event.usage = choices, usage
+        self._event.choices, self._event.usage, self._event.timings = choices, usage, self._timings
         return _encode(self._event)
 
     def text(self, index: int, text: str) -> ChatChunkChoice:
         """Returns the next part of a choice."""
         return ChatChunkChoice(index, ChatDelta(content=text))
 
-    def reported(self, delta: Delta, logprobs: Sequence[TokenLogprobs]) -> ChatChunkChoice:
-        """Returns the next part of a choice, with the log-probabilities of its tokens."""
-        found = chat_logprobs(logprobs, self._top_logprobs)
-        return ChatChunkChoice(delta.index, ChatDelta(content=delta.text), found)
+    def part(self, delta: Delta) -> ChatChunkChoice:
+        """Returns the next part of a choice, with all that is reported of its tokens."""
+        found = None if delta.logprobs is None else chat_logprobs(delta.logprobs, self._top_logprobs)
+        self._event.prompt_logprobs = delta.prompt_logprobs
+        ids = delta.token_ids if self._prompt_ids is not None else msgspec.UNSET
+        return ChatChunkChoice(delta.index, ChatDelta(content=delta.text), found, token_ids=ids)
 
     def end(self, choice: FinalChoice) -> ChatChunkChoice:
         """Returns the end of a choice."""
+        self._event.prompt_logprobs = msgspec.UNSET
         return ChatChunkChoice(
             choice.index, ChatDelta(), finish_reason=choice.finish_reason, stop_reason=choice.stop_reason
         )
@@ -174,7 +278,11 @@ class ChatEvents(Events[ChatChunkChoice]):
         """Returns one event per choice with the assistant's role."""
         usage = self._usage(prompt_tokens) if self._counted else None
         begin = ChatDelta(role="assistant", content="")
-        return b"".join(self._data([ChatChunkChoice(index, begin)], usage) for index in range(choices))
+        if self._prompt_ids:
+            self._event.prompt_token_ids = self._prompt_ids[0]
+        events = b"".join(self._data([ChatChunkChoice(index, begin)], usage) for index in range(choices))
+        self._event.prompt_token_ids = msgspec.UNSET
+        return events
 
 
 def data(content: bytes) -> bytes:

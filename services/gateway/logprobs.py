@@ -45,11 +45,11 @@ def joined(left: CompletionLogprobs, right: CompletionLogprobs) -> CompletionLog
 
 
 def chat_logprobs(found: Iterable[TokenLogprobs], top: int) -> ChatLogprobs:
-    """Returns the log-probabilities of tokens, each with the `top` likeliest ones, the most likely first."""
+    """Returns the log-probabilities of tokens, each with the `top` likeliest ones, the most likely first; -1: all."""
     content = []
     for each in found:
         own = next(iter(each.values()))
-        likely = sorted(each.values(), key=lambda other: other.rank or 0)[:top]
+        likely = sorted(each.values(), key=lambda other: other.rank or 0)[: None if top < 0 else top]
         content.append(ChatTokenLogprob(*_shape(own), [TopLogprob(*_shape(other)) for other in likely]))
     return ChatLogprobs(content)
 

@@ -34,13 +34,16 @@ class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
     echo: bool = False
     """Whether the prompt is part of the text, and its tokens of the log-probabilities."""
     add_special_tokens: bool = True
+    """Whether a text gets the special tokens that the model wants around a prompt."""
+    truncate_prompt_tokens: int | None = None
+    """Number of last tokens of the prompt that count; -1: as many as the context has room for."""
+    return_token_ids: bool = False
+    """Whether the ids of prompts and completions are part of the answer."""
     no_tokens: bool = False
     """Whether `max_tokens` is 0; no field of a body."""
 
 
 FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"no_tokens"}
-NOT_BUILT = {"add_special_tokens": True}
-"""Unsupported fields, which are refused unless they have their neutral value."""
 _KIND = "completion request"
 
 
@@ -55,15 +58,10 @@ def decode(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
         request = msgspec.convert(own, CompletionRequest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body is not a {_KIND}: {error}") from error
-    for name, neutral in NOT_BUILT.items():
-        if getattr(request, name) != neutral:
-            raise InvalidRequest(f"{name} is not supported yet: leave it out")
     if request.use_beam_search:
         sampling["beam_width"] = sampling.get("n", 1)
     if request.echo:
         _echo(request, sampling)
-    if request.stream and "prompt_logprobs" in sampling:
-        raise InvalidRequest("prompt_logprobs are not part of a stream: leave out stream")
     return request, sampling
 
 
@@ -73,7 +71,3 @@ def _echo(request: CompletionRequest, sampling: dict[str, Any]) -> None:
         sampling.setdefault("prompt_logprobs", sampling["logprobs"])
     if sampling.get("max_tokens") == 0:
         sampling["max_tokens"], request.no_tokens = 1, True
-    prompt = request.prompt
-    texts = isinstance(prompt, str) or all(isinstance(one, str) for one in prompt)
-    if request.stream and (request.no_tokens or "logprobs" in sampling or not texts):
-        raise InvalidRequest("echo in a stream is for prompts of text, with tokens and without logprobs")

@@ -23,7 +23,6 @@ IGNORED = frozenset(
 )
 """Fields that clients may send and that are ignored."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_reasoning": (True,),
@@ -33,14 +32,12 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_options": ({},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncate_prompt_tokens": (),
     "vllm_xargs": ({},),
 }
 """Fields that are ignored if they have one of these neutral values."""

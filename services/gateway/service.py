@@ -45,7 +45,7 @@ class Gateway:
         self._endpoints = {path: Endpoint(api, self._client, body_limit=limit) for path, api in APIS.items()}
         self._health = Health(context.bus, on_change=context.announce)
         find = find_tenant(settings.api_key, self._keys)
-        application = app.build(self._client, self._endpoints, self._health, find)
+        application = app.build(self._client, self._endpoints, self._health, find, body_limit=limit)
         self._rotation = Rotation(application, tuple(APIS))
         self._server = server.Server(self._rotation, self._listener, self._connections, self._tls)
 

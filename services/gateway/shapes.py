@@ -7,6 +7,8 @@ import msgspec
 
 from pagewire.shared.messages import client
 
+TokenIds = list[int] | msgspec.UnsetType
+
 
 class PromptDetails(msgspec.Struct):
     """Details of the prompt's tokens."""
@@ -22,6 +24,26 @@ class Usage(msgspec.Struct):
     total_tokens: int
     prompt_tokens_details: PromptDetails | None
     """None until the request has ended."""
+
+
+class Timings(msgspec.Struct):
+    """What the parts of a request took, with llama.cpp's names. A time that is not known is 0."""
+
+    queue_ms: float
+    """From its acceptance to the first step with a token of its prompts."""
+    cache_n: int
+    """Tokens of the prompts that were in the prefix cache."""
+    prompt_n: int
+    """Tokens of the prompts that were computed."""
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    """Generated tokens."""
+    predicted_ms: float
+    """From the first generated token to the end."""
+    predicted_per_token_ms: float
+    predicted_per_second: float
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -70,7 +92,11 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's field; only if the request asks for it, and in a stream only in the first part."""
+    token_ids: TokenIds = msgspec.UNSET
     """vLLM's field; only if the request asks for it."""
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it, and in a stream only in the first part."""
 
 
 class Completion(msgspec.Struct):
@@ -82,6 +108,8 @@ class Completion(msgspec.Struct):
     choices: list[Choice]
     usage: Usage | None = None
     object: Literal["text_completion"] = "text_completion"
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    """Only beside the usage of a request that has ended."""
 
 
 class ChatMessage(msgspec.Struct):
@@ -100,6 +128,8 @@ class ChatChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
 
 
 class ChatCompletion(msgspec.Struct):
@@ -113,6 +143,9 @@ class ChatCompletion(msgspec.Struct):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     """vLLM's field; only if the request asks for it."""
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -131,6 +164,8 @@ class ChatChunkChoice(msgspec.Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
 
 
 class ChatChunk(msgspec.Struct):
@@ -142,6 +177,12 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """Only if the request asks for it, with the first token."""
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it, in the first event of a choice."""
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    """Only beside the usage of a request that has ended."""
 
 
 class Model(msgspec.Struct):
@@ -167,3 +208,23 @@ def usage_of(usage: client.Usage) -> Usage:
     """Converts the usage to OpenAI's format."""
     total = usage.prompt_tokens + usage.completion_tokens
     return Usage(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))
+
+
+def timings_of(metrics: client.Metrics | None, usage: client.Usage) -> Timings | msgspec.UnsetType:
+    """Converts the times of a request to llama.cpp's format."""
+    if metrics is None:
+        return msgspec.UNSET
+    prompt, predicted = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
+    prompt_ms, predicted_ms = 1e3 * (metrics.prefill_time or 0.0), 1e3 * (metrics.decode_time or 0.0)
+    return Timings(
+        queue_ms=1e3 * (metrics.queued_time or 0.0),
+        cache_n=usage.cached_tokens,
+        prompt_n=prompt,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=prompt_ms / max(prompt, 1),
+        prompt_per_second=1e3 * prompt / prompt_ms if prompt_ms else 0.0,
+        predicted_n=predicted,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=predicted_ms / max(predicted, 1),
+        predicted_per_second=1e3 * predicted / predicted_ms if predicted_ms else 0.0,
+    )

@@ -26,6 +26,7 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._to_ids = to_ids(tokenizer.backend_tokenizer)
+        self._spelling = tokenizer.backend_tokenizer.id_to_token
         self._turn = asyncio.Lock()
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="encode")
 
@@ -43,6 +44,10 @@ class Encoder:
             return ids
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._to_ids, texts, special)
+
+    def spell(self, ids: Sequence[int]) -> list[str]:
+        """Returns each token as the vocabulary spells it."""
+        return [self._spelling(token) or "" for token in ids]
 
     def close(self) -> None:
         """Ends the threads once they have encoded their present text; waiting texts are dropped."""

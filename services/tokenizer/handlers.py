@@ -20,7 +20,7 @@ from pagewire.shared.bus import Message, Subscription
 from pagewire.shared.client_requests import decode_head, decode_request, encoding_of
 from pagewire.shared.context import Context
 from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
-from pagewire.shared.messages.client import FRESH, ModelList, TokenizeReply, TokenizeRequest
+from pagewire.shared.messages.client import FRESH, ModelList, TokenizeRequest
 from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
 
@@ -116,11 +116,11 @@ class Handlers:
     async def _tokenize(self, message: Message) -> None:
         try:
             request = decode_request(message.data, TokenizeRequest, encoding_of(message.headers))
+            reply = await self._processor.tokenize(request)
         except RequestError as error:
             self._replier.refuse(message, error)
             return
-        ids = await self._model.encoder.encode([request.text])
-        self._replier.send(message, TokenizeReply(ids[0]))
+        self._replier.send(message, reply)
 
     def _accepts(self, message: Message) -> bool:
         """Returns whether the request may be answered, and counts it."""

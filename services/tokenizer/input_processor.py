@@ -24,7 +24,9 @@ from pagewire.services.tokenizer.validation import (
     check_ids,
     check_lengths,
     check_texts,
+    prompts_of,
     tokens_to_generate,
+    truncate,
     validate,
 )
 from pagewire.shared import subjects, telemetry
@@ -32,7 +34,14 @@ from pagewire.shared.bus import Message
 from pagewire.shared.client_requests import decode_request, encode_request, encoding_of
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, RequestError
 from pagewire.shared.messages import pack
-from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest, SamplingParams
+from pagewire.shared.messages.client import (
+    BATCH_INBOX,
+    FRESH,
+    GenerateRequest,
+    SamplingParams,
+    TokenizeReply,
+    TokenizeRequest,
+)
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.replies import Replier
@@ -94,6 +103,21 @@ class InputProcessor:
         )
         self._seed = seed
 
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeReply:
+        """Returns the tokens of a text or of a conversation, however many.
+
+        Raises:
+            InvalidRequest: not exactly one of `text` and `messages`, or a field is invalid.
+        """
+        special, asked = request.add_special_tokens, generate_request_of(request)
+        match prompts_of(asked):
+            case ChatPrompt(conversation):
+                text, special = await self._renderer.render(conversation), bool(special)
+            case _:
+                text, special = request.text or "", special is not False
+        (ids,) = await self._model.encoder.encode([text], special=special)
+        return TokenizeReply(ids, self._model.encoder.spell(ids) if request.return_token_strs else None)
+
     async def process(self, message: Message, arrived: float, refusal: Overloaded | None = None) -> None:
         """Dispatches a request, or tells the client why not. `arrived` is a monotonic time in seconds.
 
@@ -124,10 +148,11 @@ class InputProcessor:
         expires = arrived + request.timeout_ms / 1000
         try:
             async with asyncio.timeout(_seconds_left(expires)):
-                ids = await self._tokenize(prompt)
+                ids = await self._tokenize(request, prompt)
                 words = await self._bad_words(request.sampling)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
+        ids = truncate(ids, request.truncate_prompt_tokens, request.sampling, self._limits)
         lengths = list(map(len, ids))
         _note(span, prompt_tokens=sum(lengths))
         check_lengths(lengths, self._limits)  # before anything looks at each id
@@ -136,7 +161,9 @@ class InputProcessor:
         resolved = sampling.resolve(
             request.sampling,
             seed=sampling.draw_seed(request.sampling, self._seed, digest),
-            max_tokens=tokens_to_generate(lengths, request.sampling, self._limits),
+            max_tokens=tokens_to_generate(
+                lengths, request.sampling, self._limits, return_token_ids=request.return_token_ids
+            ),
             eos=self._model.eos,
             vocab_size=self._model.vocab_size,
             bad_words=words,
@@ -163,15 +190,21 @@ class InputProcessor:
             refusal,
         )
 
-    async def _tokenize(self, prompt: TextPrompts | TokenPrompts | ChatPrompt) -> Sequence[Sequence[int]]:
+    async def _tokenize(
+        self, request: GenerateRequest, prompt: TextPrompts | TokenPrompts | ChatPrompt
+    ) -> Sequence[Sequence[int]]:
+        special = request.add_special_tokens
+        whole = request.truncate_prompt_tokens is None  # otherwise a text of any length is of use
         match prompt:
             case TextPrompts(texts):
-                check_texts(texts, self._limits)
-                return await self._model.encoder.encode(texts)
+                if whole:
+                    check_texts(texts, self._limits)
+                return await self._model.encoder.encode(texts, special=special is not False)
             case ChatPrompt(conversation):
                 text = await self._renderer.render(conversation)
-                check_texts([text], self._limits)
-                return await self._model.encoder.encode([text], special=False)
+                if whole:
+                    check_texts([text], self._limits)
+                return await self._model.encoder.encode([text], special=bool(special))
             case TokenPrompts(prompts):
                 return prompts
 
@@ -180,6 +213,17 @@ class InputProcessor:
         if not texts:
             return ()
         return sampling.bad_word_ids(await self._model.encoder.encode(texts, special=False))
+
+
+def generate_request_of(request: TokenizeRequest) -> GenerateRequest:
+    """Returns a request with the prompt whose tokens are asked for."""
+    return GenerateRequest(
+        prompt=request.text,
+        messages=request.messages,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template_kwargs=request.chat_template_kwargs,
+    )
 
 
 def digest_of(request: GenerateRequest) -> bytes:
@@ -202,7 +246,8 @@ def open_stream(
 ) -> OpenStream:
     """Returns the message to the detokenizer."""
     params = request.sampling
-    tail = 0 if params.prompt_logprobs is not None else -PROMPT_TAIL
+    tail = 0 if params.prompt_logprobs is not None or request.return_token_ids else -PROMPT_TAIL
+    sequences = sampling.num_sequences(params)
     return OpenStream(
         request_id=subjects.owned(caller.tenant, caller.request_id),
         digest=digest,
@@ -211,7 +256,7 @@ def open_stream(
         stream=request.stream,
         prompts=tuple(pack(ids[tail:]) for ids in prompts),
         prompt_lengths=pack(map(len, prompts)),
-        n=params.n,
+        n=sequences,
         stop=sampling.stop_strings(params),
         stop_token_ids=sampling.stop_tokens(params),
         include_stop=params.include_stop_str_in_output,
@@ -222,8 +267,11 @@ def open_stream(
         batch_inbox=caller.batch_inbox,
         deadline=caller.deadline,
         secret=caller.secret,
-        logprobs=params.logprobs is not None,
+        logprobs=params.logprobs is not None or sequences > params.n,
         prompt_logprobs=params.prompt_logprobs is not None,
+        best=params.n if sequences > params.n else 0,
+        hides_logprobs=params.logprobs is None and sequences > params.n,
+        return_token_ids=request.return_token_ids,
     )
 
 
@@ -235,7 +283,7 @@ def work_item(
         request_id=subjects.owned(caller.tenant, caller.request_id),
         detokenizer="",
         prompts=tuple(map(pack, prompts)),
-        n=request.sampling.n,
+        n=sampling.num_sequences(request.sampling),
         sampling=resolved,
         priority=request.priority,
         deadline=caller.deadline,

@@ -26,6 +26,7 @@ MAX_BEAMS = 16
 MAX_BEAM_STOPS = 64
 """Maximum stop tokens of a beam search, the model's own included: every step reports that many more candidates."""
 NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
+    "best_of": (None,),
     "seed": (None, -1),
     "min_tokens": (0,),
     "stop": ([],),
@@ -59,6 +60,7 @@ def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> No
         if getattr(params, name) != getattr(_DEFAULTS, name):
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
     _require(params.n >= 1, f"n must be at least 1, not {params.n}")
+    _check_best_of(params)
     for parameter in PARAMETERS:
         parameter.check(getattr(params, parameter.name))
     if params.beam_width is None:
@@ -73,9 +75,17 @@ def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> No
     _check_stops(params, vocab_size)
     _check_edits(params, vocab_size)
     for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        _require(
-            asked is None or 0 <= asked <= max_logprobs, f"{name} must be between 0 and {max_logprobs}, not {asked}"
-        )
+        _check_logprobs(name, num_logprobs(asked, vocab_size), vocab_size if max_logprobs < 0 else max_logprobs)
+
+
+def num_sequences(params: SamplingParams) -> int:
+    """Returns how many completions are generated per prompt."""
+    return max(params.n, params.best_of or 0)
+
+
+def num_logprobs(asked: int | None, vocab_size: int) -> int | None:
+    """Returns the number of tokens whose log-probabilities are reported, given the field: -1 stands for all."""
+    return vocab_size if asked == -1 else asked
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
@@ -162,8 +172,8 @@ def resolve(
         beam_width=beams,
         length_penalty=params.length_penalty,
         candidates=beams + len(stop_ids) if beams else 0,
-        logprobs=-1 if params.logprobs is None else params.logprobs,
-        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        logprobs=_reported(0 if num_sequences(params) > params.n else None, params.logprobs, vocab_size),
+        prompt_logprobs=_reported(None, params.prompt_logprobs, vocab_size),
         bias_ids=pack(biases),
         biases=array("f", biases.values()).tobytes(),
         allowed_ids=pack(allowed),
@@ -183,6 +193,27 @@ def _record(params: SamplingParams, vocab_size: int, *, greedy: bool) -> bytes:
 def _columns(params: SamplingParams, vocab_size: int) -> dict[str, float]:
     """Returns the value of each column that is a client's field."""
     return {parameter.name: parameter.resolve(getattr(params, parameter.name), vocab_size) for parameter in PARAMETERS}
+
+
+def _reported(least: int | None, asked: int | None, vocab_size: int) -> int:
+    """Returns the number of log-probabilities as `Sampling` has it, `least` if the request asks for none."""
+    number = num_logprobs(asked, vocab_size)
+    number = least if number is None else number
+    return -1 if number is None else number
+
+
+def _check_best_of(params: SamplingParams) -> None:
+    best_of = params.best_of
+    if best_of is not None:
+        _require(best_of >= params.n, f"best_of must be at least n, which is {params.n}, not {best_of}")
+        _require(
+            best_of == 1 or params.beam_width is not None or not _greedy(params),
+            "best_of must be 1 when temperature is 0: greedy completions are all equal",
+        )
+
+
+def _check_logprobs(name: str, number: int | None, most: int) -> None:
+    _require(number is None or 0 <= number <= most, f"{name} must be between 0 and {most}, not {number}")
 
 
 def _check_beams(params: SamplingParams, width: int, vocab_size: int) -> None:

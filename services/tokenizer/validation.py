@@ -89,6 +89,11 @@ def validate(
     if len(request.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt must have at most {MAX_SALT} characters, not {len(request.cache_salt)}")
     sampling.check(request.sampling, vocab_size, max_logprobs)
+    if request.stream and sampling.num_sequences(request.sampling) > request.sampling.n:
+        raise InvalidRequest("best_of is not for streams, because the best is known at the end: leave out stream")
+    truncated = request.truncate_prompt_tokens
+    if truncated is not None and truncated != -1 and truncated < 1:
+        raise InvalidRequest(f"truncate_prompt_tokens must be at least 1, or -1, not {truncated}")
     return prompts_of(request)
 
 
@@ -140,6 +145,24 @@ def check_lengths(prompt_lengths: Sequence[int], limits: Limits) -> None:
         )
 
 
+def truncate(
+    prompts: Sequence[Sequence[int]], tokens: int | None, params: SamplingParams, limits: Limits
+) -> Sequence[Sequence[int]]:
+    """Returns the last `tokens` tokens of each prompt: see `GenerateRequest.truncate_prompt_tokens`.
+
+    Raises:
+        InvalidRequest: the context does not hold as many.
+    """
+    if tokens is None:
+        return prompts
+    if tokens > limits.max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {tokens}, more than the context of {limits.max_model_len} tokens: set it lower"
+        )
+    kept = max(1, limits.max_model_len - (params.max_tokens or 1)) if tokens == -1 else tokens
+    return [prompt[-kept:] for prompt in prompts]
+
+
 def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
     """Checks that every prompt has tokens, and that the model has these tokens.
 
@@ -155,7 +178,9 @@ def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
             raise InvalidRequest(f"prompt {index} has token {token}, outside the vocabulary of {vocab_size} tokens")
 
 
-def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, limits: Limits) -> int:
+def tokens_to_generate(
+    prompt_lengths: Sequence[int], params: SamplingParams, limits: Limits, *, return_token_ids: bool = False
+) -> int:
     """Returns `max_tokens` of the request, by default the model's own number, and at most what the context leaves.
 
     Raises:
@@ -163,8 +188,8 @@ def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, li
         ContextLength: a prompt fills the context, or `max_tokens` does not fit behind it.
         PayloadTooLarge: the work or the result could not fit into a message.
     """
-    sequences = len(prompt_lengths) * params.n
-    running = len(prompt_lengths) * max(params.n, params.beam_width or 0)
+    sequences = len(prompt_lengths) * sampling.num_sequences(params)
+    running = max(sequences, len(prompt_lengths) * (params.beam_width or 0))
     if running > MAX_SEQUENCES:
         raise InvalidRequest(
             f"the request asks for {running} completions or beams, at most {MAX_SEQUENCES} are allowed"
@@ -181,13 +206,21 @@ def tokens_to_generate(prompt_lengths: Sequence[int], params: SamplingParams, li
         )
     if params.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens {params.min_tokens} exceeds the {max_tokens} tokens that the context leaves")
-    _check_payload(prompt_lengths, sequences, max_tokens, params, limits.max_payload)
+    ids = RESULT_BYTES * sum(prompt_lengths) if return_token_ids else 0
+    _check_payload(prompt_lengths, sequences, max_tokens, params, limits, ids)
     return max_tokens
 
 
 def _check_payload(
-    prompt_lengths: Sequence[int], sequences: int, max_tokens: int, params: SamplingParams, max_payload: int
+    prompt_lengths: Sequence[int],
+    sequences: int,
+    max_tokens: int,
+    params: SamplingParams,
+    limits: Limits,
+    returned: int,
 ) -> None:
+    """`returned`: bytes of the prompts' ids in the result."""
+    max_payload = limits.max_payload
     room = max_payload - HEADROOM
     work = 4 * sum(prompt_lengths)
     slot = SLOT_BYTES * (max(prompt_lengths) + max_tokens)
@@ -196,15 +229,17 @@ def _check_payload(
             f"the request needs messages of {max(work, slot) + HEADROOM} bytes, the broker takes {max_payload}: "
             "send fewer or shorter prompts"
         )
-    prompts = 0
-    if params.prompt_logprobs is not None:
-        prompts = sum(prompt_lengths) * (SLOT_BYTES + LOGPROB_BYTES * (params.prompt_logprobs + 1))
+    prompts = returned
+    of_prompt = sampling.num_logprobs(params.prompt_logprobs, limits.vocab_size)
+    if of_prompt is not None:
+        prompts += sum(prompt_lengths) * (SLOT_BYTES + LOGPROB_BYTES * (of_prompt + 1))
         if prompts > room:
             raise PayloadTooLarge(
                 f"prompt_logprobs could need a message of {prompts + HEADROOM} bytes, the broker takes {max_payload}: "
                 "send fewer or shorter prompts, or ask for fewer log-probabilities"
             )
-    per_token = RESULT_BYTES + (0 if params.logprobs is None else LOGPROB_BYTES * (params.logprobs + 1))
+    of_token = sampling.num_logprobs(params.logprobs, limits.vocab_size)
+    per_token = RESULT_BYTES + (0 if of_token is None else LOGPROB_BYTES * (of_token + 1))
     result = per_token * sequences * max_tokens + prompts
     if result > room:
         raise PayloadTooLarge(

@@ -12,7 +12,7 @@ BATCH_INBOX = "Pagewire-Batch-Inbox"
 """Header of a generate request: another inbox of its connection, to which deltas may be sent as `DeltaBatch`."""
 
 
-class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How tokens are sampled and when generation stops. Names and defaults are vLLM's.
 
     A request that holds all of it says what every field is. Fields that a request leaves out come from the model's
@@ -58,7 +58,8 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, f
     bad_words: list[str] | None = None
     """Texts that may not be generated."""
     logprobs: int | None = None
-    """Number of the likeliest tokens whose log-probabilities are reported beside that of each generated token."""
+    """Number of the likeliest tokens whose log-probabilities are reported beside that of each generated token; -1: all
+    tokens, if the server allows that."""
     prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first."""
     structured_outputs: dict[str, object] | None = None
@@ -67,6 +68,9 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, f
     """Beam search with this many beams."""
     length_penalty: float = 1.0
     """Exponent of the length by which a beam's score is divided."""
+    best_of: int | None = None
+    """Completions to generate per prompt, of which the `n` with the highest cumulative log-probability are returned;
+    None: as many as are returned. Not with a stream."""
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type"):
@@ -130,6 +134,14 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """Only requests with the same salt share cached prefixes, so that timing reveals no other user's prompts."""
     timeout_ms: int = 60_000
     """Deadline, counted from arrival."""
+    truncate_prompt_tokens: int | None = None
+    """Number of tokens at the end of a prompt that count, the others are dropped; -1: as many as leave room for
+    `max_tokens` in the context."""
+    add_special_tokens: bool | None = None
+    """Whether a text gets the special tokens that the model wants around a prompt; None: a prompt does, and a
+    conversation, whose template spells them out, does not."""
+    return_token_ids: bool = False
+    """Whether the ids of the prompts are part of the answer; those of the completions always are."""
 
 
 class Usage(msgspec.Struct):
@@ -138,6 +150,20 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+
+
+class Metrics(msgspec.Struct):
+    """What a request has waited for, in seconds, with vLLM's names. A detokenizer knows nothing of what was before it
+    adopted the request: such a time is None."""
+
+    queued_time: float | None
+    """From its acceptance to the first step with a token of its prompts."""
+    prefill_time: float | None
+    """From there to the first generated token."""
+    decode_time: float | None
+    """From there to the end."""
+    e2e_latency: float
+    """From its acceptance to the end."""
 
 
 class Logprob(msgspec.Struct):
@@ -194,6 +220,8 @@ class Accepted(msgspec.Struct, tag="accepted", tag_field="type"):
     """Subject to request frames from again."""
     prompt_tokens: int
     """Number of tokens of all prompts."""
+    prompt_token_ids: list[list[int]] | msgspec.UnsetType = msgspec.UNSET
+    """Of each prompt, only if the request asks for `return_token_ids`."""
 
 
 class Queued(msgspec.Struct, tag="queued", tag_field="type"):
@@ -213,6 +241,8 @@ class Delta(msgspec.Struct, tag="delta", tag_field="type"):
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
     """Of each token, if the request asks for them."""
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """Only with the first token of the first completion of a prompt, if the request asks for them."""
 
 
 class DeltaBatch(msgspec.Struct, tag="batch", tag_field="type"):
@@ -231,8 +261,9 @@ class Final(msgspec.Struct, tag="final", tag_field="type"):
     choices: list[FinalChoice]
     usage: Usage
     prompt_token_ids: list[list[int]] | None = None
-    """Of each prompt, if the request asks for `prompt_logprobs`."""
+    """Of each prompt, if the request asks for `prompt_logprobs` or `return_token_ids`."""
     prompt_logprobs: list[PromptLogprobs] | None = None
+    metrics: Metrics | None = None
 
 
 class Result(msgspec.Struct, tag="result", tag_field="type"):
@@ -242,8 +273,9 @@ class Result(msgspec.Struct, tag="result", tag_field="type"):
     choices: list[Choice]
     usage: Usage
     prompt_token_ids: list[list[int]] | None = None
-    """Of each prompt, if the request asks for `prompt_logprobs`."""
+    """Of each prompt, if the request asks for `prompt_logprobs` or `return_token_ids`."""
     prompt_logprobs: list[PromptLogprobs] | None = None
+    metrics: Metrics | None = None
 
 
 class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=True):
@@ -281,22 +313,34 @@ class ModelList(msgspec.Struct):
     models: list[ModelInfo]
 
 
-class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Request to `pagewire.v1.tokenize.<model>`."""
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Request to `pagewire.v1.tokenize.<model>`: exactly one of `text` and `messages`. The other fields are those of
+    `GenerateRequest`."""
 
-    text: str
+    text: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+    """Whether the answer has the tokens as the vocabulary spells them."""
 
 
-class TokenizeReply(msgspec.Struct):
+class TokenizeReply(msgspec.Struct, omit_defaults=True):
     """Reply to a `TokenizeRequest`, and the body of a detokenize request."""
 
     token_ids: list[int]
+    token_strs: list[str] | None = None
+    """Each token as the vocabulary spells it, if the request asks for them."""
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Request to `pagewire.v1.detokenize.<model>`."""
 
     token_ids: list[int]
+    keep_prefix: bool = False
+    """Whether special tokens at the beginning that `tokenize` has put there are spelled out like all others."""
 
 
 class DetokenizeReply(msgspec.Struct):

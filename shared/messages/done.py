@@ -54,3 +54,5 @@ class Done(Wire, frozen=True):
     """Packed ids of each prompt, if the request asks for log-probabilities of prompts."""
     prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
     """Of each token of each prompt; None for the first tokens."""
+    times: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """Unix times of arrival, first step, first token and end; 0: unknown."""

@@ -29,7 +29,7 @@ class OpenStream(Wire, frozen=True):
     """Whether to send a frame per token instead of one result."""
     prompts: tuple[bytes, ...]
     """Packed last ids of each prompt: context for decoding the first characters of the text. All ids, if
-    log-probabilities of prompts are reported."""
+    log-probabilities of prompts are reported, or the ids are part of the answer."""
     prompt_lengths: bytes
     """Packed length of each prompt: the position of the first generated token, and part of the usage."""
     n: int
@@ -60,6 +60,13 @@ class OpenStream(Wire, frozen=True):
     """Whether log-probabilities of tokens are reported."""
     prompt_logprobs: bool = False
     """Whether log-probabilities of the prompts' tokens are reported."""
+    best: int = 0
+    """Number of the `n` completions of each prompt that the client gets, those with the highest cumulative
+    log-probability; 0: all."""
+    hides_logprobs: bool = False
+    """Whether log-probabilities of tokens are reported only to find the best, and are no part of the answer."""
+    return_token_ids: bool = False
+    """Whether the ids of the prompts are part of the answer: `prompts` has all of them."""
 
 
 class OpenState(IntEnum):

@@ -2,7 +2,8 @@ import pytest
 
 from pagewire.services.detokenizer import registry
 from pagewire.services.detokenizer.registry import Registry
-from pagewire.services.detokenizer.stream import Completion, Stream, StreamState, restore
+from pagewire.services.detokenizer.restore import restore
+from pagewire.services.detokenizer.stream import Completion, Stream, StreamState
 from pagewire.shared.bus.memory_store import MemoryStore
 from pagewire.shared.errors import DeadlineExceeded
 from pagewire.shared.messages import encode

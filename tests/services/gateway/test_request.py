@@ -91,11 +91,9 @@ def test_a_beam_search_has_as_many_beams_as_completions() -> None:
 @pytest.mark.parametrize(
     "neutral",
     [
-        {"best_of": 1},
         {"echo": False},
         {"suffix": None},
         {"response_format": {"type": "text"}},
-        {"add_special_tokens": True},
         {"user": "me"},
         {"cache_salt": "mine"},
     ],
@@ -107,11 +105,8 @@ def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("best_of", 2),
         ("suffix", "end"),
         ("response_format", {"type": "json_object"}),
-        ("truncate_prompt_tokens", 5),
-        ("add_special_tokens", False),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(field: str, value: Any) -> None:

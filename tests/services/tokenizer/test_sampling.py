@@ -46,6 +46,7 @@ BUILT = {
     "skip_special_tokens",
     "beam_width",
     "length_penalty",
+    "best_of",
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
