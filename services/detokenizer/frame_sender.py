@@ -311,6 +311,7 @@ def _last_frame(
             logprobs=None
             if completion.logprobs is None or stream.hides_logprobs
             else [spelled(found, spell) for found in completion.logprobs],
+            score=completion.score,
         )
         for index, completion in enumerate(returned)
     ]

@@ -19,6 +19,7 @@ def restore(done: Done) -> Stream:
                 choice.finish_reason,
                 choice.stop_reason,
                 None if choice.logprobs is None else list(choice.logprobs),
+                choice.score,
             )
             for choice in done.choices
         ],

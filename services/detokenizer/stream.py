@@ -67,6 +67,8 @@ class Completion:
     """The stop string, or the id of a stop token that the client named."""
     logprobs: list[TokenLogprobs] | None = None
     """Of each token; None if the request does not ask for them."""
+    score: float | None = None
+    """Cumulative log-probability that a beam search has found."""
 
 
 class Choice(Completion):
@@ -307,6 +309,7 @@ class Stream:
                 done.finish or "cancelled",
                 done.stop_reason,
                 None if done.logprobs is None or self.hides_logprobs else tuple(done.logprobs),
+                done.score,
             )
             for done in (self.returned if self.error is None else ())
         )

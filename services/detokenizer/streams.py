@@ -20,6 +20,7 @@ from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
 from pagewire.shared.messages.client import Accepted
+from pagewire.shared.messages.done import TokenLogprobs
 from pagewire.shared.messages.open import OpenState, OpenStream
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.vocabulary import Vocabulary
@@ -139,7 +140,10 @@ class Streams:
         choices = stream.choices
         for index, (choice, tokens) in enumerate(zip(choices, attach.tokens, strict=True)):
             finish = attach.finishes[index] if attach.finishes else Finish.NONE
-            self._accept_known(choice, unpack(tokens), finish)
+            if tokens and attach.cumulative_logprobs:
+                choice.score = attach.cumulative_logprobs[index]
+            reported = attach.logprobs[index] if attach.logprobs else ()
+            self._accept_known(choice, unpack(tokens), finish, reported)
         self._sequences.bind(stream, choices, attach)
         if before is not None and before.scheduler != attach.scheduler:
             stream.note_lost_scheduler()
@@ -331,12 +335,15 @@ class Streams:
         ids = [unpack(prompt) for prompt in stream.prompts] if request.return_token_ids else UNSET
         return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, ids)
 
-    def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
+    def _accept_known(self, choice: Choice, tokens: list[int], finish: int, reported: Sequence[TokenLogprobs]) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.
 
-        Without their log-probabilities they are not wanted: the scheduler has them generated again.
+        Without their log-probabilities, which are `reported` of a beam search, they are not wanted: the scheduler has
+        them generated again.
         """
-        if choice.logprobs is not None or choice.prompt_logprobs:
+        for position, found in enumerate(reported, choice.prompt_length):
+            choice.report(position, found)
+        if (choice.logprobs is not None and not reported) or choice.prompt_logprobs:
             return
         last = len(tokens) - 1
         for position in range(len(choice.tokens), len(tokens)):

@@ -113,6 +113,7 @@ class Attacher:
             move=request.moves,
             opening=request.work.opening if opens else b"",
             sent=pack(request.sent) if opens else b"",
+            **request.scores(),
         )
         subject = f"{subjects.DETOKENIZER}.{request.detokenizer}.attach"
         headers = {"traceparent": request.trace} if opens and request.trace else None

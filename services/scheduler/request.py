@@ -1,6 +1,7 @@
 """A request that this scheduler holds: its work item and its sequences."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.shared.messages import pack, unpack
@@ -63,6 +64,15 @@ class Request:
         if not self.sequences:
             return (b"",) * self.num_choices
         return tuple(pack(s.tokens[s.num_prompt_tokens :]) for s in self.sequences)
+
+    def scores(self) -> dict[str, Any]:
+        """Returns the fields of an `Attach` that only a beam search has: what it found out of its texts."""
+        if not self.work.sampling.beam_width or not self.sequences:
+            return {}
+        return {
+            "cumulative_logprobs": tuple(s.cumulative_logprob for s in self.sequences),
+            "logprobs": tuple(tuple(s.reported) for s in self.sequences),
+        }
 
 
 def sequences_of(request: Request, first_id: int, answer: Attached, arrival_order: int) -> list[Sequence]:

@@ -28,9 +28,7 @@ MAX_BEAM_STOPS = 64
 NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
     "best_of": (None,),
     "seed": (None, -1),
-    "min_tokens": (0,),
     "stop": ([],),
-    "logprobs": (None,),
     "prompt_logprobs": (None,),
 }
 """Fields that a beam search refuses in addition to `PARAMETERS`, except for these neutral values."""
@@ -171,7 +169,7 @@ def resolve(
         seed=seed,
         beam_width=beams,
         length_penalty=params.length_penalty,
-        candidates=beams + len(stop_ids) if beams else 0,
+        candidates=max(beams + len(stop_ids), num_logprobs(params.logprobs, vocab_size) or 0) if beams else 0,
         logprobs=_reported(0 if num_sequences(params) > params.n else None, params.logprobs, vocab_size),
         prompt_logprobs=_reported(None, params.prompt_logprobs, vocab_size),
         bias_ids=pack(biases),

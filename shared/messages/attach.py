@@ -3,6 +3,7 @@
 from enum import IntEnum
 
 from pagewire.shared.messages.codec import Wire
+from pagewire.shared.messages.done import TokenLogprobs
 
 NEW = -2
 """`Attach.step` of new sequences: no step has had them yet."""
@@ -37,6 +38,10 @@ class Attach(Wire, frozen=True):
     """Encoded `OpenStream` with which a detokenizer that does not have the stream adopts it; empty: it has it."""
     sent: bytes = b""
     """With `opening`: packed number of tokens per choice that another detokenizer has certainly sent; empty: none."""
+    cumulative_logprobs: tuple[float, ...] = ()
+    """Of a beam search: sum of the log-probabilities of each choice; 0 for one that has not ended."""
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """Of a beam search: what is reported of each of `tokens`, if it is asked for."""
 
 
 class AttachState(IntEnum):

@@ -193,12 +193,14 @@ class Choice(msgspec.Struct):
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     """Of each token, if the request asks for them."""
+    score: float | None = None
+    """Cumulative log-probability that a beam search has found."""
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Sum of the log-probabilities of the tokens; None without `logprobs`."""
-        if self.logprobs is None:
-            return None
+        """Sum of the log-probabilities of the tokens; None without `logprobs` or beam search."""
+        if self.score is not None or self.logprobs is None:
+            return self.score
         return sum(found[token].logprob for found, token in zip(self.logprobs, self.token_ids, strict=True))
 
 

@@ -29,6 +29,8 @@ class DoneChoice(Wire, frozen=True):
     """Stop string or stop token that ended the completion, as it was sent to the client."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """Of each token, if the request asks for them."""
+    score: float | None = None
+    """Cumulative log-probability that a beam search has found."""
 
 
 class Done(Wire, frozen=True):

@@ -13,8 +13,8 @@ from pagewire.shared.errors import DeadlineExceeded, InvalidRequest
 from pagewire.shared.messages import Decoder, unpack
 from pagewire.shared.messages.client import Result
 from pagewire.shared.messages.step import StepOutput
-from tests.support.beam import BeamCase, beam_cases
-from tests.support.checkpoints import checkpoint
+from tests.support.beam import BeamCase, beam_cases, transformers_beams
+from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.greedy import cases
 from tests.support.pipeline import Pipeline, running
 
@@ -151,3 +151,37 @@ async def test_beams_that_can_never_run_together_are_refused() -> None:
         with pytest.raises(InvalidRequest, match="beam_width must be at most 5"):
             await pipeline.client.generate([1] * 8, SamplingParams(beam_width=6, max_tokens=1))
         await pipeline.until_idle()
+
+
+async def test_min_tokens_and_log_probabilities() -> None:
+    """Texts, their scores, and what is reported of their tokens; over the bus, in the result of a stream too."""
+    stop_ids, folder = (0, *range(1, 60)), checkpoint("llama")
+    async with running(settings_for()) as pipeline:
+        for case, least in zip(beam_cases("llama")[:3], (2, 5, 9), strict=True):
+            asked = SamplingParams(
+                beam_width=3, n=3, max_tokens=10, min_tokens=least, stop_token_ids=list(stop_ids[1:]), logprobs=2
+            )
+            expected = transformers_beams(
+                folder, case.prompt, width=3, n=3, max_tokens=10, stop_ids=stop_ids, min_tokens=least
+            )
+            result = await pipeline.client.generate(case.prompt, asked)
+            assert [choice.token_ids for choice in result.choices] == expected
+            for choice in result.choices:
+                assert len(choice.token_ids) > least
+                rows = reference_logits(folder, [*case.prompt, *choice.token_ids]).log_softmax(1)[
+                    len(case.prompt) - 1 :
+                ]
+                own = [float(row[token]) for row, token in zip(rows, choice.token_ids, strict=False)]
+                assert choice.cumulative_logprob == pytest.approx(sum(own), abs=1e-3)
+                assert choice.logprobs is not None
+                for row, token, found in zip(rows, choice.token_ids, choice.logprobs, strict=False):
+                    assert {token, *row.topk(2).indices.tolist()} == set(found)
+                    assert all(each.logprob == pytest.approx(float(row[id_]), abs=1e-4) for id_, each in found.items())
+                    assert found[token].rank == int((row >= row[token]).sum())
+        stream = pipeline.client.stream(case.prompt, asked)
+        streamed = [delta async for delta in stream]
+        assert [token for delta in streamed if delta.index == 0 for token in delta.token_ids] == expected[0]
+        assert all(delta.logprobs for delta in streamed)
+        for refused in ({"prompt_logprobs": 1}, {"stop": ["a"]}, {"logprobs": 200}):
+            with pytest.raises(InvalidRequest, match=next(iter(refused))):
+                await pipeline.client.generate(case.prompt, beam_width=2, **refused)

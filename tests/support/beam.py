@@ -38,6 +38,7 @@ def transformers_beams(
     length_penalty: float = 1.0,
     max_tokens: int = 12,
     stop_ids: Sequence[int] = (EOS_ID,),
+    min_tokens: int = 0,
 ) -> list[list[int]]:
     """The `n` best of a beam search in float32."""
     with torch.inference_mode():
@@ -52,6 +53,7 @@ def transformers_beams(
             num_return_sequences=n,
             eos_token_id=list(stop_ids) or None,
             pad_token_id=VOCABULARY - 1,
+            min_new_tokens=min_tokens or None,
             use_cache=True,
         )
     return [_cut(row[len(prompt) :].tolist(), stop_ids) for row in made]

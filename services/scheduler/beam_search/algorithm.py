@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pagewire.shared.messages import pack
+from pagewire.shared.messages.done import TokenLogprobs
 from pagewire.shared.messages.step import Finish
 
 Float32 = npt.NDArray[np.float32]
@@ -36,6 +38,10 @@ class Hypothesis(NamedTuple):
     """Once the text has ended, divided by its length to the power of the length penalty."""
     finish: Finish = Finish.NONE
     """Why the text has ended."""
+    cumulative_logprob: np.float32 = np.float32(0)
+    """Sum of the log-probabilities of its tokens."""
+    reported: Sequence[TokenLogprobs] = ()
+    """What is reported of each token; empty if nothing is asked for."""
 
 
 class BeamSearch:
@@ -46,13 +52,34 @@ class BeamSearch:
         finished: at most `width` hypotheses, best first; exactly `width` once the search has ended.
     """
 
-    def __init__(self, width: int, max_tokens: int, length_penalty: float, stop_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        width: int,
+        max_tokens: int,
+        length_penalty: float,
+        stop_ids: Collection[int],
+        *,
+        min_tokens: int = 0,
+        num_logprobs: int = -1,
+    ) -> None:
+        """Begins a search.
+
+        Args:
+            width: number of beams, B.
+            max_tokens: greatest length.
+            length_penalty: exponent of the length.
+            stop_ids: tokens that end a text.
+            min_tokens: number of tokens below which none of them is chosen.
+            num_logprobs: likeliest tokens that are reported beside each chosen one; -1: nothing is reported.
+        """
         self.beams = [Hypothesis([], np.float32(0))]
         self.finished: list[Hypothesis] = []
         self._width = width
         self._max_tokens = max_tokens
         self._length_penalty = length_penalty
         self._stop_ids = np.array(sorted(stop_ids), np.int64)
+        self._min_tokens = min_tokens
+        self._num_logprobs = num_logprobs
 
     def advance(self, candidates: Sequence[Candidates]) -> list[tuple[int, int]]:
         """Runs a round with candidates of each beam; returns parent and token of the next beams, none at the end."""
@@ -65,22 +92,43 @@ class BeamSearch:
             )
         order = np.lexsort((tokens, parents, -scores))  # the last key counts first
         ends = np.isin(tokens, self._stop_ids)
+        if length <= self._min_tokens:
+            order = order[~ends[order]]
+        begins = np.cumsum([0, *(len(found.tokens) for found in candidates)])
         last = length == self._max_tokens
         best = order[: self._width]
         for i in best[ends[best] | last]:
             finish = Finish.STOP if ends[i] else Finish.LENGTH
-            self.finished.append(Hypothesis(self._text(parents[i], tokens[i]), self._weigh(scores[i], length), finish))
+            reported = self._report(candidates, int(parents[i]), int(i - begins[parents[i]]))
+            text, score = self._text(parents[i], tokens[i]), self._weigh(scores[i], length)
+            self.finished.append(Hypothesis(text, score, finish, scores[i], reported))
         self.finished.sort(key=lambda hypothesis: -hypothesis.score)  # stable: of equal ones the earlier
         del self.finished[self._width :]
         going = order[~ends[order]][: self._width]
         if last or not len(going) or not self._can_improve(scores[going[0]], length):
             self.beams = []
             return []
-        self.beams = [Hypothesis(self._text(parents[i], tokens[i]), scores[i]) for i in going]
+        self.beams = [
+            Hypothesis(
+                self._text(parents[i], tokens[i]),
+                scores[i],
+                reported=self._report(candidates, int(parents[i]), int(i - begins[parents[i]])),
+            )
+            for i in going
+        ]
         return [(int(parents[i]), int(tokens[i])) for i in going]
 
     def _text(self, parent: np.int64, token: np.int64) -> list[int]:
         return [*self.beams[parent].tokens, int(token)]
+
+    def _report(self, candidates: Sequence[Candidates], parent: int, place: int) -> list[TokenLogprobs]:
+        """Returns what is reported of a text that continues a beam with the candidate at `place`."""
+        if self._num_logprobs < 0:
+            return []
+        tokens, logprobs = candidates[parent]
+        entries = [place, *range(min(self._num_logprobs, len(tokens)))]
+        ids, values = pack(tokens[i] for i in entries), logprobs[entries].astype("<f4").tobytes()
+        return [*self.beams[parent].reported, TokenLogprobs(place + 1, ids, values)]
 
     def _can_improve(self, score: np.float32, length: int) -> bool:
         full = len(self.finished) == self._width

@@ -73,14 +73,24 @@ class BeamScheduler:
     def add(self, choices: Many[Sequence]) -> None:
         """Begins a search for `choices`, completions of one prompt. The id of the first one is that of the search."""
         first, asked = choices[0], choices[0].sampling
-        search = BeamSearch(asked.beam_width, asked.max_tokens, asked.length_penalty, unpack(asked.stop_ids))
+        search = BeamSearch(
+            asked.beam_width,
+            asked.max_tokens,
+            asked.length_penalty,
+            unpack(asked.stop_ids),
+            min_tokens=asked.min_tokens,
+            num_logprobs=asked.logprobs,
+        )
         group = self._active[first.id] = BeamGroup(choices, search)
         inherited: dict[str, Any] = {each.name: getattr(first, each.name) for each in fields(first)}
         beam = Beam(**inherited, group=group)
         beam.id, beam.tokens, beam.blocks = next(self._ids), list(first.tokens), []
         beam.position_limit = len(beam.tokens)
-        # The search decides where a text ends: on the device the beam goes on with any token.
-        beam.sampling = msgspec.structs.replace(asked, stop_ids=b"", max_tokens=asked.max_tokens + 1)
+        # The search decides where a text ends: on the device the beam goes on with any token. What is reported of the
+        # chosen tokens comes from the candidates.
+        beam.sampling = msgspec.structs.replace(
+            asked, stop_ids=b"", max_tokens=asked.max_tokens + 1, min_tokens=0, logprobs=-1
+        )
         group.beams.append(beam)
         self._sequences.add(beam)
 
@@ -188,6 +198,7 @@ class BeamScheduler:
         if not continuations:
             for choice, found in zip(group.choices, group.search.finished, strict=False):
                 choice.tokens += found.tokens
+                choice.reported, choice.cumulative_logprob = list(found.reported), float(found.cumulative_logprob)
                 choice.finish, choice.state = found.finish, SequenceState.FINISHED
             del self._active[group.choices[0].id]
             self.finished.append(group)

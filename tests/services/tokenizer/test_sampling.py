@@ -218,7 +218,6 @@ def test_log_probabilities_have_a_limit_and_zero_means_the_token_alone(name: str
     with pytest.raises(InvalidRequest, match=f"^{name} must be between 0 and 4, not 5"):
         check(msgspec.structs.replace(SamplingParams(), **more), VOCABULARY, max_logprobs=4)
     assert name in refused(**{name: -1})
-    assert name in refused(beam_width=2, **none)
     asked = {field: getattr(resolved(**none), field) for field in ("logprobs", "prompt_logprobs")}
     assert asked == {"logprobs": -1, "prompt_logprobs": -1, name: 0}
 
@@ -392,7 +391,8 @@ def test_what_changes_nothing_may_stand_beside_a_beam_width(fields: dict[str, An
         ("seed", 3),
         ("stop", "end"),
         ("stop", ["end"]),
-        ("min_tokens", 2),
+        ("best_of", 4),
+        ("prompt_logprobs", 1),
         ("n", 5),
         ("length_penalty", math.nan),
         ("length_penalty", -math.inf),
