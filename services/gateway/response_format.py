@@ -52,4 +52,5 @@ def structured_outputs(response_format: object) -> dict[str, Any] | None:
             case _:
                 return None
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"response_format is malformed: {error}") from error
+        reason = str(error).replace("`$", "`response_format")
+        raise InvalidRequest(f"response_format is malformed: {reason}") from error

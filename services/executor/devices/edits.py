@@ -85,9 +85,11 @@ class SlotEdits:
             self.history[position] = token
 
 
-def slot_edits(edits: Edits, capacity: Capacity, mask: UInt32) -> SlotEdits:
-    """Returns the edits of a sequence with its tokens so far. `mask` [ceil(vocabulary / 32)] will have the tokens that
-    its grammar allows, if it has one."""
+def slot_edits(edits: Edits, capacity: Capacity, mask: UInt32 | None = None) -> SlotEdits:
+    """Returns the edits of a sequence with its tokens so far.
+
+    If the sequence has a grammar, `mask` [ceil(vocabulary / 32)] will hold what it allows.
+    """
     seen = history = None
     if edits.penalized:
         seen = np.zeros(capacity.vocab_size, np.int32)

@@ -262,7 +262,12 @@ async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         ({"prompt": "x", "sampling": {"n": 2**64}}, 400, "invalid_request", "n has an integer"),
         ({"prompt": "x", "sampling": {"seed": 2**64}}, 400, "invalid_request", "seed"),
         ({"prompt": "x", "sampling": {"stop_token_ids": [2**64]}}, 400, "invalid_request", "stop_token_ids"),
-        (b'{"prompt": "x", "sampling": {"structured_outputs": {"json": ' + b'{"a":' * 50_000, 400, "invalid_request", "nested"),
+        (
+            b'{"prompt": "x", "sampling": {"structured_outputs": {"json": ' + b'{"a":' * 50_000,
+            400,
+            "invalid_request",
+            "nested",
+        ),
         (b"{", 400, "invalid_request", "JSON"),
         (b"", 400, "invalid_request", "JSON"),
     ],
