@@ -31,6 +31,11 @@ LIMITS = llguidance.LLParserLimits(
 """What bounds the time and the memory of a grammar. A grammar that goes beyond is refused, or ends with an error."""
 
 
+STACK = 256 << 20
+"""Bytes of stack for compiling, of which only those in use take memory: the library recurses along chains of rules."""
+_creating = threading.Lock()
+
+
 class GrammarError(PagewireError):
     """A grammar cannot be compiled, or not for this tokenizer; the message is the library's reason."""
 
@@ -72,12 +77,20 @@ class GrammarCompiler:
     def _compile(self, grammar: str) -> LLMatcher | str:
         """Returns a matcher, or the reason why there is none."""
         try:
-            matcher = LLMatcher(self._prepared(), grammar, log_level=0, limits=LIMITS)
+            tokens = self._prepared()
         except ValueError as error:
             return f"the model's tokenizer does not support grammars: {error}"
-        if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()  # the first mask meets limits that compiling does not
-        return matcher.get_error() or matcher
+        matchers: list[LLMatcher] = []
+
+        def work() -> None:
+            matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
+            trial = matcher if matcher.is_error() else matcher.deep_copy()
+            if not matcher.is_error():
+                trial.compute_bitmask()  # the first mask meets limits that compiling does not
+            matchers.append(trial if trial.is_error() else matcher)
+
+        _run_deep(work)
+        return matchers[0].get_error() or matchers[0]
 
     def _keep(self, grammar: str, compiled: LLMatcher | str) -> None:
         with self._keeping:
@@ -94,3 +107,13 @@ class GrammarCompiler:
                 eos = self._eos or None
                 self._tokens = LLTokenizer(self._load().to_str(), n_vocab=self._vocab_size, eos_token=eos)
             return self._tokens
+
+
+def _run_deep(work: Callable[[], None]) -> None:
+    """Runs `work` on a thread with a deep stack."""
+    with _creating:
+        usual = threading.stack_size(STACK)
+        thread = threading.Thread(target=work, name="compile")
+        thread.start()
+        threading.stack_size(usual)
+    thread.join()

@@ -9,7 +9,7 @@ import msgspec
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
-from pagewire.services.tokenizer.json_schemas import JsonSchema, closed
+from pagewire.services.tokenizer.json_schemas import JsonSchema, closed, stricter
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.grammars import MAX_GRAMMAR, GrammarCompiler, GrammarError
@@ -64,7 +64,19 @@ class GrammarChecker:
         try:
             self._compiler.compile(grammar)
         except GrammarError as error:
-            raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}") from error
+            substitute = self._substitute(params) if kind in {"json", "structural_tag"} else ""
+            if not substitute:
+                raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}") from error
+            return substitute
+        return grammar
+
+    def _substitute(self, params: StructuredOutputsParams) -> str:
+        """Returns a grammar of stricter schemas than those of a request; empty: they cannot be compiled either."""
+        try:
+            grammar = grammar_of(params, strict=True)
+            self._compiler.compile(grammar)
+        except (GrammarError, InvalidRequest):
+            return ""
         return grammar
 
 
@@ -80,8 +92,8 @@ def kind_of(params: StructuredOutputsParams) -> str:
     return given[0]
 
 
-def grammar_of(params: StructuredOutputsParams) -> str:
-    """Returns the grammar that a request asks for, as `GrammarCompiler` compiles it.
+def grammar_of(params: StructuredOutputsParams, *, strict: bool = False) -> str:
+    """Returns the grammar that a request asks for, as `GrammarCompiler` compiles it. `strict`: see `stricter`.
 
     Raises:
         InvalidRequest: not exactly one form is given, or it is too long or malformed; the message names the field.
@@ -89,7 +101,7 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     kind = kind_of(params)
     check_free_form(f"{FIELD}.{kind}", getattr(params, kind))
     try:
-        grammar = _grammar(params)
+        grammar = _grammar(params, strict)
     except (ValueError, TypeError, RecursionError, AssertionError) as error:
         raise InvalidRequest(f"{FIELD}.{kind} is malformed: {error}") from error
     if len(grammar) > MAX_GRAMMAR:
@@ -97,11 +109,10 @@ def grammar_of(params: StructuredOutputsParams) -> str:
     return grammar
 
 
-def _grammar(params: StructuredOutputsParams) -> str:
-    if params.json is not None:
-        return _json_grammar(params.json, params)
-    if params.json_object:
-        return _json_grammar({"type": "object"}, params)
+def _grammar(params: StructuredOutputsParams, strict: bool) -> str:
+    if params.json is not None or params.json_object:
+        schema = {"type": "object"} if params.json is None else _schema(params.json, params, strict)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_options(params))
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.choice is not None:
@@ -110,7 +121,7 @@ def _grammar(params: StructuredOutputsParams) -> str:
         given = params.grammar
         return given if given.lstrip().startswith("{") else LLMatcher.grammar_from_lark(any_to_lark(given))
     assert params.structural_tag is not None
-    return _structural_tag(params.structural_tag, params)
+    return _structural_tag(params.structural_tag, params, strict)
 
 
 def _choice(texts: list[str]) -> str:
@@ -127,16 +138,14 @@ def _options(params: StructuredOutputsParams) -> dict[str, Any]:
     return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE}
 
 
-def _json_grammar(given: str | JsonSchema, params: StructuredOutputsParams) -> str:
-    schema = _schema(given, params)
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_options(params))
-
-
-def _schema(given: str | JsonSchema, params: StructuredOutputsParams) -> JsonSchema:
+def _schema(given: str | JsonSchema, params: StructuredOutputsParams, strict: bool) -> JsonSchema:
     schema = _decoded(given)
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is an object")  # noqa: TRY004 a value of a request
-    return closed(schema) if params.disable_additional_properties else schema
+    if params.disable_additional_properties:
+        schema = closed(schema)
+    rewritten: JsonSchema = stricter(schema) if strict else schema
+    return rewritten
 
 
 def _decoded(given: object) -> object:
@@ -147,14 +156,14 @@ def _decoded(given: object) -> object:
     return value
 
 
-def _structural_tag(given: str | dict[str, Any], params: StructuredOutputsParams) -> str:
+def _structural_tag(given: str | dict[str, Any], params: StructuredOutputsParams, strict: bool) -> str:
     tag = msgspec.convert(_decoded(given), _StructuralTag)
     tags = []
     for structure in tag.structures:
         trigger = next((text for text in tag.triggers if text and structure.begin.startswith(text)), None)
         if trigger is None:
             raise ValueError(f"no trigger begins {structure.begin!r}")
-        schema = _schema(structure.schema, params)
+        schema = _schema(structure.schema, params, strict)
         body = {"x-guidance": _options(params), **schema} if isinstance(schema, dict) else schema
         tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=json.dumps(body), end=structure.end))
     return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))

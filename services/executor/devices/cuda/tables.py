@@ -98,7 +98,7 @@ class SlotTables:
         return places
 
     def allow(self, slots: Tensor, masks: Tensor) -> None:
-        """Enqueues the `masks` int32 [R, ceil(vocabulary / 32)] of what the sequences of `slots` int64 [R] may sample."""
+        """Enqueues the `masks` int32 [R, ceil(vocabulary / 32)] of the allowed tokens of `slots` int64 [R]."""
         self.sampling.allowed.index_copy_(0, slots, masks)
 
     def row(self, name: str, slot: int, values: Int32) -> tuple[Int64, Int32]:
