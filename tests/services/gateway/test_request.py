@@ -106,7 +106,6 @@ def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict
     ("field", "value"),
     [
         ("suffix", "end"),
-        ("response_format", {"type": "json_object"}),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(field: str, value: Any) -> None:
