@@ -4,16 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pagewire.async_llm import AsyncLLM
     from pagewire.client.async_client import AsyncClient
     from pagewire.client.sync import Client
     from pagewire.llm import LLM
     from pagewire.shared import errors
     from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "StructuredOutputsParams", "errors"]
+__all__ = ["LLM", "AsyncClient", "AsyncLLM", "Client", "SamplingParams", "StructuredOutputsParams", "errors"]
 
 _MODULES = {
     "AsyncClient": "pagewire.client.async_client",
+    "AsyncLLM": "pagewire.async_llm",
     "Client": "pagewire.client.sync",
     "LLM": "pagewire.llm",
     "SamplingParams": "pagewire.shared.messages.client",

@@ -3,48 +3,69 @@
 import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import msgspec
+from transformers import PreTrainedTokenizerFast
 
 from pagewire.client.async_client import AsyncClient, Messages
 from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared import config
+from pagewire.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput, output_of
+from pagewire.sampling_params import BeamSearchParams
+from pagewire.services.tokenizer.generation_config import generation_defaults
+from pagewire.shared import config, model_folder
+from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
-from pagewire.shared.messages.client import Choice, PromptLogprobs, Result, SamplingParams, Usage
+from pagewire.shared.messages.client import Choice, Result, SamplingParams
+from pagewire.shared.tokenizer import load_tokenizer
 
 REQUEST_TIMEOUT = 24 * 3600.0
 """Seconds until a request's deadline: offline, a request may wait long for its turn."""
 
 
-class RequestOutput(msgspec.Struct, kw_only=True):
-    """The result of one prompt, with the attribute names of vLLM's class of the same name."""
+IGNORED = frozenset({"disable_custom_all_reduce", "disable_log_stats", "enforce_eager", "swap_space", "tokenizer_mode"})
+"""Arguments of vLLM's `LLM` that have no meaning here."""
+RENAMED = {"enable_prefix_caching": "prefix_cache", "enable_chunked_prefill": ""}
+"""Other arguments, and the settings that they are here; empty: there is no choice."""
+PROMPT_OPTIONS = frozenset({"truncate_prompt_tokens", "add_special_tokens"})
+"""What `tokenization_kwargs` may have."""
 
-    request_id: str
-    prompt: str | None
-    """Text of the prompt, if it was given as one."""
-    prompt_token_ids: list[int] | None
-    """Ids of the prompt, if they were given or `prompt_logprobs` was asked for."""
-    prompt_logprobs: PromptLogprobs | None
-    """Of each token of the prompt; the first one has None."""
-    outputs: list[Choice]
-    usage: Usage
-    finished: bool = True
+OnePrompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a dictionary as in vLLM: `{"prompt": text}` or `{"prompt_token_ids": ids}`, and `cache_salt`."""
 
 
-def output_of(request: Mapping[str, Any], result: Result) -> RequestOutput:
-    """Returns the result of a request with one prompt."""
-    prompt = request.get("prompt")
-    ids = list(prompt) if prompt is not None and not isinstance(prompt, str) else None
-    return RequestOutput(
-        request_id=result.request_id,
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=ids if result.prompt_token_ids is None else result.prompt_token_ids[0],
-        prompt_logprobs=None if result.prompt_logprobs is None else result.prompt_logprobs[0],
-        outputs=result.choices,
-        usage=result.usage,
-    )
+def settings_of(model: str, arguments: Mapping[str, Any]) -> Settings:
+    """Returns the settings of a stack that nobody else uses, given the arguments of `LLM`.
+
+    Raises:
+        ConfigurationError: the model or a setting is invalid.
+    """
+    names = {name: RENAMED.get(name, name) for name in arguments if name not in IGNORED}
+    if not arguments.get("trust_remote_code"):
+        names.pop("trust_remote_code", None)
+    flags = {kept.replace("_", "-"): arguments[name] for name, kept in names.items() if kept}
+    chosen = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
+    # Offline every request waits.
+    return msgspec.structs.replace(chosen, api_key_file="", max_queue_wait=None)
+
+
+def request_of(prompt: OnePrompt, **options: Any) -> dict[str, Any]:
+    """Returns the arguments of `AsyncClient.stream` for a prompt.
+
+    Raises:
+        InvalidRequest: a dictionary has neither text nor token ids, or something that is not supported.
+    """
+    if not isinstance(prompt, Mapping):
+        return {"prompt": prompt, "return_token_ids": True, **options}
+    fields = dict(prompt)
+    text, ids = fields.pop("prompt", None), fields.pop("prompt_token_ids", None)
+    salt = fields.pop("cache_salt", "")
+    if unknown := [name for name, value in fields.items() if value is not None]:
+        raise InvalidRequest(f"a prompt with {', '.join(unknown)} is not supported")
+    if ids is None and text is None:
+        raise InvalidRequest("a prompt needs prompt or prompt_token_ids")
+    return request_of(ids if ids is not None else text, cache_salt=salt or "", **options)
 
 
 class LLM:
@@ -56,17 +77,15 @@ class LLM:
     Args:
         model: folder, .gguf file, hub id or short name; empty: the default model, or the bundled one where that cannot
             be had.
-        settings: any setting by its name with underscores, such as `max_num_seqs=8`.
+        settings: any setting by its name with underscores, such as `max_num_seqs=8`. Arguments of vLLM's class that
+            have no meaning here are ignored.
 
     Raises:
         ConfigurationError: the model or a setting is invalid.
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        flags = {name.replace("_", "-"): value for name, value in settings.items()}
-        chosen = config.load({"model": model, "nats-port": 0, "log-level": "warning"} | flags)
-        # Nobody else uses this stack, and offline every request waits.
-        self._settings = msgspec.structs.replace(chosen, api_key_file="", max_queue_wait=None)
+        self._settings = settings_of(model, settings)
         self._thread = LoopThread()
         self._stack = Stack(self._settings, PIPELINE)
         self._finalizer = weakref.finalize(self, _end, self._thread, self._stack)
@@ -89,25 +108,44 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: OnePrompt | Sequence[OnePrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: object = False,
+        lora_request: None = None,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Returns one result per prompt, in order; `result.outputs[0].text` is the text.
 
         Args:
-            prompts: a text, or a list of texts or of token ids.
+            prompts: a prompt, or a list of prompts.
             sampling_params: for all prompts, or a list with those of each; None: the model's generation_config.
+            use_tqdm: without effect: no progress is shown.
+            lora_request: not supported.
+            priority: of each prompt; lower ones run earlier.
+            tokenization_kwargs: `truncate_prompt_tokens` and `add_special_tokens`.
 
         Raises:
             RequestError: a prompt is refused, or the pipeline has failed.
         """
-        several = [prompts] if isinstance(prompts, str) else prompts
-        return self._run([{"prompt": prompt} for prompt in several], sampling_params)
+        del use_tqdm
+        _refuse(lora_request=lora_request)
+        options = dict(tokenization_kwargs or {})
+        _refuse(**{name: value for name, value in options.items() if name not in PROMPT_OPTIONS})
+        several = _several(prompts)
+        priorities = [0] * len(several) if priority is None else priority
+        requests = [request_of(one, priority=each, **options) for one, each in zip(several, priorities, strict=True)]
+        return self._run(requests, sampling_params)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: object = False,
+        lora_request: None = None,
+        chat_template: None = None,
+        chat_template_content_format: str = "auto",
         **options: Any,
     ) -> list[RequestOutput]:
         """Returns the model's answer to a conversation, or to each of several, in order.
@@ -115,14 +153,72 @@ class LLM:
         Args:
             messages: the turns of a conversation, or several such lists.
             sampling_params: for all conversations, or a list with those of each; None: the model's generation_config.
-            options: `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`, as
+            use_tqdm: without effect: no progress is shown.
+            lora_request: not supported.
+            chat_template: not supported: it is an argument of `LLM`.
+            chat_template_content_format: without effect: it is read off the template.
+            options: `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs` and the like, as
                 `AsyncClient.stream` has them.
 
         Raises:
             RequestError: a conversation is refused, or the pipeline has failed.
         """
+        del use_tqdm, chat_template_content_format
+        _refuse(lora_request=lora_request, chat_template=chat_template)
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self._run([{"messages": conversation, **options} for conversation in several], sampling_params)
+        requests = [{"messages": one, "return_token_ids": True, **options} for one in several]
+        return self._run(requests, sampling_params)
+
+    def beam_search(
+        self,
+        prompts: OnePrompt | Sequence[OnePrompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: object = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Returns the beams of each prompt, best first.
+
+        Args:
+            prompts: a prompt, or a list of prompts.
+            params: of all searches.
+            lora_request: not supported.
+            use_tqdm: without effect: no progress is shown.
+            concurrency_limit: without effect: as many searches run at once as there is room for.
+
+        Raises:
+            RequestError: a prompt is refused, or the pipeline has failed.
+        """
+        del use_tqdm, concurrency_limit
+        _refuse(lora_request=lora_request)
+        if params.temperature:
+            raise InvalidRequest("temperature must be 0 in a beam search, which does not sample")
+        width, most = params.beam_width, self._settings.max_logprobs
+        sampling = SamplingParams(
+            n=width,
+            beam_width=width,
+            max_tokens=params.max_tokens,
+            ignore_eos=params.ignore_eos,
+            length_penalty=params.length_penalty,
+            logprobs=2 * width if most < 0 else min(2 * width, most),
+            skip_special_tokens=False,
+        )
+        results = self._run([request_of(prompt) for prompt in _several(prompts)], sampling)
+        return self._thread.run(self._beams(results))
+
+    def get_tokenizer(self) -> PreTrainedTokenizerFast:
+        """Returns the model's tokenizer."""
+        return load_tokenizer(model_folder.resolve(self._stack.settings.model))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Returns the parameters that a request has if it names none: those of the model's generation_config."""
+        path = model_folder.resolve(self._stack.settings.model)
+        if self._settings.generation_config != "auto":
+            return SamplingParams()
+        vocab_size = model_folder.read_config(path).get("vocab_size", 0)
+        defaults = generation_defaults(model_folder.read_generation_config(path), vocab_size)
+        most = {} if defaults.max_new_tokens is None else {"max_tokens": defaults.max_new_tokens}
+        return SamplingParams(**defaults.fields | most)
 
     def _run(
         self, requests: Sequence[dict[str, Any]], sampling: SamplingParams | Sequence[SamplingParams] | None
@@ -153,7 +249,53 @@ class LLM:
                     tasks = [group.create_task(one(request, sampling)) for request, sampling in work]
             except* PagewireError as errors:
                 raise errors.exceptions[0] from None
-        return [output_of(request, task.result()) for (request, _), task in zip(work, tasks, strict=True)]
+            return [
+                await _output(client, request, task.result()) for (request, _), task in zip(work, tasks, strict=True)
+            ]
+
+    async def _beams(self, results: Sequence[RequestOutput]) -> list[BeamSearchOutput]:
+        """Returns the beams of each prompt, given the results of their searches."""
+        async with AsyncClient(self._address.nats, api_key=self._settings.api_key) as client:
+            return [
+                BeamSearchOutput([await _beam(client, result.prompt_token_ids, beam) for beam in result.outputs])
+                for result in results
+            ]
+
+
+async def _beam(client: AsyncClient, prompt: list[int], beam: Choice) -> BeamSearchSequence:
+    """Returns one beam of a prompt."""
+    tokens = prompt + beam.token_ids
+    return BeamSearchSequence(
+        tokens=tokens,
+        text=await client.detokenize(tokens, keep_prefix=True),
+        cum_logprob=beam.cumulative_logprob or 0.0,
+        logprobs=beam.logprobs or [],
+        finish_reason=beam.finish_reason,
+        stop_reason=beam.stop_reason,
+    )
+
+
+def _several(prompts: OnePrompt | Sequence[OnePrompt]) -> Sequence[OnePrompt]:
+    """Returns the prompts as a list: one alone may be a text, a dictionary, or a list of ids."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and all(isinstance(each, int) for each in prompts):
+        return [cast("Sequence[int]", prompts)]
+    return cast("Sequence[OnePrompt]", prompts)
+
+
+def _refuse(**arguments: object) -> None:
+    """Raises InvalidRequest if an argument that is not supported is given."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise InvalidRequest(f"{name} is not supported: leave it out")
+
+
+async def _output(client: AsyncClient, request: Mapping[str, Any], result: Result) -> RequestOutput:
+    """Returns the result of a request with one prompt; that of a conversation has its text, too."""
+    if "messages" not in request or not result.prompt_token_ids:
+        return output_of(request, result)
+    return output_of(request, result, await client.detokenize(result.prompt_token_ids[0], keep_prefix=True))
 
 
 def _end(thread: LoopThread, stack: Stack) -> None:

@@ -141,6 +141,11 @@ class Stack:
         await self._close()
 
     @property
+    def settings(self) -> Settings:
+        """Those of the services: once the stack is ready, with the path of the model that was chosen."""
+        return self._settings
+
+    @property
     def brokers(self) -> Sequence[Broker]:
         """The NATS servers that this stack runs; none if the settings name others."""
         return self._cluster.brokers if self._cluster is not None else ()

@@ -215,7 +215,8 @@ class Choice(msgspec.Struct):
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: Literal["stop", "length", "cancelled"]
+    finish_reason: Literal["stop", "length", "cancelled"] | None
+    """None only while `AsyncLLM` goes on with it."""
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     """Of each token, if the request asks for them."""

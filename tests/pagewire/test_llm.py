@@ -2,9 +2,13 @@
 
 import asyncio
 
-from pagewire import LLM, SamplingParams
+import pytest
+
+from pagewire import LLM, AsyncLLM, SamplingParams
+from pagewire.sampling_params import BeamSearchParams
 from pagewire.shared.bus import nats
 from pagewire.shared.discovery import ask
+from pagewire.shared.errors import InvalidRequest
 
 
 def test_it_waits_where_others_are_refused() -> None:
@@ -19,3 +23,42 @@ def test_it_waits_where_others_are_refused() -> None:
         results = llm.generate([[5, 6, 7]] * 60, SamplingParams(max_tokens=300, ignore_eos=True))
         assert [len(result.outputs[0].token_ids) for result in results] == [300] * 60
         assert asyncio.run(refused(llm._address.nats)) == ["0"]
+
+
+def test_it_takes_the_arguments_of_vllm() -> None:
+    with LLM("bundled", enforce_eager=True, enable_prefix_caching=False, max_model_len=256) as llm:
+        tokenizer = llm.get_tokenizer()
+        greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        text, ids = "Once upon a time", tokenizer.encode("Once upon a time")
+        outputs = llm.generate([{"prompt": text}, {"prompt_token_ids": ids, "cache_salt": "s"}, text], greedy)
+        assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+        assert [output.prompt for output in outputs] == [text, None, text]
+        assert all(output.prompt_token_ids == ids and output.metrics and output.finished for output in outputs)
+        (cut,) = llm.generate(ids, greedy, tokenization_kwargs={"truncate_prompt_tokens": 2}, use_tqdm=True)
+        assert cut.prompt_token_ids == ids[-2:]
+        (search,) = llm.beam_search([{"prompt": text}], BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True))
+        assert [beam.tokens[: len(ids)] for beam in search.sequences] == [ids, ids]
+        assert all(beam.text.endswith(tokenizer.decode(beam.tokens[len(ids) :])) for beam in search.sequences)
+        assert search.sequences[0].cum_logprob >= search.sequences[1].cum_logprob
+        assert all(len(beam.logprobs) == 4 for beam in search.sequences)
+        params = llm.get_default_sampling_params()
+        params.max_tokens = 3
+        (answer,) = llm.chat([{"role": "user", "content": "Hi"}], params, add_generation_prompt=True)
+        assert answer.prompt is not None
+        assert "Hi" in answer.prompt
+        for refused in ({"lora_request": 1}, {"tokenization_kwargs": {"padding": True}}):
+            with pytest.raises(InvalidRequest, match="is not supported"):
+                llm.generate(text, greedy, **refused)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_results_grow() -> None:
+    async with AsyncLLM("bundled", device="sim:zero") as llm:
+        params = SamplingParams(max_tokens=20, ignore_eos=True, n=2, logprobs=0)
+        grown = [output async for output in llm.generate("Once", params, "mine")]
+    *others, last = grown
+    assert (last.request_id, last.prompt, last.finished) == ("mine", "Once", True)
+    assert all(not output.finished and output.outputs[0].finish_reason is None for output in others)
+    for choice, sooner in zip(last.outputs, others[-1].outputs, strict=True):
+        assert (choice.finish_reason, len(choice.token_ids), len(choice.logprobs or ())) == ("length", 20, 20)
+        assert choice.text.startswith(sooner.text)
