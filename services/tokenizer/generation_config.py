@@ -13,7 +13,7 @@ from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.open import Encoding
 from pagewire.shared.sampling import PARAMETERS
 
-FIELDS = (*(parameter.name for parameter in PARAMETERS), "repetition_penalty")
+FIELDS = tuple(parameter.name for parameter in PARAMETERS)
 """Fields that vLLM uses under the same name."""
 MAX_NEW_TOKENS = "max_new_tokens"
 """The name of `max_tokens` in generation_config."""

@@ -83,7 +83,15 @@ def evaluate(model: Path) -> tuple[bool, str]:
     """Scores a model with lm-eval, served in float32; returns what `run` returns."""
     folder = dequantize(model, ENVIRONMENTS / "float32")
     with serving(
-        str(folder), "--dtype", "float32", "--served-model-name", "smollm2", "--max-model-len", "512"
+        str(folder),
+        "--dtype",
+        "float32",
+        "--served-model-name",
+        "smollm2",
+        "--max-model-len",
+        "512",
+        "--num-kv-blocks",
+        "128",
     ) as served:
         return run("lm-eval", install(LM_EVAL), served.http, str(folder))
 

@@ -21,7 +21,11 @@ COMMON = ("temperature", "top_p")
 
 
 @pytest.mark.parametrize(
-    "name", [*(parameter.name for parameter in PARAMETERS if parameter.name not in COMMON), "stop_token_ids"]
+    "name",
+    [
+        *(parameter.name for parameter in PARAMETERS if parameter.name not in COMMON),
+        *("stop_token_ids", "best_of", "allowed_token_ids", "logit_bias"),
+    ],
 )
 def test_a_parameter_is_named_in_few_files(name: str) -> None:
     """The client's message, the table, and the samplers that read it: whoever adds a parameter touches no more."""
