@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from pagewire.client.sync import Client
     from pagewire.llm import LLM
     from pagewire.shared import errors
+    from pagewire.shared.chat.parser import read_message
     from pagewire.shared.messages.client import SamplingParams
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "errors"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "errors", "read_message"]
 
 _MODULES = {
     "AsyncClient": "pagewire.client.async_client",
@@ -18,6 +19,7 @@ _MODULES = {
     "LLM": "pagewire.llm",
     "SamplingParams": "pagewire.shared.messages.client",
     "errors": "pagewire.shared",
+    "read_message": "pagewire.shared.chat.parser",
 }
 
 

@@ -278,6 +278,7 @@ class Streams:
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
             secret=request.secret,
             prompts=request.prompts if request.prompt_logprobs else (),
+            chat_format=request.chat_format,
         )
         loop = asyncio.get_running_loop()
         late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
@@ -322,7 +323,7 @@ class Streams:
             subjects.for_tenant(f"{verb}.{self._instance}.{stream.public_id}.{stream.secret.hex()}", stream.tenant)
             for verb in (subjects.CANCEL, subjects.RESUME)
         )
-        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens)
+        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, stream.chat_format)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.

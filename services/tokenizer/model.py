@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+from pagewire.services.tokenizer.chat.formats import Formats
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.generation_config import GenerationDefaults, generation_defaults
@@ -20,6 +21,8 @@ class Model:
     """Name in requests."""
     encoder: Encoder
     chat: ChatTemplates
+    formats: Formats
+    """Of tool calls and reasoning."""
     generation: GenerationDefaults
     eos: frozenset[int]
     """Tokens that end a text."""
@@ -42,11 +45,13 @@ class Model:
         config = model_folder.read_config(path)
         tokenizer = load_tokenizer(path)
         vocab_size: int = config.get("vocab_size", len(tokenizer))
+        chat = find_chat_template(tokenizer, settings.chat_template)
         own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
         return cls(
             name=model_folder.served_name(settings),
             encoder=Encoder(tokenizer),
-            chat=find_chat_template(tokenizer, settings.chat_template),
+            chat=chat,
+            formats=Formats.find(settings, chat, tokenizer),
             generation=generation_defaults(own_defaults, vocab_size),
             eos=model_folder.eos_ids(path),
             max_model_len=model_folder.max_model_len(settings, config),

@@ -1,0 +1,99 @@
+"""Checks the tools of a request, and says what its answers look like. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagewire.services.tokenizer.chat.formats import Formats
+from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED
+from pagewire.shared.client_requests import check_free_form
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatFormat, ChatMessage, GenerateRequest, ToolChoice
+
+MAX_TOOLS = 128
+"""Tools of a request, as with OpenAI."""
+
+
+def check_tools(request: GenerateRequest, formats: Formats) -> None:
+    """Checks the tools of a request, and whether they can be used as it says.
+
+    Raises:
+        InvalidRequest: the message names the field and says what to do.
+    """
+    tools, choice = request.tools or [], request.tool_choice
+    if not tools:
+        if choice not in {None, "none", "auto"}:
+            raise InvalidRequest("tool_choice needs tools: give some, or leave it out")
+        return
+    if request.messages is None:
+        raise InvalidRequest("tools need messages: give a conversation instead of a prompt")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"there are {len(tools)} tools, at most {MAX_TOOLS} are allowed")
+    check_free_form("tools", tools)
+    names = [_name_of(tool) for tool in tools]
+    if not formats.takes_tools:
+        raise InvalidRequest("tools cannot be used: the model's chat template does not show them to the model")
+    match choice:
+        case ToolChoice(function=function):
+            if function.name not in names:
+                raise InvalidRequest(f"tool_choice names {function.name}, but tools has only {', '.join(names)}")
+            raise InvalidRequest("tool_choice with a name is not supported yet: leave it out")
+        case "required":
+            raise InvalidRequest("tool_choice required is not supported yet: leave it out")
+        case None | "auto" if not formats.auto:
+            raise InvalidRequest("tool_choice auto is switched off here: set it to none or required, or name a tool")
+        case None | "auto" if not formats.tool_calls:
+            raise InvalidRequest(
+                "tool_choice auto needs to know how the model writes calls, which its chat template does not show: "
+                "start the server with --tool-call-parser, or set tool_choice to none"
+            )
+
+
+def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> ChatFormat | None:
+    """Returns how the answers to a conversation become messages; None if their texts are all that they are.
+
+    Args:
+        request: a request with messages, checked by `check_tools`.
+        formats: those of the model.
+        prompt: the text that the chat template has made of the request.
+    """
+    calls = tool = ""
+    if request.tools and request.tool_choice != "none":
+        match request.tool_choice:
+            case ToolChoice(function=function):
+                calls, tool = NAMED, function.name
+            case "required":
+                calls = REQUIRED
+            case _:
+                calls = formats.tool_calls
+    # A grammar constrains a text from its first token on: there is no reasoning.
+    reasoning = "" if request.sampling.structured_outputs is not None else formats.reasoning
+    if not (calls or reasoning):
+        return None
+    opened = bool(reasoning) and _begins_reasoning(request, prompt, *REASONING[reasoning])
+    return ChatFormat(calls, reasoning, opened, single=not request.parallel_tool_calls, tool=tool)
+
+
+def _begins_reasoning(request: GenerateRequest, prompt: str, begin: str, end: str) -> bool:
+    """Returns whether a prompt ends within reasoning: right behind the opening tag, or in a message to continue."""
+    if request.continue_final_message:
+        said = _last_text(request.messages or ())
+        return said.rfind(begin) > said.rfind(end)
+    return prompt.rstrip().endswith(begin)
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    """Returns the name of a function. Raises InvalidRequest if the tool is none."""
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise InvalidRequest('tools must be functions: {"type": "function", "function": {"name": ...}}')
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("tools must have names: each function.name must be a text")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise InvalidRequest(f"tools: the parameters of {name} must be a JSON schema, which is an object")
+    return name
+
+
+def _last_text(messages: Sequence[ChatMessage]) -> str:
+    content = messages[-1].content
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
