@@ -99,7 +99,7 @@ class StepLoop:
         failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
         self.broken = not (failed and self._device.recovers)
         now = time.time()
-        output = StepOutput(self._term, self._step, self._plan, *Columns(), 0, failed=pack(failed))
+        output = StepOutput(self._term, self._step, self._plan, *Columns()[:5], 0, failed=pack(failed))
         self._emit(StepResult(output, [], now, now))
 
     def _advance(self, plans: list[Plan]) -> bool:
@@ -139,8 +139,8 @@ class StepLoop:
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
-        step, tokens, candidates, logprobs, prompt_logprobs, plan, plans, elapsed = self._in_flight.collect()
-        columns = self._slots.record(step, tokens)
+        step, tokens, counts, candidates, logprobs, prompt_logprobs, plan, plans, elapsed = self._in_flight.collect()
+        columns = self._slots.record(step, tokens, counts)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1
@@ -150,11 +150,11 @@ class StepLoop:
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
         if prompt_logprobs is not None:
-            for part in step.logprob_columns(prompt_logprobs, columns.sequences):
+            for part in step.logprob_columns(prompt_logprobs, columns):
                 self._answer(Columns(), plan, [], 0.0, logprobs=part)
         if columns.sequences or plans:
             reported = None if candidates is None else step.candidate_columns(candidates)
-            parts = [] if logprobs is None else step.logprob_columns(logprobs, columns.sequences)
+            parts = [] if logprobs is None else step.logprob_columns(logprobs, columns)
             for part in parts[1:]:
                 self._answer(Columns(), plan, [], 0.0, logprobs=part)
             self._answer(columns, plan, plans, elapsed, reported, parts[0] if parts else None)
@@ -226,7 +226,9 @@ class StepLoop:
         candidates: CandidateColumns | None = None,
         logprobs: LogprobColumns | None = None,
     ) -> None:
-        output = StepOutput(self._term, self._step, plan, *columns, round(elapsed * 1e6))
+        output = StepOutput(
+            self._term, self._step, plan, *columns[:5], round(elapsed * 1e6), token_counts=columns.token_counts
+        )
         if candidates is not None or logprobs is not None:
             counts, ids, likely = candidates or (b"", b"", b"")
             tokens, ranks, entries, values = logprobs or LogprobColumns()

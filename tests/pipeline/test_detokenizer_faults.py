@@ -186,7 +186,7 @@ async def check(found: World, count: int, faults: tuple[str, ...]) -> None:
         await found.ready()
 
 
-@pytest.mark.parametrize("detokenizers", [1, 2])
+@pytest.mark.parametrize("detokenizers", [1, pytest.param(2, marks=pytest.mark.full)])
 async def test_every_stream_ends_once_and_exactly(detokenizers: int) -> None:
     async with world(detokenizers) as found:
         await check(found, 40, FAULTS)

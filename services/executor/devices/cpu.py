@@ -77,6 +77,7 @@ class Done:
     candidates: Candidates | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    token_counts: Int64 | None = None
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""

@@ -31,6 +31,8 @@ class Pending:
 
     candidates = None
     """This device reports no candidates."""
+    token_counts = None
+    """Each row samples one token at most."""
 
     def __init__(
         self,
