@@ -47,6 +47,9 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options"}
 """Fields of `NEUTRAL` that are refused with any other value, unless the route supports them."""
 
+BESIDE_TOOLS = frozenset({"parallel_tool_calls", "tool_choice"})
+"""Fields of `NEUTRAL` whose neutral values have an effect where the route supports tools."""
+
 FREE_FORM = frozenset({"chat_template_kwargs", "structured_outputs", "tools"})
 """Fields whose values may have any form."""
 LONGEST_NEUTRAL = 256
@@ -105,6 +108,6 @@ def _value(name: str, raw: msgspec.Raw, known: Collection[str]) -> object:
 def _is_neutral(name: str, value: object, known: Collection[str]) -> bool:
     # Types are compared too, because 0 equals False, and logprobs 0 has an effect.
     return value is None or (
-        name not in known
+        not (name in BESIDE_TOOLS and name in known)
         and any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, ()))
     )

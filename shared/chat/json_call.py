@@ -91,7 +91,7 @@ def _held(reader: Reader) -> Steps[str]:
             raise Malformed
         pieces.append(piece)
 
-    if not (yield from reader.nested(hold)):
+    if not (yield from reader.nested(hold, strict=True)):
         raise Malformed
     return "".join(pieces)
 

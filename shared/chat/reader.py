@@ -15,6 +15,8 @@ Steps = Generator[None, None, T]
 """A part of a grammar: it yields for more text, and returns a value in the end."""
 
 _OUTSIDE = re.compile(r'["{}\[\]]')
+_STRICT = re.compile(r"""["{}\[\]]|[^\s:,a-z0-9E+.-]""")
+"""Like `_OUTSIDE`, and characters that no JSON has outside strings."""
 _INSIDE = re.compile(r'["\\]')
 
 
@@ -155,17 +157,21 @@ class Reader:
             raise Malformed
         return found
 
-    def nested(self, emit: Callable[[str], None]) -> Steps[bool]:
+    def nested(self, emit: Callable[[str], None], *, strict: bool = False) -> Steps[bool]:
         """Reads a JSON object or array, and emits it as it comes; returns False if the text ends within it.
 
-        Only strings and brackets are looked at.
+        Only strings and brackets are looked at, and with `strict` what cannot be outside strings.
+
+        Raises:
+            Malformed: it has a character that cannot be there.
         """
+        outside = _STRICT if strict else _OUTSIDE
         depth, quoted, escaped = 0, False, False
         while True:
             at = self._at
             if escaped and at < len(self._text):
                 at, escaped = at + 1, False
-            while (found := (_INSIDE if quoted else _OUTSIDE).search(self._text, at)) is not None:
+            while (found := (_INSIDE if quoted else outside).search(self._text, at)) is not None:
                 at = found.end()
                 match found[0]:
                     case '"':
@@ -175,11 +181,13 @@ class Reader:
                         at += 1
                     case "{" | "[":
                         depth += 1
-                    case _:
+                    case "}" | "]":
                         depth -= 1
                         if depth <= 0:
                             self._emit(at, emit)
                             return True
+                    case _:
+                        raise Malformed
             self._emit(len(self._text), emit)
             if self._ended:
                 return False

@@ -258,7 +258,7 @@ async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         ({"messages": []}, 400, "invalid_request", "messages is empty"),
         ({"messages": [{"role": "user"}]}, 400, "invalid_request", "$.messages[0]"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "invalid_request", "the role wizard"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, 400, "invalid_request", "tools"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "invalid_request", "tools"),
         ({"prompt": [1] * 2048}, 422, "context_length", "2048"),
         ({"prompt": [1] * 2047}, 422, "context_length", "at most 1"),
         ({"prompt": "x " * 3000}, 422, "context_length", "2048"),
