@@ -21,7 +21,7 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
     """
     tools, choice = request.tools or [], request.tool_choice
     if not tools:
-        if choice not in {None, "none", "auto"}:
+        if choice == "required" or isinstance(choice, ToolChoice):
             raise InvalidRequest("tool_choice needs tools: give some, or leave it out")
         return
     if request.messages is None:
@@ -65,11 +65,12 @@ def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> Chat
                 calls = REQUIRED
             case _:
                 calls = formats.tool_calls
-    # A grammar constrains a text from its first token on: there is no reasoning.
-    reasoning = "" if request.sampling.structured_outputs is not None else formats.reasoning
+    reasoning = formats.reasoning
     if not (calls or reasoning):
         return None
-    opened = bool(reasoning) and _begins_reasoning(request, prompt, *REASONING[reasoning])
+    # A grammar constrains a text from its first token on: a tag in the prompt means nothing then.
+    free = bool(reasoning) and request.sampling.structured_outputs is None
+    opened = free and _begins_reasoning(request, prompt, *REASONING[reasoning])
     return ChatFormat(calls, reasoning, opened, single=not request.parallel_tool_calls, tool=tool)
 
 
