@@ -5,6 +5,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 
 from pagewire.services.tokenizer.chat.formats import Formats, reasoning_format, tool_format
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
+from pagewire.shared import config
 from pagewire.shared.chat.formats import REASONING_PARSERS, TOOL_PARSERS
 from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import ChatFormat
@@ -56,9 +57,9 @@ def test_what_other_templates_show() -> None:
 def test_a_setting_comes_before_the_template() -> None:
     assert find(Settings(), default=LLAMA).tool_calls == "llama3_json"
     for name, form in TOOL_PARSERS.items():
-        assert find(Settings(tool_call_parser=name), default="x").tool_calls == form
+        assert find(config.load({"tool-call-parser": name}), default="x").tool_calls == form
     for name, form in REASONING_PARSERS.items():
-        assert find(Settings(reasoning_parser=name), default="x").reasoning == form
+        assert find(config.load({"reasoning-parser": name}), default="x").reasoning == form
     off = find(Settings(tool_call_parser="none", reasoning_parser="none"), default=LLAMA + "<think></think>")
     assert (off.tool_calls, off.reasoning, off.takes_tools) == ("", "", True)
 
