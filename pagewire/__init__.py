@@ -9,15 +9,16 @@ if TYPE_CHECKING:
     from pagewire.llm import LLM
     from pagewire.shared import errors
     from pagewire.shared.chat.parser import read_message
-    from pagewire.shared.messages.client import SamplingParams
+    from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "errors", "read_message"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "StructuredOutputsParams", "errors", "read_message"]
 
 _MODULES = {
     "AsyncClient": "pagewire.client.async_client",
     "Client": "pagewire.client.sync",
     "LLM": "pagewire.llm",
     "SamplingParams": "pagewire.shared.messages.client",
+    "StructuredOutputsParams": "pagewire.shared.messages.client",
     "errors": "pagewire.shared",
     "read_message": "pagewire.shared.chat.parser",
 }

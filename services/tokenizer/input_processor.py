@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, format_trace_id
 
 from pagewire.services.tokenizer import sampling
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
-from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools
+from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools, with_forced_call
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.validation import (
@@ -119,8 +119,9 @@ class InputProcessor:
         encoding = encoding_of(message.headers)
         request = decode_request(message.data, GenerateRequest, encoding)
         request.sampling = self._model.generation.complete(request.sampling, message.data, encoding)
-        prompt = validate(request, self._model.vocab_size, self._max_logprobs)
         check_tools(request, self._model.formats)
+        request.sampling = with_forced_call(request)
+        prompt = validate(request, self._model.vocab_size, self._max_logprobs)
         request_id = request.request_id or drawn_id
         _note(span, request_id=request_id)
         expires = arrived + request.timeout_ms / 1000
@@ -128,6 +129,7 @@ class InputProcessor:
             async with asyncio.timeout(_seconds_left(expires)):
                 ids, form = await self._tokenize(request, prompt)
                 words = await self._bad_words(request.sampling)
+                grammar = await self._model.grammars.grammar(request.sampling.structured_outputs)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
         lengths = list(map(len, ids))
@@ -142,6 +144,7 @@ class InputProcessor:
             eos=self._model.eos,
             vocab_size=self._model.vocab_size,
             bad_words=words,
+            grammar=grammar,
         )
         left = _seconds_left(expires)
         batch_inbox = message.headers.get(BATCH_INBOX, "")

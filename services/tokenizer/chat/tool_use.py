@@ -3,11 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from pagewire.services.tokenizer.chat.formats import Formats
+from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
 from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import ChatFormat, ChatMessage, GenerateRequest, ToolChoice
+from pagewire.shared.messages.client import (
+    ChatFormat,
+    ChatMessage,
+    GenerateRequest,
+    SamplingParams,
+    StructuredOutputsParams,
+    ToolChoice,
+)
 
 MAX_TOOLS = 128
 """Tools of a request, as with OpenAI."""
@@ -32,13 +42,13 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
     names = [_name_of(tool) for tool in tools]
     if not formats.takes_tools:
         raise InvalidRequest("tools cannot be used: the model's chat template does not show them to the model")
+    forced = choice == "required" or isinstance(choice, ToolChoice)
+    if forced and request.sampling.structured_outputs is not None:
+        raise InvalidRequest("structured_outputs cannot be used with a tool_choice that forces a call: leave one out")
     match choice:
         case ToolChoice(function=function):
             if function.name not in names:
                 raise InvalidRequest(f"tool_choice names {function.name}, but tools has only {', '.join(names)}")
-            raise InvalidRequest("tool_choice with a name is not supported yet: leave it out")
-        case "required":
-            raise InvalidRequest("tool_choice required is not supported yet: leave it out")
         case None | "auto" if not formats.auto:
             raise InvalidRequest("tool_choice auto is switched off here: set it to none or required, or name a tool")
         case None | "auto" if not formats.tool_calls:
@@ -46,6 +56,15 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
                 "tool_choice auto needs to know how the model writes calls, which its chat template does not show: "
                 "start the server with --tool-call-parser, or set tool_choice to none"
             )
+
+
+def with_forced_call(request: GenerateRequest) -> SamplingParams:
+    """Returns the sampling of a request, checked by `check_tools`, with a grammar if the answer must call tools."""
+    named = request.tool_choice if isinstance(request.tool_choice, ToolChoice) else None
+    if not request.tools or (named is None and request.tool_choice != "required"):
+        return request.sampling
+    schema = tool_grammar(request.tools, named, single=not request.parallel_tool_calls)
+    return msgspec.structs.replace(request.sampling, structured_outputs=StructuredOutputsParams(json=schema))
 
 
 def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> ChatFormat | None:
