@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -77,7 +77,7 @@ async def chat(pipeline: Pipeline) -> AsyncIterator[Any]:
     """OpenAI's own client, at the chat completions of a gateway."""
     endpoints = {path: Endpoint(api, pipeline.client, body_limit=100_000) for path, api in APIS.items()}
     gateway = app.build(pipeline.client, endpoints, Health(pipeline.bus, lambda: None))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway)) as http:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway)) as http:
         client = openai.AsyncOpenAI(base_url="http://pagewire/v1", api_key="none", max_retries=0, http_client=http)
         yield client.chat.completions
 
