@@ -59,7 +59,13 @@ SAYING: Any = {"structured_outputs": {"choice": [TEXT]}}
 OPTIONS: Any = {"model": "llama", "messages": QUESTION, "tools": [TOOL, TIME], "temperature": 1.0, "seed": 3}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Async tests run on asyncio, and share a loop."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
 async def pipeline() -> AsyncIterator[Pipeline]:
     settings = Settings(
         model=str(checkpoint("llama")),
