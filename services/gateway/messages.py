@@ -8,7 +8,7 @@ import msgspec
 
 from pagewire.services.gateway.shapes import ChatDelta, ChatMessage, FunctionCall, ToolCall, ToolCallDelta
 from pagewire.shared.chat.formats import NAMED
-from pagewire.shared.chat.parser import Message, parse
+from pagewire.shared.chat.parser import read_message
 from pagewire.shared.chat.parts import Kind, Part
 from pagewire.shared.messages.client import ChatFormat, Choice, FinalChoice
 
@@ -25,7 +25,7 @@ def message_of(choice: Choice, form: ChatFormat | None, request_id: str, *, reas
     """Returns the message of a completion; `reasoning`: with its reasoning."""
     if form is None:
         return ChatMessage(choice.text)
-    found: Message = parse(choice.text, form)
+    found = read_message(choice.text, form)
     message = ChatMessage(found.content)
     if reasoning and found.reasoning is not None:
         message.reasoning = message.reasoning_content = found.reasoning

@@ -6,7 +6,7 @@ from pagewire.shared.chat.formats import NAMED, REASONING, TOOL_CALLS, forced
 from pagewire.shared.chat.formats.think import think
 from pagewire.shared.chat.parts import Kind, Part, PartWriter
 from pagewire.shared.chat.reader import Reader, Steps
-from pagewire.shared.messages.client import ChatFormat, Result
+from pagewire.shared.messages.client import ChatFormat
 
 
 class MessageParser:
@@ -67,19 +67,15 @@ class Message:
                 self.calls[part.call].arguments += part.text
 
 
-def parse(text: str, form: ChatFormat) -> Message:
-    """Returns the message of a whole text."""
+def read_message(text: str, form: ChatFormat | None) -> Message:
+    """Returns the message of a whole text. `form` is the `chat_format` of the result that has the text."""
+    if form is None:
+        return Message(text)
     parser = MessageParser(form)
     message = Message()
     for part in [*parser.push(text), *parser.end()]:
         message.add(part)
     return message
-
-
-def read_message(result: Result, index: int = 0) -> Message:
-    """Returns one of the answers of a result to a conversation."""
-    text = result.choices[index].text
-    return Message(text) if result.chat_format is None else parse(text, result.chat_format)
 
 
 def _message(reader: Reader, form: ChatFormat) -> Steps[None]:

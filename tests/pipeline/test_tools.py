@@ -148,7 +148,7 @@ async def test_calls_over_nats(pipeline: Pipeline) -> None:
     options: Any = {"tools": [TOOL], "temperature": 1.0, "max_tokens": None, **SAYING}
     result = await pipeline.client.chat(QUESTION, **options)
     assert result.choices[0].text == TEXT
-    assert read_message(result) == SPOKEN
+    assert read_message(TEXT, result.chat_format) == SPOKEN
     stream = pipeline.client.stream_chat(QUESTION, **options)
     message, parser = Message(), None
     async for delta in stream:

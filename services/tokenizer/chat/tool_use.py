@@ -40,7 +40,7 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
         raise InvalidRequest(f"there are {len(tools)} tools, at most {MAX_TOOLS} are allowed")
     check_free_form("tools", tools)
     names = [_name_of(tool) for tool in tools]
-    if not formats.takes_tools:
+    if choice != "none" and not formats.takes_tools:
         raise InvalidRequest("tools cannot be used: the model's chat template does not show them to the model")
     forced = choice == "required" or isinstance(choice, ToolChoice)
     if forced and request.sampling.structured_outputs is not None:

@@ -402,6 +402,23 @@ async def test_the_same_request_meets_the_same_detokenizer() -> None:
         assert second.opened
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"chat_template_kwargs": {"x": [%d]}',
+        '"tools": [{"function": {"name": "f", "parameters": {"x": %d}}}]',
+        '"messages": [{"role": "assistant", "tool_calls": [{"x": %d}]}]',
+    ],
+)
+async def test_an_integer_that_no_message_can_hold_is_refused_and_chats_go_on(field: str) -> None:
+    async with serving(Settings(model="bundled", tool_call_parser="hermes")) as setup:
+        for number in (2**64, -(2**63) - 1):
+            body = '{"messages": [{"role": "user", "content": "x"}], ' + field % number + "}"
+            frame = await setup.refused(body.encode())
+            assert (frame.code, "64 bits" in frame.message) == (400, True)
+        await setup.send({"messages": [{"role": "user", "content": "x"}]})
+
+
 async def test_an_internal_fault_is_told_without_its_insides(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as setup:
         monkeypatch.setattr(dispatcher, "rank", lambda request_id, instances: 1 / 0)

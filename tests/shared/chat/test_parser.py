@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pagewire.shared.chat.formats import REASONING, REASONING_PARSERS, TOOL_CALLS, TOOL_PARSERS
-from pagewire.shared.chat.parser import Call, Message, MessageParser, parse, read_message
+from pagewire.shared.chat.parser import Call, Message, MessageParser, read_message
 from pagewire.shared.chat.parts import Kind
-from pagewire.shared.messages.client import ChatFormat, Choice, Result, Usage
+from pagewire.shared.messages.client import ChatFormat
 
 WEATHER = '{"city": "Paris, {France}", "days": [1, 2], "note": "a \\"quoted\\" \\\\"}'
 CALL = Call("get_weather", WEATHER)
@@ -144,17 +144,17 @@ def in_pieces(text: str, form: ChatFormat, cuts: Sequence[int]) -> Message:
 
 @pytest.mark.parametrize(("name", "text", "message"), WRITTEN)
 def test_what_models_write(name: str, text: str, message: Message) -> None:
-    assert parse(text, form_of(name)) == message
+    assert read_message(text, form_of(name)) == message
     for call in message.calls:
         json.loads(call.arguments)
     assert in_pieces(text, form_of(name), range(len(text))) == message
-    reasoned = parse(f"<think>\nHm.\n</think>\n\n{text}", form_of(name, "think"))
+    reasoned = read_message(f"<think>\nHm.\n</think>\n\n{text}", form_of(name, "think"))
     assert (reasoned.reasoning, reasoned.content, reasoned.calls) == ("Hm.", message.content, message.calls)
 
 
 @pytest.mark.parametrize(("name", "text"), NO_CALLS)
 def test_what_is_no_call_is_text_to_the_letter(name: str, text: str) -> None:
-    assert parse(text, form_of(name)) == Message(text)
+    assert read_message(text, form_of(name)) == Message(text)
     assert in_pieces(text, form_of(name), range(0, len(text), 3)) == Message(text)
 
 
@@ -167,7 +167,7 @@ def test_what_is_no_call_is_text_to_the_letter(name: str, text: str) -> None:
 @example(ChatFormat("hermes", "think"), "<think>a</think>b<tool_call>{", [1, 9, 10, 17, 18])
 @settings(max_examples=400, deadline=None)
 def test_any_split_gives_the_same_message(form: ChatFormat, text: str, cuts: list[int]) -> None:
-    whole = parse(text, form)
+    whole = read_message(text, form)
     assert in_pieces(text, form, cuts) == whole
     if not form.tool_calls and not form.reasoning:
         assert whole == Message(text or None)
@@ -189,7 +189,7 @@ def test_a_call_comes_as_it_is_written() -> None:
 
 def test_only_the_first_call_counts_if_there_may_be_one() -> None:
     text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>'
-    assert parse(text, ChatFormat("hermes", single=True)) == Message(None, None, [Call("f", "{}")])
+    assert read_message(text, ChatFormat("hermes", single=True)) == Message(None, None, [Call("f", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_only_the_first_call_counts_if_there_may_be_one() -> None:
 )
 def test_reasoning_is_what_the_message_begins_with(text: str, opened: bool, message: Message) -> None:
     form = ChatFormat(reasoning="think", opened=opened)
-    assert parse(text, form) == message
+    assert read_message(text, form) == message
     assert in_pieces(text, form, range(len(text))) == message
 
 
@@ -218,16 +218,12 @@ def test_reasoning_is_what_the_message_begins_with(text: str, opened: bool, mess
 def test_a_long_text_of_beginnings_is_not_read_again_and_again(name: str, beginning: str) -> None:
     text = beginning * 4_000
     started = time.process_time()
-    assert parse(text, form_of(name)) == Message(text)
+    assert read_message(text, form_of(name)) == Message(text)
     assert time.process_time() - started < 2
 
 
-def test_a_result_has_messages() -> None:
-    choices = [Choice(0, "<think>a</think>b", [1], "stop"), Choice(1, "c", [1], "stop")]
-    result = Result("r", choices, Usage(1, 2), chat_format=ChatFormat(reasoning="think"))
-    assert read_message(result) == Message("b", "a")
-    assert read_message(result, 1) == Message("c")
-    assert read_message(Result("r", choices, Usage(1, 2))) == Message("<think>a</think>b")
+def test_a_text_without_a_format_is_content() -> None:
+    assert read_message("<think>a</think>b", None) == Message("<think>a</think>b")
 
 
 def test_every_parser_of_a_setting_has_a_format() -> None:

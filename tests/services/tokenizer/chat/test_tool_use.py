@@ -51,6 +51,7 @@ def test_what_cannot_be_done_is_refused_with_a_reason(fields: dict[str, Any], fo
 def test_a_plain_chat_has_no_format() -> None:
     assert form(Formats("hermes", takes_tools=True)) is None
     assert form(Formats(takes_tools=True), tools=[TIME], tool_choice="none") is None
+    assert form(Formats(), tools=[TIME], tool_choice="none") is None
     assert form(tools=[], tool_choice="auto") == ChatFormat(reasoning="think")
 
 
