@@ -66,8 +66,8 @@ class Outputs:
     """Outputs that ended by themselves."""
     valid: int = 0
     """Of these."""
-    failed: list[str] = field(default_factory=list)
-    """Names of schemas whose request failed after it was accepted."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Names of schemas whose request failed for another reason, and the error."""
     invalid: list[str] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     """Reasons, with the number of schemas."""
@@ -166,9 +166,8 @@ async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], **fields:
             except InvalidRequest as error:
                 refused[error.message.partition("cannot be compiled: ")[2].split("\n")[0][:60]] += 1
                 return
-            except PagewireError:
-                found.compiled += 1
-                found.failed.append(name)
+            except PagewireError as error:
+                found.failed[name] = str(error)
                 return
         found.compiled += 1
         if choice.finish_reason == "stop":
