@@ -28,7 +28,10 @@ MAX_SUBSCRIBERS = 64
 MAX_LOST_SCHEDULERS = 5
 """Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
 
-NOT_FINITE = "the model's logits are NaN or infinite, so no token can be sampled: check the weights and the dtype"
+NOT_FINITE = (
+    "no token can be sampled: the model's logits are NaN or infinite (check the weights and the dtype), "
+    "or its structured_outputs are too complex to go on (simplify them)"
+)
 
 _log = structlog.get_logger()
 

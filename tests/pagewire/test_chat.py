@@ -1,5 +1,6 @@
 """Chat with a running stack: the official client over HTTP, ours over NATS, and offline."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -125,6 +126,19 @@ def test_everything_that_a_client_may_send(chat: Any) -> None:
     assert answer.usage.completion_tokens <= 10
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_format(chat: Any, stream: bool) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}
+    asked = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema, "strict": True}}
+    answer = chat.create(model="bundled", messages=HELLO, response_format=asked, max_tokens=60, seed=1, stream=stream)
+    if stream:
+        text = "".join(event.choices[0].delta.content or "" for event in answer)
+    else:
+        text = answer.choices[0].message.content
+    assert 2 <= len(json.loads(text)) <= 3
+    assert set(json.loads(text)) <= {"a", "b"}
+
+
 def test_the_final_message_is_continued(chat: Any, client: Client) -> None:
     turns = [*HELLO, {"role": "assistant", "content": "Once upon a"}]
     answer = chat.create(model="bundled", messages=turns, extra_body={"continue_final_message": True}, **GREEDY)
@@ -150,6 +164,10 @@ def test_without_a_number_a_chat_runs_to_the_context_limit(chat: Any) -> None:
         ({"messages": HELLO, "temperature": 9}, "temperature"),
         ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools cannot be used"),
         ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format is malformed"),
+        (
+            {"messages": HELLO, "extra_body": {"structured_outputs": {"regex": "(a"}}},
+            "structured_outputs.regex cannot be compiled: .* invalid regex",
+        ),
         ({"messages": HELLO, "reasoning_effort": "high"}, "reasoning_effort is not supported"),
         ({"messages": HELLO, "extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
         ({"messages": HELLO, "extra_body": {"chat_template_kwargs": {"x": 2**70}}}, "64 bits"),
