@@ -9,9 +9,19 @@ if TYPE_CHECKING:
     from pagewire.client.sync import Client
     from pagewire.llm import LLM
     from pagewire.shared import errors
+    from pagewire.shared.chat.parser import read_message
     from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "AsyncClient", "AsyncLLM", "Client", "SamplingParams", "StructuredOutputsParams", "errors"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "AsyncLLM",
+    "Client",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "errors",
+    "read_message",
+]
 
 _MODULES = {
     "AsyncClient": "pagewire.client.async_client",
@@ -21,6 +31,7 @@ _MODULES = {
     "SamplingParams": "pagewire.shared.messages.client",
     "StructuredOutputsParams": "pagewire.shared.messages.client",
     "errors": "pagewire.shared",
+    "read_message": "pagewire.shared.chat.parser",
 }
 
 

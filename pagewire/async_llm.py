@@ -15,6 +15,9 @@ from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages.client import Choice, Delta, Usage
 from pagewire.shared.messages.client import SamplingParams as Sampling
 
+_GOING_ON: Any = None
+"""The finish reason of a completion that has not ended, as in vLLM."""
+
 
 class AsyncLLM:
     """`async with AsyncLLM("folder-or-id") as llm: async for output in llm.generate("Hello", params, "id"): ...`
@@ -78,7 +81,7 @@ class _Growing:
     def __init__(self, stream: Stream, prompt: str | None, choices: int) -> None:
         self._stream = stream
         self._prompt = prompt
-        self._outputs = [Choice(index, "", [], None) for index in range(choices)]
+        self._outputs = [Choice(index, "", [], _GOING_ON) for index in range(choices)]
         self._so_far = RequestOutput(
             request_id=stream.request_id,
             prompt=prompt,

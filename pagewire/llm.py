@@ -157,8 +157,8 @@ class LLM:
             lora_request: not supported.
             chat_template: not supported: it is an argument of `LLM`.
             chat_template_content_format: without effect: it is read off the template.
-            options: `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs` and the like, as
-                `AsyncClient.stream` has them.
+            options: `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`, `continue_final_message`,
+                `chat_template_kwargs` and the like, as `AsyncClient.stream` has them.
 
         Raises:
             RequestError: a conversation is refused, or the pipeline has failed.

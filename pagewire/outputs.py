@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from pagewire.shared.messages.client import Choice, Metrics, PromptLogprobs, Result, TokenLogprobs, Usage
+from pagewire.shared.messages.client import ChatFormat, Choice, Metrics, PromptLogprobs, Result, TokenLogprobs, Usage
 
 CompletionOutput = Choice
 """One completion."""
@@ -25,6 +25,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     finished: bool = True
     metrics: Metrics | None = None
     """What the request has waited for; None while it goes on."""
+    chat_format: ChatFormat | None = None
+    """With which `pagewire.read_message` finds tool calls and reasoning in the texts; None: there are none."""
 
     @property
     def num_cached_tokens(self) -> int:
@@ -43,7 +45,7 @@ class BeamSearchSequence(msgspec.Struct, kw_only=True):
     """Sum of the log-probabilities of the generated tokens."""
     logprobs: list[TokenLogprobs]
     """Of each generated token."""
-    finish_reason: str | None
+    finish_reason: str
     stop_reason: str | int | None = None
 
 
@@ -64,4 +66,5 @@ def output_of(request: Mapping[str, Any], result: Result, prompt: str | None = N
         outputs=result.choices,
         usage=result.usage,
         metrics=result.metrics,
+        chat_format=result.chat_format,
     )

@@ -6,16 +6,9 @@ from collections.abc import Callable
 import msgspec
 
 from pagewire.shared.errors import RequestError
-from pagewire.shared.messages.client import (
-    CancelReply,
-    DeltaBatch,
-    DetokenizeReply,
-    ErrorFrame,
-    Frame,
-    ModelList,
-    TokenizeReply,
-)
+from pagewire.shared.messages.client import CancelReply, DeltaBatch, ErrorFrame, Frame, ModelList
 from pagewire.shared.messages.open import Encoding
+from pagewire.shared.messages.tokenize import DetokenizeReply, TokenizeReply
 
 Reply = Frame | DeltaBatch | TokenizeReply | DetokenizeReply | ModelList | CancelReply
 """Every message to a client, except for the empty message that closes a stream."""

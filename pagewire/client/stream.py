@@ -28,6 +28,7 @@ from pagewire.shared.messages.client import (
     BATCH_INBOX,
     FRESH,
     Accepted,
+    ChatFormat,
     Delta,
     ErrorFrame,
     Final,
@@ -64,6 +65,7 @@ class Stream:
         request_id: id of the request.
         model: the served name; if it was not given, it is empty until the request is sent.
         prompt_tokens: number of tokens of all prompts; None until the request is accepted.
+        chat_format: how to find tool calls and reasoning in the texts; None: there are none, or it is not accepted yet.
         prompt_token_ids: ids of each prompt, once it is accepted, if the request asks for `return_token_ids`.
         final: the last frame, with the usage; None until the stream ends.
     """
@@ -86,6 +88,7 @@ class Stream:
         self.prompt_tokens: int | None = None
         self.prompt_token_ids: list[list[int]] = []
         self.final: Final | None = None
+        self.chat_format: ChatFormat | None = None
         self._bus = bus
         self._directory = directory
         self._batch_inbox = batch_inbox
@@ -222,6 +225,7 @@ class Stream:
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
+            self.chat_format = frame.chat_format
             self.prompt_token_ids = frame.prompt_token_ids or []
         elif isinstance(frame, Final):
             self._on_final(frame)

@@ -315,7 +315,9 @@ def _last_frame(
         )
         for index, completion in enumerate(returned)
     ]
-    return encode_frame(Result(stream.public_id, choices, usage, *_prompts(stream, spell), metrics), encoding), None
+    form = stream.chat_format
+    result = Result(stream.public_id, choices, usage, *_prompts(stream, spell), metrics=metrics, chat_format=form)
+    return encode_frame(result, encoding), None
 
 
 def _prompts(

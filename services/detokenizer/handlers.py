@@ -22,8 +22,9 @@ from pagewire.shared.client_requests import decode_request, encoding_of
 from pagewire.shared.errors import REQUEST_ERRORS, BusError, Internal, InvalidRequest, Overloaded
 from pagewire.shared.messages import Decoder, Wire, encode, unpack
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
-from pagewire.shared.messages.client import CancelReply, DetokenizeReply, DetokenizeRequest, ResumeRequest
+from pagewire.shared.messages.client import CancelReply, ResumeRequest
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
+from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest
 from pagewire.shared.replies import Replier
 from pagewire.shared.vocabulary import Vocabulary
 

@@ -31,4 +31,5 @@ def restore(done: Done) -> Stream:
         prompts=done.prompts,
         restored_prompt_logprobs=done.prompt_logprobs,
         times=Times(*done.times),
+        chat_format=done.chat_format,
     )

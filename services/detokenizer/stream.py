@@ -16,7 +16,7 @@ from pagewire.shared.errors import PagewireError, RequestError
 from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
-from pagewire.shared.messages.client import Accepted, Delta
+from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
 from pagewire.shared.messages.done import Done, DoneChoice, TokenLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
@@ -229,6 +229,8 @@ class Stream:
     """Tokens when a scheduler was lost last."""
     secret: bytes = b""
     """Ends the subjects that cancel and resume the stream."""
+    chat_format: ChatFormat | None = None
+    """What clients are told of the format of the texts."""
     best: int = 0
     """Completions of each prompt that the client gets, the best ones; 0: all."""
     num_prompts: int = 1
@@ -324,6 +326,7 @@ class Stream:
             secret=self.secret,
             prompts=self.prompts,
             prompt_logprobs=self.prompt_logprobs,
+            chat_format=self.chat_format,
             times=self.times.packed(),
         )
 

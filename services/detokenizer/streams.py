@@ -31,7 +31,10 @@ MAX_SUBSCRIBERS = 64
 MAX_LOST_SCHEDULERS = 5
 """Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
 
-NOT_FINITE = "the model's logits are NaN or infinite, so no token can be sampled: check the weights and the dtype"
+NOT_FINITE = (
+    "no token can be sampled: the model's logits are NaN or infinite (check the weights and the dtype), "
+    "or its structured_outputs are too complex to go on (simplify them)"
+)
 
 _log = structlog.get_logger()
 
@@ -284,6 +287,7 @@ class Streams:
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
             secret=request.secret,
             prompts=request.prompts if request.prompt_logprobs or request.return_token_ids else (),
+            chat_format=request.chat_format,
             best=request.best,
             num_prompts=len(request.prompts),
             hides_logprobs=request.hides_logprobs,
@@ -333,7 +337,7 @@ class Streams:
             for verb in (subjects.CANCEL, subjects.RESUME)
         )
         ids = [unpack(prompt) for prompt in stream.prompts] if request.return_token_ids else UNSET
-        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, ids)
+        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, stream.chat_format, ids)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int, reported: Sequence[TokenLogprobs]) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.

@@ -9,7 +9,8 @@ from starlette.responses import Response
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway.connection import read_body
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import ChatMessage, TokenizeRequest
+from pagewire.shared.messages.client import ChatMessage
+from pagewire.shared.messages.tokenize import TokenizeRequest
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from pagewire.shared.bus import Message, Subscription
 from pagewire.shared.client_requests import decode_head, decode_request, encoding_of
 from pagewire.shared.context import Context
 from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
-from pagewire.shared.messages.client import FRESH, ModelList, TokenizeRequest
+from pagewire.shared.messages.client import FRESH, ModelList
+from pagewire.shared.messages.tokenize import TokenizeRequest
 from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
 

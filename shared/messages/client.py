@@ -133,6 +133,19 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
             raise ValueError("the message has no content: give a text, or a list of text parts")
 
 
+class FunctionName(msgspec.Struct):
+    """The name of a tool."""
+
+    name: str
+
+
+class ToolChoice(msgspec.Struct):
+    """The one tool that must be called."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A request to `pagewire.v1.generate.<model>`."""
 
@@ -168,6 +181,27 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     conversation, whose template spells them out, does not."""
     return_token_ids: bool = False
     """Whether the ids of the prompts are part of the answer; those of the completions always are."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call, in OpenAI's shape; with `messages` only."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    """Whether the model may call tools, must call some, or must call a named one; None: it may, if there are any."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have more than one call."""
+
+
+class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the text of an answer becomes a message: see `pagewire.shared.chat.parser`."""
+
+    tool_calls: str = ""
+    """Format of tool calls in it; empty: none are looked for."""
+    reasoning: str = ""
+    """Format of reasoning at its beginning; empty: none is looked for."""
+    opened: bool = False
+    """Whether the prompt ends with the tag that begins reasoning."""
+    single: bool = False
+    """Whether only the first call counts."""
+    tool: str = ""
+    """Name of the one tool that must be called."""
 
 
 class Usage(msgspec.Struct):
@@ -215,8 +249,7 @@ class Choice(msgspec.Struct):
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: Literal["stop", "length", "cancelled"] | None
-    """None only while `AsyncLLM` goes on with it."""
+    finish_reason: Literal["stop", "length", "cancelled"]
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
     """Of each token, if the request asks for them."""
@@ -249,6 +282,8 @@ class Accepted(msgspec.Struct, tag="accepted", tag_field="type"):
     """Subject to request frames from again."""
     prompt_tokens: int
     """Number of tokens of all prompts."""
+    chat_format: ChatFormat | None = None
+    """How to find tool calls and reasoning in the texts; None: there are none."""
     prompt_token_ids: list[list[int]] | msgspec.UnsetType = msgspec.UNSET
     """Of each prompt, only if the request asks for `return_token_ids`."""
 
@@ -304,6 +339,8 @@ class Result(msgspec.Struct, tag="result", tag_field="type"):
     prompt_token_ids: list[list[int]] | None = None
     """Of each prompt, if the request asks for `prompt_logprobs` or `return_token_ids`."""
     prompt_logprobs: list[PromptLogprobs] | None = None
+    chat_format: ChatFormat | None = None
+    """How to find tool calls and reasoning in the texts; None: there are none."""
     metrics: Metrics | None = None
 
 
@@ -340,42 +377,6 @@ class ModelList(msgspec.Struct):
     """Reply of `pagewire.v1.models`."""
 
     models: list[ModelInfo]
-
-
-class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Request to `pagewire.v1.tokenize.<model>`: exactly one of `text` and `messages`. The other fields are those of
-    `GenerateRequest`."""
-
-    text: str | None = None
-    messages: list[ChatMessage] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
-    """Whether the answer has the tokens as the vocabulary spells them."""
-
-
-class TokenizeReply(msgspec.Struct, omit_defaults=True):
-    """Reply to a `TokenizeRequest`, and the body of a detokenize request."""
-
-    token_ids: list[int]
-    token_strs: list[str] | None = None
-    """Each token as the vocabulary spells it, if the request asks for them."""
-
-
-class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Request to `pagewire.v1.detokenize.<model>`."""
-
-    token_ids: list[int]
-    keep_prefix: bool = False
-    """Whether special tokens at the beginning that `tokenize` has put there are spelled out like all others."""
-
-
-class DetokenizeReply(msgspec.Struct):
-    """Reply to a `DetokenizeRequest`."""
-
-    text: str
 
 
 class CancelReply(msgspec.Struct):

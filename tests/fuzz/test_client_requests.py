@@ -14,15 +14,9 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.client_requests import decode_request
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import (
-    DetokenizeRequest,
-    ErrorFrame,
-    GenerateRequest,
-    ResumeRequest,
-    SamplingParams,
-    TokenizeRequest,
-)
+from pagewire.shared.messages.client import ErrorFrame, GenerateRequest, ResumeRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding
+from pagewire.shared.messages.tokenize import DetokenizeRequest, TokenizeRequest
 from tests.fuzz.fuzzing import edited, fuzz, json_bytes, mutated
 from tests.services.tokenizer.harness import GENERATE, MODEL, Setup, serving
 
@@ -37,6 +31,9 @@ REQUESTS: list[dict[str, Any]] = [
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
         ],
         "chat_template_kwargs": {"enable_thinking": True},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
     },
 ]
 NAMES = [*GenerateRequest.__struct_fields__, *SamplingParams.__struct_fields__]

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from pagewire import LLM, AsyncLLM, SamplingParams
+from pagewire.llm import OnePrompt
 from pagewire.sampling_params import BeamSearchParams
 from pagewire.shared.bus import nats
 from pagewire.shared.discovery import ask
@@ -30,7 +31,8 @@ def test_it_takes_the_arguments_of_vllm() -> None:
         tokenizer = llm.get_tokenizer()
         greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         text, ids = "Once upon a time", tokenizer.encode("Once upon a time")
-        outputs = llm.generate([{"prompt": text}, {"prompt_token_ids": ids, "cache_salt": "s"}, text], greedy)
+        prompts: list[OnePrompt] = [{"prompt": text}, {"prompt_token_ids": ids, "cache_salt": "s"}, text]
+        outputs = llm.generate(prompts, greedy)
         assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
         assert [output.prompt for output in outputs] == [text, None, text]
         assert all(output.prompt_token_ids == ids and output.metrics and output.finished for output in outputs)
@@ -48,7 +50,7 @@ def test_it_takes_the_arguments_of_vllm() -> None:
         assert "Hi" in answer.prompt
         for refused in ({"lora_request": 1}, {"tokenization_kwargs": {"padding": True}}):
             with pytest.raises(InvalidRequest, match="is not supported"):
-                llm.generate(text, greedy, **refused)  # type: ignore[arg-type]
+                llm.generate(text, greedy, **refused)
 
 
 @pytest.mark.anyio

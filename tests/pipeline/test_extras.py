@@ -12,7 +12,7 @@ from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import TokenizeRequest
+from pagewire.shared.messages.tokenize import TokenizeRequest
 from tests.services.gateway.http import Gateway
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running

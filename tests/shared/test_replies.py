@@ -4,7 +4,8 @@ import pytest
 from pagewire.shared.bus import Headers, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import BusUnavailable, InvalidRequest
-from pagewire.shared.messages.client import ErrorFrame, TokenizeReply
+from pagewire.shared.messages.client import ErrorFrame
+from pagewire.shared.messages.tokenize import TokenizeReply
 from pagewire.shared.replies import Replier
 
 

@@ -20,8 +20,8 @@ from pagewire.shared.errors import (
     Unavailable,
 )
 from pagewire.shared.frames import encode_frame, error_frame, error_headers
-from pagewire.shared.messages.client import DetokenizeReply, TokenizeReply
 from pagewire.shared.messages.open import Encoding
+from pagewire.shared.messages.tokenize import DetokenizeReply, TokenizeReply
 from tests.support.broker import connect_service, running_broker
 from tests.support.responder import MODEL, WORDS, Responder, deltas
 
@@ -45,7 +45,15 @@ def client(memory: MemoryBroker, responder: Responder) -> AsyncClient:
 
 
 def test_the_package_exports_what_users_need_and_nothing_else() -> None:
-    assert sorted(pagewire.__all__) == ["AsyncClient", "Client", "LLM", "SamplingParams", "errors"]
+    assert sorted(pagewire.__all__) == [
+        "AsyncClient",
+        "Client",
+        "LLM",
+        "SamplingParams",
+        "StructuredOutputsParams",
+        "errors",
+        "read_message",
+    ]
     assert all(hasattr(pagewire, name) for name in pagewire.__all__)
 
 

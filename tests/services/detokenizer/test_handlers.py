@@ -5,8 +5,9 @@ import msgspec
 import pytest
 
 from pagewire.shared import subjects
-from pagewire.shared.messages.client import DetokenizeReply, ErrorFrame
+from pagewire.shared.messages.client import ErrorFrame
 from pagewire.shared.messages.open import Encoding
+from pagewire.shared.messages.tokenize import DetokenizeReply
 from tests.services.detokenizer.rig import END, KEY, finish_hello, ids, rig
 from tests.support.tokenizers import tokenizer
 from tests.support.waiting import until
