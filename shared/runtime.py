@@ -19,6 +19,7 @@ from pagewire.shared.context import Context, Drain, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
 from pagewire.shared.heartbeater import Heartbeater
+from pagewire.shared.metrics_reporter import Reporter
 from pagewire.shared.permissions import STORING
 from pagewire.shared.process import (
     END_NOW,
@@ -172,6 +173,7 @@ async def run_service(
     heartbeater = Heartbeater(bus, name, instance)
     service = cls(Context(settings, bus, instance, heartbeater.announce, shutdown.follows))
     await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()
+    await Reporter(bus, settings, heartbeater, service).listen()
     serving = asyncio.create_task(service.run())
     heartbeats = asyncio.create_task(heartbeater.run(service))
     draining = asyncio.create_task(_drain(service, heartbeater, shutdown, settings.drain_timeout))

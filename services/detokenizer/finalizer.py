@@ -7,6 +7,7 @@ import structlog
 from opentelemetry.trace import format_trace_id
 
 from pagewire.services.detokenizer.frame_sender import FrameSender
+from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.stream import Stream, StreamState
@@ -38,8 +39,15 @@ class Finalizer:
     """
 
     def __init__(
-        self, bus: Bus, tasks: asyncio.TaskGroup, registry: Registry, sender: FrameSender, records: RecordWriter
+        self,
+        bus: Bus,
+        tasks: asyncio.TaskGroup,
+        registry: Registry,
+        sender: FrameSender,
+        records: RecordWriter,
+        metrics: StreamMetrics,
     ) -> None:
+        self._metrics = metrics
         self._bus = bus
         self._records = records
         self._tasks = tasks
@@ -80,6 +88,7 @@ class Finalizer:
         stream.state = StreamState.ENDED
         self._registry.move_to_ended(stream)
         _report(stream)
+        self._metrics.on_end(stream)
         self._sender.enqueue(stream)
         self._sender.drain()
         if stream.subscribers:
