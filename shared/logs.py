@@ -10,12 +10,17 @@ from structlog.typing import Processor
 from pagewire.shared.config import Settings
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_level = logging.INFO
+"""Lowest level that is logged now."""
 _json = msgspec.json.Encoder(enc_hook=str)
 
 
 def configure(settings: Settings, **bound: str) -> None:
     """Configures the logs of this process. The fields `bound`, such as the service, are added to every line."""
+    global _level
+    _level = _LEVELS[settings.log_level]
     processors: list[Processor] = [
+        _drop_lower_levels,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -32,12 +37,20 @@ def configure(settings: Settings, **bound: str) -> None:
         factory = structlog.WriteLoggerFactory(sys.stderr)
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=factory,
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
+
+
+def toggle_debug(settings: Settings) -> None:
+    """Logs every level from now on, or only those of the settings if every level is logged already."""
+    global _level
+    _level = _LEVELS[settings.log_level] if _level == logging.DEBUG else logging.DEBUG
+    name = next(name for name, level in _LEVELS.items() if level == _level)
+    structlog.get_logger().warning("log_level_changed", log_level=name)
 
 
 def quiet() -> None:
@@ -47,6 +60,13 @@ def quiet() -> None:
             wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
             logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         )
+
+
+def _drop_lower_levels(_: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Drops what is below the level. Loggers are cached, so that their own level cannot be changed."""
+    if structlog.stdlib.NAME_TO_LEVEL[name] < _level:
+        raise structlog.DropEvent
+    return event
 
 
 def _render(_: object, __: str, event: structlog.typing.EventDict) -> bytes:

@@ -30,7 +30,7 @@ def configure(service: str, instance: str, settings: Settings) -> None:
         ConfigurationError: the setting `trace_dir` names a folder that cannot be written to.
     """
     global _tracer, _on
-    to_collector = _wants_collector()
+    to_collector = wants_collector("TRACES")
     if not (settings.trace_dir or to_collector):
         return
     from opentelemetry.sdk.resources import Resource
@@ -86,6 +86,11 @@ def traceparent(span: trace.Span) -> str:
     return f"00-{trace_id}-{span_id}-{context.trace_flags:02x}"
 
 
+def trace_id(parent: str) -> str:
+    """Returns the id of the trace that a traceparent names; empty if it names none."""
+    return parent.split("-")[1] if parent.count("-") == 3 else ""
+
+
 def span(name: str, parent: str, start: float, end: float, attributes: dict[str, AttributeValue] | None = None) -> None:
     """Records a finished span; no effect while tracing is off or without a parent.
 
@@ -102,9 +107,10 @@ def span(name: str, parent: str, start: float, end: float, attributes: dict[str,
     finished.end(int(end * _NANOSECONDS))
 
 
-def _wants_collector() -> bool:
-    exporters = os.environ.get("OTEL_TRACES_EXPORTER", "")
+def wants_collector(kind: str) -> bool:
+    """Returns whether the environment names a collector of TRACES or METRICS."""
+    exporters = os.environ.get(f"OTEL_{kind}_EXPORTER", "")
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporters == "none":
         return False
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT")
     return "otlp" in exporters or any(os.environ.get(name) for name in endpoints)

@@ -1,6 +1,7 @@
 """What follows when a stream is over: its record, its last frames, its work item, and its sequences."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import structlog
@@ -166,6 +167,17 @@ def _report(stream: Stream) -> None:
     outcome = stream.error.kind if stream.error is not None else ",".join(finishes)
     context = stream.span.get_span_context()
     trace_id = format_trace_id(context.trace_id) if context.is_valid else ""
-    _log.info("request_ended", request_id=stream.request_id, trace_id=trace_id, tokens=stream.tokens, finish=outcome)
+    began, first = stream.opened_at, stream.first_token_at
+    _log.info(
+        "request_ended",
+        request_id=stream.request_id,
+        trace_id=trace_id,
+        prompt_tokens=stream.prompt_tokens,
+        cached_tokens=stream.cached_tokens,
+        tokens=stream.tokens,
+        finish=outcome,
+        first_token_ms=round((first - began) * 1000, 1) if first else None,
+        ms=round((time.monotonic() - began) * 1000, 1),
+    )
     stream.span.set_attributes({"request_id": stream.request_id, "tokens": stream.tokens, "finish": outcome})
     stream.span.end()

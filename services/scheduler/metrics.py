@@ -4,12 +4,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import structlog
+
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
-from pagewire.shared import subjects
+from pagewire.shared import subjects, telemetry
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Histogram, Sample
+
+_log = structlog.get_logger()
 
 
 class RequestMetrics:
@@ -38,7 +42,8 @@ class RequestMetrics:
     def on_slot(self, request: Request) -> None:
         """Counts the first slot of a request."""
         self.redelivered += request.generation > 1
-        self._queue.observe(max(0.0, time.time() - request.stored_at))
+        request.queue_time = max(0.0, time.time() - request.stored_at)
+        self._queue.observe(request.queue_time)
         request.slot_at = time.monotonic()
 
     def on_first_token(self, request: Request) -> None:
@@ -48,11 +53,20 @@ class RequestMetrics:
             self._prefill.observe(request.first_token_at - request.slot_at)
 
     def on_end(self, request: Request) -> None:
-        """Counts a request that has ended."""
-        if request.first_token_at:
-            now = time.monotonic()
-            self._decode.observe(now - request.first_token_at)
-            self._inference.observe(now - request.slot_at)
+        """Counts a request that has ended, and writes its log line."""
+        now, slot, first = time.monotonic(), request.slot_at, request.first_token_at
+        if first:
+            self._decode.observe(now - first)
+            self._inference.observe(now - slot)
+        _log.info(
+            "request_scheduled",
+            request_id=request.work.request_id,
+            trace_id=telemetry.trace_id(request.trace),
+            deliveries=request.generation,
+            queue_ms=round(request.queue_time * 1000, 1),
+            prefill_ms=round((first - slot) * 1000, 1) if first else None,
+            decode_ms=round((now - first) * 1000, 1) if first else None,
+        )
 
     def end_term(self, policy: Policy | None) -> None:
         """Keeps the totals of a policy that is used no more."""
