@@ -10,17 +10,32 @@ from structlog.typing import Processor
 from pagewire.shared.config import Settings
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_level = logging.INFO
-"""Lowest level that is logged now."""
 _json = msgspec.json.Encoder(enc_hook=str)
+
+
+class _LevelFilter:
+    """Drops what is below the level. Loggers are cached, so that their own level cannot be changed.
+
+    Attributes:
+        level: the lowest one that is logged now.
+    """
+
+    level = logging.INFO
+
+    def __call__(self, _: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if structlog.stdlib.NAME_TO_LEVEL[name] < self.level:
+            raise structlog.DropEvent
+        return event
+
+
+_filter = _LevelFilter()
 
 
 def configure(settings: Settings, **bound: str) -> None:
     """Configures the logs of this process. The fields `bound`, such as the service, are added to every line."""
-    global _level
-    _level = _LEVELS[settings.log_level]
+    _filter.level = _LEVELS[settings.log_level]
     processors: list[Processor] = [
-        _drop_lower_levels,
+        _filter,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -47,9 +62,8 @@ def configure(settings: Settings, **bound: str) -> None:
 
 def toggle_debug(settings: Settings) -> None:
     """Logs every level from now on, or only those of the settings if every level is logged already."""
-    global _level
-    _level = _LEVELS[settings.log_level] if _level == logging.DEBUG else logging.DEBUG
-    name = next(name for name, level in _LEVELS.items() if level == _level)
+    _filter.level = _LEVELS[settings.log_level] if _filter.level == logging.DEBUG else logging.DEBUG
+    name = next(name for name, level in _LEVELS.items() if level == _filter.level)
     structlog.get_logger().warning("log_level_changed", log_level=name)
 
 
@@ -60,13 +74,6 @@ def quiet() -> None:
             wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
             logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         )
-
-
-def _drop_lower_levels(_: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Drops what is below the level. Loggers are cached, so that their own level cannot be changed."""
-    if structlog.stdlib.NAME_TO_LEVEL[name] < _level:
-        raise structlog.DropEvent
-    return event
 
 
 def _render(_: object, __: str, event: structlog.typing.EventDict) -> bytes:

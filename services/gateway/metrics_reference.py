@@ -32,8 +32,8 @@ _VLLM = """
 ## Names of vLLM
 
 With `--metrics-compat vllm`, the page also has the metrics that dashboards, load balancers and autoscalers for vLLM
-read, with vLLM's labels `model_name` and `engine`. The engine is the instance id of the executor, or that of the service that
-reports the figure. Buckets are finer than vLLM's.
+read, with vLLM's labels `model_name` and `engine`. The engine is the instance id of the executor, or that
+of the service that reports the figure. Buckets are finer than vLLM's.
 
 | vLLM | further label | the same as |
 |---|---|---|
