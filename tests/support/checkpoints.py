@@ -17,6 +17,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -86,7 +87,14 @@ CONFIGS: dict[str, Any] = {
     "opt": lambda **common: OPTConfig(**_OPT, **common),
     "opt-post-norm": lambda **common: OPTConfig(**_OPT, **common, do_layer_norm_before=False, word_embed_proj_dim=48),
 }
-"""Name of a checkpoint, to the configuration of its model."""
+"""Name of a checkpoint of a native family, to the configuration of its model."""
+
+OTHERS: dict[str, Any] = {
+    "gpt-neox": lambda **common: GPTNeoXConfig(
+        **_SHAPE, **common, intermediate_size=96, rotary_pct=0.5, initializer_range=0.25
+    ),
+}
+"""The same for families that transformers builds."""
 
 
 class Reference(NamedTuple):
@@ -100,7 +108,7 @@ class Reference(NamedTuple):
 
 @functools.cache
 def checkpoint(name: str) -> Path:
-    """The folder of a checkpoint of `CONFIGS`, in Hugging Face format. Do not write to it: copy it first."""
+    """The folder of a checkpoint of `CONFIGS` or `OTHERS`, in Hugging Face format. Do not write to it: copy it first."""
     version = hashlib.sha256(Path(__file__).read_bytes() + transformers.__version__.encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"pagewire-checkpoints-{os.getuid()}-{version}" / name
     if not folder.exists():
@@ -145,7 +153,7 @@ def _write(name: str, folder: Path) -> None:
     eos = tokenizer.eos_token_id
     ids = {"vocab_size": VOCABULARY, "eos_token_id": eos, "bos_token_id": eos, "pad_token_id": None}
     torch.manual_seed(len(name))
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](**ids))
+    model = AutoModelForCausalLM.from_config((CONFIGS | OTHERS)[name](**ids))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases start as zeros and norms as ones: nothing would notice if they were lost

@@ -35,6 +35,8 @@ class Attention(msgspec.Struct, frozen=True):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""
+        if q.dtype != torch.float32:
+            return self(layer, q.float(), k.float(), v.float(), sinks).to(q.dtype)
         return self.kernels.attend(self.batch, self.layers[layer], self.pools[layer], q, k, v, sinks)
 
 

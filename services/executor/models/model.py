@@ -36,6 +36,8 @@ class ModelSpec:
     """Rows of the embedding."""
     layers: tuple[Attention, ...]
     """The attention of each layer."""
+    max_length: int | None = None
+    """Context up to which a token's result is independent of the batch; None: any."""
 
     @classmethod
     def of_equal_heads(
