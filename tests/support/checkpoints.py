@@ -108,7 +108,7 @@ class Reference(NamedTuple):
 
 @functools.cache
 def checkpoint(name: str) -> Path:
-    """The folder of a checkpoint of `CONFIGS` or `OTHERS`, in Hugging Face format. Do not write to it: copy it first."""
+    """The folder of a checkpoint of `CONFIGS` or `OTHERS`, in Hugging Face format. Do not write to it: copy it."""
     version = hashlib.sha256(Path(__file__).read_bytes() + transformers.__version__.encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"pagewire-checkpoints-{os.getuid()}-{version}" / name
     if not folder.exists():
@@ -149,8 +149,8 @@ def reference(folder: Path, prompt_ids: Sequence[int], max_new_tokens: int, *, i
 
 
 def _write(name: str, folder: Path) -> None:
-    tokenizer = _tokenizer()
-    eos = tokenizer.eos_token_id
+    words = tokenizer()
+    eos = words.eos_token_id
     ids = {"vocab_size": VOCABULARY, "eos_token_id": eos, "bos_token_id": eos, "pad_token_id": None}
     torch.manual_seed(len(name))
     model = AutoModelForCausalLM.from_config((CONFIGS | OTHERS)[name](**ids))
@@ -159,21 +159,21 @@ def _write(name: str, folder: Path) -> None:
             if parameter.dim() == 1:  # biases start as zeros and norms as ones: nothing would notice if they were lost
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
     model.save_pretrained(folder, max_shard_size="100KB" if name.endswith("sharded") else "50GB")
-    tokenizer.save_pretrained(folder)
+    words.save_pretrained(folder)
     folder.chmod(0o755)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of `VOCABULARY` ids: every text has ids, every id has a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([_TEXT], trainer)
-    assert tokenizer.get_vocab_size() == VOCABULARY
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, bos_token=EOS)
+    made.train_from_iterator([_TEXT], trainer)
+    assert made.get_vocab_size() == VOCABULARY
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=EOS, bos_token=EOS)

@@ -39,10 +39,8 @@ def check_modules(model: PreTrainedModel) -> None:
     """
     if getattr(model, "_is_stateful", False):
         raise ConfigurationError("its layers keep a recurrent state")
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+    if "position_ids" not in inspect.signature(getattr(model, body_name(model)).forward).parameters:
         raise ConfigurationError("it takes no positions")
-    if model.base_model is model:
-        raise ConfigurationError("its output layer cannot be told from its other layers")
     for kind in {type(module) for module in model.modules()}:
         name = kind.__name__
         if issubclass(kind, nn.Conv1d | nn.RNNBase):
@@ -55,6 +53,18 @@ def check_modules(model: PreTrainedModel) -> None:
             continue
         if found := _STATE.search(inspect.getsource(kind)):
             raise ConfigurationError(f"its layers keep a state of earlier inputs ({name}: {found[0]})")
+
+
+def body_name(model: PreTrainedModel) -> str:
+    """Returns the name of the module that turns ids into hidden states.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    found = next((name for name in (model.base_model_prefix, "model") if name in model._modules), None)
+    if found is None:
+        raise ConfigurationError("its output layer cannot be told from its other layers")
+    return found
 
 
 def max_length(config: PretrainedConfig) -> int | None:

@@ -1,5 +1,6 @@
 """Builds and loads a decoder by `transformers`, behind the gate."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def examine(config: PretrainedConfig) -> ModelSpec | None:
     try:
         check_config(config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config).eval()
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
         check_modules(model)
         try:
             spec, _ = _probed(model)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
 from pagewire.services.executor.models.transformers_backend.attention import EAGER, HANDLE, NAME, PagedLayer, Step
+from pagewire.services.executor.models.transformers_backend.gate import body_name
 
 
 class _Hidden:
@@ -26,11 +27,16 @@ class _Hidden:
 class _Body(nn.Module):
     """Takes the place of the layers where the hidden states are known."""
 
-    hidden: Tensor
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["hidden"] = torch.empty(0)
 
     def forward(self, *_inputs: Any, **_options: Any) -> _Hidden:
         """Returns `hidden` [1, R, D] for any input."""
         return _Hidden(self.hidden)
+
+    def __getattr__(self, _name: str) -> "_Body":
+        return self  # some output layers call a part of the body
 
 
 class TransformersLM(CausalLM):
@@ -46,7 +52,9 @@ class TransformersLM(CausalLM):
         model.set_attn_implementation(NAME)
         # The output layer with all that the model's own code does around it: a copy of the model without its layers.
         self._hidden = _Body()
-        self._head = _shallow_copy(model, self._hidden)
+        name = body_name(model)
+        self._body = (getattr(model, name),)  # in a tuple, because it is a part of `model` already
+        self._head = (_shallow_copy(model, name, self._hidden),)
 
     @property
     def embedding(self) -> Tensor:
@@ -57,14 +65,13 @@ class TransformersLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""
         self._step.attend = attend
-        body = self.model.base_model
-        out = body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        out = self._body[0](input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
-        self._hidden.hidden = hidden[None]
+        self._hidden.__dict__["hidden"] = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
         out = self._head[0](input_ids=ids, use_cache=False)
         logits: Tensor = out.logits[0]
@@ -80,10 +87,9 @@ class TransformersLM(CausalLM):
         return logits.float()
 
 
-def _shallow_copy(model: PreTrainedModel, body: nn.Module) -> tuple[PreTrainedModel]:
-    """Returns a model that shares all modules with `model` but for its layers, in a tuple, which hides its parameters
-    from the module that holds it."""
-    copied = object.__new__(type(model))
+def _shallow_copy(model: PreTrainedModel, name: str, module: nn.Module) -> PreTrainedModel:
+    """Returns a model that shares all modules with `model` but for the one of that name."""
+    copied: PreTrainedModel = object.__new__(type(model))
     copied.__dict__ = dict(model.__dict__)
-    copied.__dict__["_modules"] = dict(model._modules) | {model.base_model_prefix: body}
-    return (copied,)
+    copied.__dict__["_modules"] = dict(model._modules) | {name: module}
+    return copied
