@@ -87,8 +87,12 @@ class Shape:
             "KV_HEADS": layer.kv_heads,
             "GROUP": layer.group,
             "HEAD_SIZE": layer.head_size,
+            "VALUE_SIZE": layer.value_head_size,
+            "VALUE_PADDED": 1 << (layer.value_head_size - 1).bit_length(),
             "BLOCK_SIZE": 16,
             "WINDOW": layer.window,
+            "CHUNK": layer.chunk,
+            "sinks": None,
             "SOFT_CAP": layer.soft_cap,
         }
         return constants if self.alibi else {**constants, "alibi": None}

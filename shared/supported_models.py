@@ -60,7 +60,9 @@ def write(sweep: Sweep) -> None:
 def summary(sweep: Sweep) -> str:
     """Returns one line with the numbers of outcomes."""
     exact = sweep.count(Outcome.NATIVE, Outcome.EXACT)
-    others = ", ".join(f"{sweep.count(kind)} {kind.value}" for kind in (Outcome.REFUSED, Outcome.WRONG, Outcome.CRASHED))
+    others = ", ".join(
+        f"{sweep.count(kind)} {kind.value}" for kind in (Outcome.REFUSED, Outcome.WRONG, Outcome.CRASHED)
+    )
     return f"{len(sweep.families)} families of transformers {sweep.transformers}: {exact} exact, {others}"
 
 
@@ -69,14 +71,20 @@ def page(sweep: Sweep) -> str:
     lines = [_HEAD.format(summary=summary(sweep))]
     for title, outcomes in (("Served", (Outcome.NATIVE, Outcome.EXACT)), ("Refused", (Outcome.REFUSED,))):
         lines.append(f"## {title}\n")
-        lines.append("| model_type | architecture | by | what was compared |" if title == "Served" else "| model_type | why |")
+        lines.append(
+            "| model_type | architecture | by | what was compared |" if title == "Served" else "| model_type | why |"
+        )
         lines.append("|---|---|---|---|" if title == "Served" else "|---|---|")
         for family in sweep.families:
             if family.outcome not in outcomes:
                 continue
             detail = family.detail.replace("|", "\\|")
             by = "Pagewire" if family.outcome == Outcome.NATIVE else "transformers"
-            row = [family.model_type, family.architecture, by, detail] if title == "Served" else [family.model_type, detail]
+            row = (
+                [family.model_type, family.architecture, by, detail]
+                if title == "Served"
+                else [family.model_type, detail]
+            )
             lines.append(f"| {' | '.join(row)} |")
         lines.append("")
     return "\n".join(lines)

@@ -113,13 +113,17 @@ def try_family(family: str, folder: Path) -> Family:
         native = is_native(config.to_dict())
         if not native:
             examine(config)
-        tokens, preemptions, cached = asyncio.run(_serve(folder, wanted := cases(save(config, folder), LENGTHS, TOKENS)))
+        tokens, preemptions, cached = asyncio.run(
+            _serve(folder, wanted := cases(save(config, folder), LENGTHS, TOKENS))
+        )
     except ConfigurationError as error:
         return Family(family, architecture, Outcome.REFUSED, _line(error, family))
     except Exception as error:
         return Family(family, architecture, Outcome.CRASHED, f"{type(error).__name__}: {_line(error, family)}")
     equal = sum(
-        mine == theirs for case, made in zip(wanted, tokens, strict=True) for mine, theirs in zip(case.tokens, made, strict=True)
+        mine == theirs
+        for case, made in zip(wanted, tokens, strict=True)
+        for mine, theirs in zip(case.tokens, made, strict=True)
     )
     total = len(wanted) * TOKENS
     detail = f"{equal} of {total} tokens equal, {preemptions} preemptions, {cached} cached prompt tokens"

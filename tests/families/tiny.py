@@ -27,8 +27,12 @@ _SMALL: dict[str, Any] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"), _HEADS),
     **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads", "multi_query_group_num"), 2),
-    **dict.fromkeys(("head_dim", "d_kv", "attention_head_dim", "kv_channels", "swa_head_dim", "global_head_dim"), _HEAD),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "decoder_ffn_dim", "shared_intermediate_size"), 96),
+    **dict.fromkeys(
+        ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "swa_head_dim", "global_head_dim"), _HEAD
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "decoder_ffn_dim", "shared_intermediate_size"), 96
+    ),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len"), CONTEXT),
     # mixtures of experts
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
@@ -60,7 +64,7 @@ _SMALL: dict[str, Any] = {
     "dim_model_base": 32,
     "is_decoder": True,
 }
-_IDS = {"pad_token_id": None, "eos_token_id": 0, "bos_token_id": 0}
+_IDS = {"pad_token_id": 1, "eos_token_id": 0, "bos_token_id": 0}
 
 
 def tiny_config(family: str) -> PretrainedConfig:
@@ -95,7 +99,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 16},
     "lfm2_moe": {"layer_types": ["full_attention"] * LAYERS},
     "ministral": {"head_dim": 16},
-    "modernbert-decoder": {"pad_token_id": 1},
     "nemotron": {"num_key_value_heads": 2},
     "zaya": {"num_experts_per_tok": 1},
 }

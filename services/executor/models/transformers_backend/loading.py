@@ -74,7 +74,7 @@ def parse_config(config: dict[str, Any]) -> PretrainedConfig:
         )
     try:
         parsed: PretrainedConfig = AutoConfig.for_model(**config)
-    except Exception as error:  # noqa: BLE001  # checks of any family, which raise what they like
+    except Exception as error:  # checks of any family, which raise what they like
         raise ConfigurationError(f"config.json cannot be used: {_first_line(error)}") from error
     if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigurationError(f"architecture {names} is not supported: {kind} generates no text")
@@ -102,7 +102,7 @@ def examine(config: PretrainedConfig) -> ModelSpec | None:
         return spec
     except ConfigurationError as error:
         raise ConfigurationError(f"model_type {config.model_type} is not supported: {error}") from error
-    except Exception as error:  # noqa: BLE001  # code of any family, which raises what it likes
+    except Exception as error:  # code of any family, which raises what it likes
         raise ConfigurationError(
             f"model_type {config.model_type} is not supported: transformers cannot build it "
             f"({type(error).__name__}: {_first_line(error)})"
