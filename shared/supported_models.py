@@ -95,10 +95,11 @@ _HEAD = """# Models
 {summary}. `make models` repeats the sweep and writes this page; `pagewire models --supported` prints it.
 
 A family with a file in `services/executor/models` runs on Pagewire's own layers. Any other decoder is built by
-transformers, with Pagewire's paged attention in its layers: chunked prompts, the prefix cache, preemption, forks and beam
-search work the same. What keeps other state than keys and values, or attends otherwise than once per layer, is refused
-before its weights are read. What passes is compared at start with the model's own attention on a short random text, and
-refused if the two differ by more than rounding. Models with code of their own (`trust_remote_code`) are not run.
+transformers, with Pagewire's paged attention in its layers: chunked prompts, the prefix cache, preemption, forks and
+beam search work the same. What keeps other state than keys and values, or attends otherwise than once per layer, is
+refused before its weights are read. What passes is compared at start with the model's own attention on a short random
+text, and refused if the two differ by more than rounding. Models with code of their own (`trust_remote_code`) are not
+run, and longrope is exact up to the length that the model was first trained for.
 
 In the sweep each family is a tiny model with random float32 weights. 8 prompts of mixed lengths, two of which share a
 beginning, are served at once by the whole pipeline with steps of 16 tokens and a KV pool that is too small for them, so

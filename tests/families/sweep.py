@@ -118,7 +118,7 @@ def try_family(family: str, folder: Path) -> Family:
         )
     except ConfigurationError as error:
         return Family(family, architecture, Outcome.REFUSED, _line(error, family))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # a crash is a result
         return Family(family, architecture, Outcome.CRASHED, f"{type(error).__name__}: {_line(error, family)}")
     equal = sum(
         mine == theirs

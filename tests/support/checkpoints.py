@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -92,6 +93,9 @@ CONFIGS: dict[str, Any] = {
 OTHERS: dict[str, Any] = {
     "gpt-neox": lambda **common: GPTNeoXConfig(
         **_SHAPE, **common, intermediate_size=96, rotary_pct=0.5, initializer_range=0.25
+    ),
+    "gpt-oss": lambda **common: GptOssConfig(
+        **_GATED, **common, head_dim=16, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
     ),
 }
 """The same for families that transformers builds."""

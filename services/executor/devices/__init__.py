@@ -2,7 +2,6 @@
 
 import functools
 import os
-import time
 from pathlib import Path
 
 import structlog
@@ -21,7 +20,7 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.devices.sim import SimDevice
 from pagewire.services.executor.models.compiled import CompiledLM
-from pagewire.services.executor.models.model import CausalLM, ModelSpec
+from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
@@ -92,7 +91,9 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     else:
         block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, dtype)
     if not native:
-        _self_test(model, kernels, settings.block_size, length)
+        from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
+
+        prove(model, functools.partial(_backend, kernels), settings.block_size, length)
     elif kernels is not None:
         model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
     free = free_memory() // settings.data_parallel_size
@@ -108,16 +109,6 @@ def _backend(kernels: CpuKernels | None, spec: ModelSpec, capacity: Capacity, dt
     if kernels is None:
         return PyTorchBackend(spec, capacity, dtype)
     return CompiledBackend(kernels, spec, capacity, dtype)
-
-
-def _self_test(model: CausalLM, kernels: CpuKernels | None, block_size: int, max_model_len: int) -> None:
-    # transformers take seconds to load
-    from pagewire.services.executor.devices.self_test import self_test
-
-    began = time.monotonic()
-    open_backend = functools.partial(_backend, kernels, model.spec, dtype=model.embedding.dtype)
-    error = self_test(model, open_backend, block_size, max_model_len)
-    _log.info("self_test", difference=float(f"{error:.2g}"), seconds=round(time.monotonic() - began, 2))
 
 
 def _open_cuda(settings: Settings, folder: Path) -> Device:

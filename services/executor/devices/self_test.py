@@ -1,13 +1,16 @@
 """Proves at start that a model of `transformers` computes on paged attention what it computes on its own."""
 
-from collections.abc import Callable
+import time
+from typing import Protocol
 
 import numpy as np
+import structlog
 import torch
 
 from pagewire.services.executor.devices.cpu import Backend
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
+from pagewire.services.executor.models.model import CausalLM, ModelSpec
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.sampling import record
@@ -23,10 +26,30 @@ LENGTHS = (22, 14)
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Root mean square of the difference of a position's logits, relative to their standard deviation."""
 
+_log = structlog.get_logger()
 
-def self_test(
-    model: TransformersLM, open_backend: Callable[[Capacity], Backend], block_size: int, max_model_len: int
-) -> float:
+
+class OpenBackend(Protocol):
+    """Opens the attention of a device."""
+
+    def __call__(self, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> Backend:
+        """Returns a new backend."""
+
+
+def prove(model: CausalLM, open_backend: OpenBackend, block_size: int, max_model_len: int) -> None:
+    """Runs the self-test of a `TransformersLM`.
+
+    Raises:
+        ConfigurationError: it fails.
+    """
+    if not isinstance(model, TransformersLM):
+        raise TypeError("a native family needs no self-test")
+    began = time.monotonic()
+    error = self_test(model, open_backend, block_size, max_model_len)
+    _log.info("self_test", difference=float(f"{error:.2g}"), seconds=round(time.monotonic() - began, 2))
+
+
+def self_test(model: TransformersLM, open_backend: OpenBackend, block_size: int, max_model_len: int) -> float:
     """Returns the largest relative difference of the logits to those of the model's own attention.
 
     In half precision it is that of the worst position but a quarter: where two experts are nearly equal, rounding may
@@ -40,7 +63,7 @@ def self_test(
     texts = [random.integers(0, model.embedding.shape[0], length) for length in lengths]
     blocks = -(-max(lengths) // block_size)
     capacity = Capacity(2 * blocks, block_size, 2, max(lengths), model.spec.vocab_size)
-    backend, slots = open_backend(capacity), DeviceSlots(capacity)
+    backend, slots = open_backend(model.spec, capacity, model.embedding.dtype), DeviceSlots(capacity)
     for slot in range(2):
         slots.add(slot, range(2 * blocks - 1 - slot, -1, -2), record(), (), None)
     found = [torch.empty(length, model.spec.vocab_size) for length in lengths]

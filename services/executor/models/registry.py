@@ -36,7 +36,7 @@ All others are built by `transformers`."""
 
 
 def build_model(config: dict[str, Any]) -> CausalLM:
-    """Returns the module of a family in `FAMILIES` that a config.json describes, without memory for its weights (on torch's meta device).
+    """Returns the module of a config.json of `FAMILIES`, without memory for its weights (on torch's meta device).
 
     Raises:
         ConfigurationError: the architecture is not supported.

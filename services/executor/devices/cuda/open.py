@@ -16,7 +16,8 @@ from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.models.registry import load_model
+from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.config import STEP_TOKENS, Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import max_model_len, read_config
@@ -57,6 +58,11 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     plain = load_model(folder, config, settings.dtype)
     spec, dtype = plain.spec, plain.embedding.dtype
     check_length(spec, length)
+    if not is_native(config):
+        # On the CPU, where the model is now: the kernels of both devices follow the same constants.
+        from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
+
+        prove(plain, PyTorchBackend, settings.block_size, length)
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
     slots, block_size = settings.max_num_seqs, settings.block_size

@@ -42,7 +42,12 @@ def texts(seed: int, count: int = 2, longest: int = 26, most: int = 2) -> list[T
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "opt"))]
+    "name",
+    [
+        "llama",
+        "qwen3",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "opt", "gpt-neox", "gpt-oss")),
+    ],
 )
 def test_tokens_are_those_of_the_cpu(name: str) -> None:
     expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1))
