@@ -1,6 +1,7 @@
 """Serves a tiny model of a family by the whole pipeline, and compares its tokens with those of `generate`."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from pagewire.services.executor.models.transformers_backend.loading import exami
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.supported_models import Family, Outcome
-from tests.families.tiny import tiny_config, tiny_model
+from tests.families.tiny import PUBLISHED, tiny_config, tiny_model
 from tests.support.checkpoints import VOCABULARY, tokenizer
 from tests.support.pipeline import running
 
@@ -77,6 +78,11 @@ def _generate(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[l
     return made.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())
 
 
+def architecture_of(family: str) -> str:
+    """The class that config.json names."""
+    return PUBLISHED.get(family) or str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+
+
 def built(family: str) -> PretrainedConfig:
     """The tiny configuration of a family.
 
@@ -100,13 +106,16 @@ def save(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
     model = tiny_model(config)
     model.generation_config = transformers.GenerationConfig()
     model.save_pretrained(folder)
+    file = folder / "config.json"
+    saved = json.loads(file.read_text()) | {"architectures": [architecture_of(config.model_type)]}
+    file.write_text(json.dumps(saved))
     tokenizer().save_pretrained(folder)
     return model
 
 
 def try_family(family: str, folder: Path) -> Family:
     """The outcome of a family, whose checkpoint is written to `folder`."""
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
+    architecture = architecture_of(family)
     try:
         config = built(family)
         config.architectures = [architecture]

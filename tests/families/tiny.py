@@ -23,7 +23,9 @@ _HEADS, _WIDTH, _HEAD, _EXPERTS = 4, 64, 16, 4
 _SMALL: dict[str, Any] = {
     # the sizes of a transformer, by all names
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim"), _WIDTH),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embedding_size", "word_embed_proj_dim"), _WIDTH
+    ),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"), _HEADS),
     **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads", "multi_query_group_num"), 2),
@@ -97,12 +99,20 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
-    "lfm2_moe": {"layer_types": ["full_attention"] * LAYERS},
+    **dict.fromkeys(("lfm2", "lfm2_moe"), {"layer_types": ["conv", "full_attention"] * 2}),  # as all published ones
     "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What the defaults of a family leave out, or cannot be made small by name."""
+
+
+PUBLISHED = {
+    "exaone": "ExaoneForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
+    "iquestcoder": "IQuestCoderForCausalLM",
+}
+"""Architectures in published checkpoints, where transformers uses the class of another family."""
 
 
 def tiny_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:

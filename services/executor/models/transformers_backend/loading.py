@@ -23,6 +23,7 @@ from pagewire.services.executor.models.transformers_backend.model import Transfo
 from pagewire.services.executor.models.transformers_backend.probe import probe
 from pagewire.shared.errors import ConfigurationError
 
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
 _log = structlog.get_logger()
 
 
@@ -79,7 +80,8 @@ def parse_config(config: dict[str, Any]) -> PretrainedConfig:
     if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigurationError(f"architecture {names} is not supported: {kind} generates no text")
     known = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)].__name__
-    if known not in (config.get("architectures") or ()):
+    # Some families are published under the class name of their authors.
+    if not any(name == known or name.endswith(_CAUSAL) for name in config.get("architectures") or ()):
         raise ConfigurationError(f"architecture {names} is not supported: {kind} generates text as {known} alone")
     return parsed
 

@@ -93,6 +93,8 @@ class Recorder:
         window = options.get("sliding_window")
         if window is None and kind == "sliding_attention" and isinstance(mask, Mask):
             window = getattr(self._config, "sliding_window", None)  # by the mask alone
+        if not window and not kind and getattr(self._config, "sliding_window", None):
+            raise ConfigurationError("its layers do not follow the sliding_window of config.json")
         return int(window or 0), 0
 
 
