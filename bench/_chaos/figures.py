@@ -1,6 +1,7 @@
 """The figures of a run: what became of its requests, and the pauses that clients saw, per kind of fault."""
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -95,13 +96,18 @@ def pauses(faults: Sequence[Applied], ended: Sequence[Ended]) -> list[Pause]:
     If several faults happened during a pause, that is the one that had most of it.
     """
     longest = [Pause(0.0, 0.0, "")] * len(faults)
+    recovered = [fault.recovered for fault in faults]
     for each in ended:
         if each.request.timed and not each.seen.refusals:
             for begin, end in each.seen.pauses():
-                shares = [min(end, fault.recovered) - max(begin, fault.began) for fault in faults]
-                hit = max(range(len(faults)), key=shares.__getitem__, default=-1)
-                if hit >= 0 and shares[hit] > 0 and end - begin > longest[hit].seconds:
-                    longest[hit] = Pause(end - begin, begin, str(each.request))
+                first = bisect_right(recovered, begin)  # faults come one after the other
+                shares: list[tuple[float, int]] = []
+                for hit in range(first, len(faults)):
+                    if faults[hit].began >= end:
+                        break
+                    shares.append((min(end, recovered[hit]) - max(begin, faults[hit].began), hit))
+                if shares and end - begin > longest[max(shares)[1]].seconds:
+                    longest[max(shares)[1]] = Pause(end - begin, begin, str(each.request))
     return longest
 
 

@@ -227,7 +227,7 @@ class VirtualPipeline:
         self._clock.at(max(queued, self._ends[0]) if self._host.asynchronous else self._ends[-1], self._boundary)
 
     def _output(self, columns: Columns, seconds: float) -> StepOutput:
-        output = StepOutput(1, self._step, self._plan, *columns, elapsed_us=round(seconds * 1e6))
+        output = StepOutput(1, self._step, self._plan, *columns[:5], elapsed_us=round(seconds * 1e6))
         self._step += 1
         return output
 

@@ -71,11 +71,8 @@ class Detokenizer:
             "records_waiting": self._records.waiting,
             AWAITS_SUCCESSOR: float(self._awaits_successor),
         }
-        adopter = self._adopter
-        ready = adopter.ready and not adopter.draining and not self._fence.closed
-        return Heartbeat(
-            "detokenizer", self._context.instance, ready, term, 0, step, load, reads, draining=adopter.draining
-        )
+        ready = self._adopter.ready and not self._fence.closed
+        return Heartbeat("detokenizer", self._context.instance, ready, term, 0, step, load, reads)
 
     async def run(self) -> None:
         """Serves until cancelled. What is still open then is adopted by another detokenizer.

@@ -216,6 +216,14 @@ def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
         begin = end
 
 
+def _accept_all(choice: Choice, position: int, tokens: list[int], finish: int) -> int:
+    """Appends the tokens of a row from `position` on, the last of which has that finish; returns how many are new."""
+    last = len(tokens) - 1
+    return sum(
+        choice.accept(position + i, token, finish if i == last else Finish.NONE) for i, token in enumerate(tokens)
+    )
+
+
 class SequenceMap:
     """The choice of each sequence, by term. Only the last attachment of a stream counts."""
 
@@ -248,11 +256,12 @@ class SequenceMap:
             for sequence, position, logprobs in _reported(output):
                 if sequence in sequences:
                     sequences[sequence][1].report(position, logprobs)
+        first, more = output.split_tokens()
         for sequence, start, count, token, finish in zip(
             memoryview(output.sequences).cast("I"),
             memoryview(output.starts).cast("I"),
             memoryview(output.counts).cast("I"),
-            memoryview(output.tokens).cast("I"),
+            first,
             output.finishes,
             strict=True,
         ):
@@ -260,22 +269,26 @@ class SequenceMap:
             if bound is None:
                 continue
             stream, choice = bound
+            if finish and finish == Finish.NOT_FINITE:
+                effects.not_finite.add(stream)
+                continue
             if token == NO_TOKEN:
-                if finish == Finish.NOT_FINITE:
-                    effects.not_finite.add(stream)
-                    continue
                 stream.cached_tokens += choice.count_cached(start)
                 continue
+            position = start + count - choice.prompt_length
             try:
-                new = choice.accept(start + count - choice.prompt_length, token, finish)
+                if more and sequence in more:
+                    new = _accept_all(choice, position, [token, *more[sequence]], finish)
+                else:
+                    new = choice.accept(position, token, finish)
             except TokenGap:
                 effects.gapped.add(stream)
                 continue
             if not new:
                 continue
-            effects.tokens += 1
+            effects.tokens += new
             effects.touched.add(stream)
-            if len(choice.tokens) == 1:
+            if len(choice.tokens) == new:
                 stream.cached_tokens += choice.count_cached(start)
             if choice.finish is not None:
                 effects.ended.add(stream)

@@ -27,6 +27,7 @@ class Columns(NamedTuple):
     counts: bytes = b""
     tokens: bytes = b""
     finishes: bytes = b""
+    token_counts: bytes = b""
 
 
 class CandidateColumns(NamedTuple):
@@ -59,6 +60,8 @@ class InFlightStep(msgspec.Struct, frozen=True):
     """[R, longest list] ids that end each sequence, padded with -1."""
     full: Bool
     """[R] whether the row samples the last token that fits into the sequence's maximum length."""
+    left: Int64 | None = None
+    """[R] number of tokens that fit into it; None where no row samples more than one."""
 
     def finishes(self, tokens: Int64) -> UInt8:
         """Returns the `Finish` of each row [R], given the sampled `tokens` [R], some of which may be `NOT_FINITE`."""
@@ -70,6 +73,24 @@ class InFlightStep(msgspec.Struct, frozen=True):
             finishes[failed] = Finish.NOT_FINITE
         return finishes
 
+    def cut(self, tokens: Int64, counts: Int64) -> tuple[Int64, Int64, UInt8]:
+        """Cuts the `tokens` of each row, `counts` [R] of them, behind the one that ends its sequence.
+
+        Returns the tokens that stay, the number of these in each row [R], and the `Finish` of each row [R].
+        """
+        assert self.left is not None
+        rows = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
+        stops = (self.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        failed = tokens == NOT_FINITE
+        counts, finishes = np.minimum(counts, self.left), np.zeros(len(counts), np.uint8)
+        finishes[counts == self.left] = Finish.LENGTH
+        ending = (stops | failed).nonzero()[0][::-1]  # the earliest of a row is written last
+        ending = ending[places[ending] < counts[rows[ending]]]
+        counts[rows[ending]] = places[ending] + ~failed[ending]
+        finishes[rows[ending]] = np.where(failed[ending], Finish.NOT_FINITE, Finish.STOP)
+        return tokens[places < counts[rows]], counts, finishes
+
     def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> Columns:
         """Returns the rows where `alive` [R] is true, packed; None: all rows."""
         sequences, starts, counts = self.sequences, self.batch.num_computed_tokens, self.batch.query_lens
@@ -80,10 +101,19 @@ class InFlightStep(msgspec.Struct, frozen=True):
         sampled = np.maximum(tokens, -1)
         return Columns(packed(sequences), packed(starts), packed(counts), packed(sampled), finishes.tobytes())
 
-    def logprob_columns(self, logprobs: Logprobs, alive: bytes) -> list[LogprobColumns]:
-        """Returns what the device reported of tokens of the packed sequences `alive`, in parts of bounded size."""
+    def cut_columns(self, tokens: Int64, counts: Int64, finishes: UInt8) -> Columns:
+        """Returns all rows, packed, with what `cut` has returned."""
+        batch = self.batch
+        rows = packed(self.sequences), packed(batch.num_computed_tokens), packed(batch.query_lens)
+        return Columns(*rows, packed(tokens), finishes.tobytes(), packed(counts))
+
+    def logprob_columns(self, logprobs: Logprobs, rows: Columns) -> list[LogprobColumns]:
+        """Returns what the device reported of the tokens in these rows of the step, in parts of bounded size."""
         sequences = self.sequences[logprobs.rows]
-        kept = np.isin(sequences, column(alive))
+        kept = np.isin(sequences, column(rows.sequences))
+        if rows.token_counts:
+            known = self.batch.ends + column(rows.token_counts)
+            kept &= logprobs.positions < known[logprobs.rows]  # a token that was cut off is not reported
         ends = np.cumsum(logprobs.counts)
         parts = []
         for some in np.array_split(np.flatnonzero(kept), -(-int(logprobs.counts[kept].sum()) // MAX_ENTRIES) or 1):

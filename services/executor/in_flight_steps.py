@@ -20,7 +20,9 @@ class CollectedStep(NamedTuple):
 
     step: InFlightStep
     tokens: Int64
-    """[R] sampled tokens, as `Pending.wait` returns them."""
+    """Sampled tokens, as `Pending.wait` returns them."""
+    token_counts: Int64 | None
+    """See `Pending.token_counts`."""
     candidates: Candidates | None
     """Reported candidates; see `Pending.candidates`."""
     logprobs: Logprobs | None
@@ -81,7 +83,7 @@ class InFlightSteps:
         began, self._ended = max(launched, self._ended), time.perf_counter()
         self._expect(-len(step.batch.token_ids))
         reported = pending.candidates, pending.logprobs, pending.prompt_logprobs
-        return CollectedStep(step, tokens, *reported, plan, plans, self._ended - began)
+        return CollectedStep(step, tokens, pending.token_counts, *reported, plan, plans, self._ended - began)
 
     @property
     def sequences(self) -> list[int]:

@@ -62,6 +62,9 @@ class SlotTable:
     known token samples the next one. Both numbers advance when a step is launched, so that the next step can be
     launched before the tokens have arrived. If such a token turns out to be a stop id, the sequence's rows in later
     steps are dead: they are left out when those steps are recorded.
+
+    A device whose rows sample any number of tokens (`Capacity.max_row_tokens`) has no slot in two steps that sample:
+    there, `known` is counted when a step is recorded.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -73,6 +76,7 @@ class SlotTable:
         self._running: Bool = np.zeros(slots, np.bool_)
         self._sequences: Int64 = np.zeros(slots, np.int64)
         self._admissions: Int64 = np.zeros(slots, np.int64)  # number of the admission that holds the slot
+        self._awaited: Bool = np.zeros(slots, np.bool_)  # a step in flight samples an unknown number of tokens
         self._stopped: Int64 = np.zeros(slots, np.int64)  # the last admission that a stop id ended
         self._admitted = 0
         self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
@@ -131,9 +135,18 @@ class SlotTable:
         """Returns the tokens that the sequence of a slot came with, for one that no step was launched of."""
         return self._tokens[slot, : self._known[slot]].copy()
 
+    def hold(self, slot: int) -> None:
+        """Keeps a new sequence out of steps until `release`."""
+        self._running[slot] = False
+
+    def release(self, slot: int) -> None:
+        """Lets a sequence run that was held."""
+        self._running[slot] = True
+
     def pending(self) -> Pending:
         """Returns what each unfinished sequence could compute next, in order."""
-        slots = self._order[self._running[self._order]]
+        ready = self._running if self._capacity.max_row_tokens == 1 else self._running & ~self._awaited
+        slots = self._order[ready[self._order]]
         computed = self._computed[slots]
         return Pending(slots, self._known[slots] - computed, self._limits[slots] - computed)
 
@@ -145,7 +158,10 @@ class SlotTable:
         computed, known = self._computed[slots], self._known[slots]
         ends, positions = computed + query_lens, positions_of(computed, query_lens)
         owners = slots if len(positions) == len(slots) else np.repeat(slots, query_lens)
-        samples = ends == known
+        samples, left = ends == known, None
+        if self._capacity.max_row_tokens > 1:
+            left = np.minimum(self._ends[slots], self._capacity.max_model_len + 1) - known
+            self._awaited[slots[samples]] = True
         known += samples
         full = samples & (known == self._ends[slots])
         next_ids = self._next_ids(slots, owners, positions) if self._reported_prompts else None
@@ -153,7 +169,8 @@ class SlotTable:
         self._computed[slots] = ends
         self._known[slots] = known
         self._running[slots] = ~full
-        return InFlightStep(batch, self._sequences[slots], self._admissions[slots], self._stop_ids.table[slots], full)
+        stop_ids = self._stop_ids.table[slots]
+        return InFlightStep(batch, self._sequences[slots], self._admissions[slots], stop_ids, full, left)
 
     def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
         """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
@@ -166,13 +183,17 @@ class SlotTable:
             next_ids[of_slot] = self._tokens[slot, positions[of_slot] + 1]
         return next_ids
 
-    def record(self, step: InFlightStep, tokens: Int64) -> Columns:
-        """Records the `tokens` [R] of a step, as `Pending.wait` returns them, and returns the columns of its output.
+    def record(self, step: InFlightStep, tokens: Int64, counts: Int64 | None = None) -> Columns:
+        """Records the `tokens` of a step, as `Pending.wait` returns them, and returns the columns of its output.
+
+        `counts` [R] is the number of tokens of each row; None: `tokens` has one entry per row.
 
         Steps are recorded in order of launch. A row that was launched after its sequence had ended is dead and left out
         of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
         the slot's next sequence.
         """
+        if counts is not None:
+            return self._record_many(step, tokens, counts)
         batch, finishes = step.batch, step.finishes(tokens)
         slots = batch.slots
         alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
@@ -187,6 +208,23 @@ class SlotTable:
         else:
             self._tokens[slots[written], batch.ends[written]] = tokens[written]
         return step.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
+
+    def _record_many(self, step: InFlightStep, tokens: Int64, counts: Int64) -> Columns:
+        """Does `record` for rows with any number of tokens. None was launched again before this, so none is dead."""
+        batch, slots, ends = step.batch, step.batch.slots, step.batch.ends
+        tokens, counts, finishes = step.cut(tokens, counts)
+        here = self._admissions[slots] == step.admissions
+        sampled = here & batch.samples
+        rows = np.repeat(np.arange(len(slots)), counts)
+        places = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
+        written = here[rows]
+        self._tokens[slots[rows[written]], (ends[rows] + places)[written]] = tokens[written]
+        self._known[slots[sampled]] = (ends + counts)[sampled]
+        self._awaited[slots[sampled]] = False
+        self._running[slots[sampled]] = finishes[sampled] == Finish.NONE
+        again = sampled & (counts == 0)  # the next step computes the last position again, to sample from it
+        self._computed[slots[again]] = ends[again] - 1
+        return step.cut_columns(tokens, counts, finishes)
 
     def _free(self, slots: Int64) -> None:
         self._check_occupied(slots)
@@ -241,6 +279,7 @@ class SlotTable:
         self._check_held(len(blocks))
         self._check_reach(max(limit, computed) - len(blocks) * capacity.block_size)
         self._occupied[slot] = self._running[slot] = True
+        self._awaited[slot] = False
         self._admitted += 1
         self._sequences[slot], self._admissions[slot] = sequence, self._admitted
         self._tokens[slot, : len(tokens)] = tokens

@@ -51,9 +51,8 @@ class Spans:
             self._look(ran.output, ran.began, ran.ended)
 
     def _look(self, output: StepOutput, began: float, ended: float) -> None:
-        for sequence, token, finish in zip(
-            unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True
-        ):
+        tokens, _ = output.split_tokens()
+        for sequence, token, finish in zip(unpack(output.sequences), tokens, output.finishes, strict=True):
             life = self._prefilling.get(sequence)
             if life is not None:
                 life.began = life.began or began

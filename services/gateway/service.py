@@ -1,6 +1,7 @@
 """The gateway: an OpenAI-compatible HTTP server that is an ordinary client of the pipeline."""
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
@@ -21,6 +22,9 @@ from pagewire.shared.polling import poll
 
 APIS: dict[str, Api] = {"/v1/completions": Completions(), "/v1/chat/completions": ChatCompletions()}
 """What generates text, by its path."""
+
+OTHERS_READY_WITHIN = 10.0
+"""Seconds that a new gateway gives the other services, which may restart as well, before it refuses requests."""
 
 _log = structlog.get_logger()
 
@@ -80,14 +84,21 @@ class Gateway:
     async def run(self) -> None:
         """Serves HTTP until cancelled."""
         await self._health.listen()
-        watching = asyncio.create_task(self._keys.watch()) if self._keys is not None else None
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(self._begin())]
+            if self._keys is not None:
+                background.append(tasks.create_task(self._keys.watch()))
             with self._listener:
                 _log.info("http_listening", port=self._port, tls=self._tls is not None)
                 await self._server.run()
-        finally:
-            if watching is not None:
-                watching.cancel()
+            for task in background:
+                task.cancel()
+
+    async def _begin(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OTHERS_READY_WITHIN):
+                await poll(lambda: not self._health.missing())
+        self._rotation.begin()
 
     @property
     def _running(self) -> int:

@@ -84,7 +84,7 @@ class Attacher:
     def _sent(self, request: Request) -> tuple[int, ...]:
         """Returns how many tokens per choice the detokenizer has certainly sent; empty if that is not known.
 
-        After the last step whose frames were sent, each step has brought one token per sequence at most.
+        After the last step whose frames were sent, each step has brought `Policy.max_row_tokens` at most per sequence.
         """
         policy = self._policy
         term, since = request.attached_at
@@ -93,7 +93,7 @@ class Attacher:
         step = self._detokenizers.steps_sent(request.detokenizer, term, since)
         if step is None:
             return ()
-        behind = max(0, policy.step - step)
+        behind = max(0, policy.step - step) * policy.max_row_tokens
         return tuple(max(0, len(s.tokens) - s.num_prompt_tokens - behind) for s in request.sequences)
 
     async def _ask(self, request: Request, first_sequence: int, *, running: bool) -> Attached | None:

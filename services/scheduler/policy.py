@@ -45,6 +45,7 @@ class Policy:
         slowest_reader: last step that every live reader has read; None while nobody reads.
         now: Unix time in seconds, set by the caller: a sequence that waits past its deadline gets no slot.
         expired: ids of the sequences that ended so, for the caller to take.
+        max_row_tokens: the most tokens that a row of a step has brought.
     """
 
     def __init__(self, term: int, limits: Limits) -> None:
@@ -63,6 +64,7 @@ class Policy:
         self.preemptions = 0
         self.now = 0.0
         self.expired: list[int] = []
+        self.max_row_tokens = 1
         self._last_order: list[int] = []
         self._last_budget = 0
 
@@ -92,7 +94,9 @@ class Policy:
         self.num_steps += bool(output.sequences)
         ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
         self.budget.observe(output.elapsed_us, sum(counts))
-        rows = zip(ids, starts, counts, unpack(output.tokens), output.finishes, strict=True)
+        first, more = output.split_tokens()
+        rows = zip(ids, starts, counts, first, output.finishes, strict=True)
+        longer = self._find(more) if more else ()
         for i, start, count, token, finish in rows:
             sequence = by_id.get(i)
             if sequence is None:
@@ -111,9 +115,26 @@ class Policy:
                 sequences.finish(sequence)
                 if finish == Finish.NOT_FINITE:
                     self.beam_search.fail(sequence)
+        for sequence, row_tokens in longer:
+            self._append_more(sequence, row_tokens)
         if output.candidate_counts:
             self.beam_search.receive(output)
         sequences.free_answered(output.plan)
+
+    def _find(self, more: dict[int, list[int]]) -> list[tuple[Sequence, list[int]]]:
+        """Returns the sequences that have not ended of those with these ids."""
+        by_id = self.sequences.by_id
+        return [(by_id[i], tokens) for i, tokens in more.items() if i in by_id]
+
+    def _append_more(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Appends the tokens of a row behind its first one, if that was appended."""
+        if len(sequence.tokens) != sequence.num_computed_tokens + 1:
+            return
+        sequence.tokens += tokens
+        self.waiting.charge(sequence.user, len(tokens))
+        self.max_row_tokens = max(self.max_row_tokens, 1 + len(tokens))
+        if sequence.state is SequenceState.RUNNING and len(sequence.tokens) >= sequence.allocate_at:
+            self.sequences.needs_blocks[sequence.id] = sequence
 
     def schedule(self) -> Plan | None:
         """Returns the next plan, or None when nothing has changed. The caller repeats the call until it does."""
@@ -201,7 +222,7 @@ class Policy:
             shared = sequences.match_prefix(sequence)
             if shared is None:
                 continue  # an equal prompt is being computed: its blocks will be there soon
-            plan_bytes += 4 * len(sequence.tokens)
+            plan_bytes += 4 * len(sequence.tokens) + len(sequence.sampling.grammar)
             if added and plan_bytes > self.limits.max_plan_bytes:
                 break
             count = self.limits.missing_blocks(sequence, self.limits.lookahead) - len(shared)

@@ -302,6 +302,8 @@ class NatsBus:
             requests.fail(error, subject)
 
     def _on_disconnect(self, reason: str) -> None:
+        if not self._connected.is_set():
+            return
         self._connected.clear()
         self._fail_requests(ConnectionLost("the connection to the broker was lost"))
         if not self._closing:

@@ -63,7 +63,7 @@ class NatsClient(Client):  # type: ignore[misc]
     def __init__(
         self, on_denied: Callable[[str], None], on_disconnect: Callable[[str], None], on_reconnect: Callable[[], None]
     ) -> None:
-        """`on_denied` gets the message of the server in lower case, `on_disconnect` the reason of the loss."""
+        """`on_denied` gets the server's message in lower case, `on_disconnect`, maybe twice, the reason of the loss."""
         super().__init__()
         self._ps = BulkParser(self, self._deliver)
         self._on_denied = on_denied
@@ -227,6 +227,8 @@ class NatsClient(Client):  # type: ignore[misc]
             await self._error_cb(e)
             self.abort()
         await super()._process_op_err(e)
+        if self.is_reconnecting:  # nats-py itself says so only some turns of the loop later
+            self._on_disconnect(self._last_error)
 
     async def _handle_error(self, error: Exception) -> None:
         """Must not raise once connected: that would end nats-py's read loop while the client still looks connected.

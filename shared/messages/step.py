@@ -2,10 +2,11 @@
 
 from enum import IntEnum
 
-from pagewire.shared.messages.codec import Wire
+from pagewire.shared.messages.codec import Wire, unpack
 
 NO_TOKEN = 0xFFFF_FFFF
-"""In `StepOutput.tokens`: the row sampled no token, because its prompt is not complete or its logits are not finite."""
+"""In `StepOutput.tokens` without `token_counts`: the row sampled no token, because its prompt is not complete or its
+logits are not finite."""
 
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have; vLLM's value."""
@@ -41,9 +42,9 @@ class StepOutput(Wire, frozen=True):
     starts: bytes
     """Packed first position that each row wrote."""
     counts: bytes
-    """Packed number of positions that each row wrote."""
+    """Packed number of positions that each row wrote, those of tokens that the step itself has sampled not included."""
     tokens: bytes
-    """Packed token that each row sampled for position start + count, or `NO_TOKEN`."""
+    """Packed tokens that each row sampled for the positions from start + count on, row after row."""
     finishes: bytes
     """One byte per row, a `Finish`."""
     elapsed_us: int
@@ -68,6 +69,8 @@ class StepOutput(Wire, frozen=True):
     failed: bytes = b""
     """Packed ids of the sequences that were in a step that raised. Such an output has no rows and is the last one of
     its term: the slots are empty, and nothing runs until a higher term begins."""
+    token_counts: bytes = b""
+    """Packed number of `tokens` of each row, which may be 0; empty: `tokens` has one entry per row."""
 
     def __post_init__(self) -> None:
         """Checks that the columns fit together: the effects of a step are never left half done.
@@ -76,11 +79,32 @@ class StepOutput(Wire, frozen=True):
             ValueError: they do not.
         """
         rows = 4 * len(self.finishes)
-        if not rows == len(self.sequences) == len(self.starts) == len(self.counts) == len(self.tokens):
+        entries = 4 * sum(unpack(self.token_counts)) if self.token_counts else rows
+        if not rows == len(self.sequences) == len(self.starts) == len(self.counts) or entries != len(self.tokens):
             raise ValueError("the columns of a step have different lengths")
+        if self.token_counts and len(self.token_counts) != rows:
+            raise ValueError("a step does not say how many tokens each row has")
         if rows and max(self.finishes) >= len(Finish):
             raise ValueError("a row of a step has an unknown finish")
         if len(self.candidate_counts) % 8 or len(self.candidates) % 4 or len(self.failed) % 4:
             raise ValueError("a column of a step ends within a number")
         if len(self.candidates) != len(self.logprobs):
             raise ValueError("a step has candidates without log-probabilities")
+
+    def split_tokens(self) -> tuple[list[int], dict[int, list[int]]]:
+        """Returns the first token of each row, or `NO_TOKEN`, and the further ones of the rows that have more.
+
+        Those are by sequence. A step whose rows have one token each, as nearly all have, costs no more than that.
+        """
+        tokens = unpack(self.tokens)
+        if not self.token_counts:
+            return tokens, {}
+        first: list[int] = []
+        more: dict[int, list[int]] = {}
+        begin = 0
+        for sequence, count in zip(unpack(self.sequences), unpack(self.token_counts), strict=True):
+            first.append(tokens[begin] if count else NO_TOKEN)
+            if count > 1:
+                more[sequence] = tokens[begin + 1 : begin + count]
+            begin += count
+        return first, more

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench import chaos
-from tests.support.checkpoints import checkpoint
 
 pytestmark = pytest.mark.alone
 
@@ -21,7 +20,7 @@ def test_a_fault_that_does_not_exist_is_refused(wrong: str, capsys: pytest.Captu
 def test_a_short_run_with_two_executors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "chaos.json"
     few = ["--kinds", "kill:executor,stop:scheduler", "--executors", "2", "--clients", "4", "--minutes", "0.2"]
-    model = ["--device", "sim:h100", "--model", str(checkpoint("llama"))]
+    model = ["--device", "sim:h100", "--model", "smollm2-135m-instruct"]
     code = chaos.main([*few, *model, "--json", str(output)])
     (run,) = json.loads(output.read_text())["runs"]
     assert code == 0, run["failures"]

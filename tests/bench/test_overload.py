@@ -36,6 +36,7 @@ def test_the_table_has_every_figure() -> None:
     assert summary(run)[-1] == "| 10x for 5 s | 2, 1.99 | 2 | 0.82–2.48 | 1 | 3.5 |"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_an_overload_is_refused_and_what_is_admitted_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overload, "OUTPUTS", (10, 40))

@@ -21,6 +21,11 @@ KINDS = sorted(Wire.__subclasses__(), key=lambda kind: kind.__name__)
 columns = st.one_of(st.lists(st.integers(0, 2**32 - 1), max_size=4).map(pack), st.binary(max_size=20))
 fields = st.one_of(st.integers(-(2**63), 2**64 - 1), columns, values)
 STEP = encode(StepOutput(1, 0, 1, pack([1, 2]), pack([0, 0]), pack([3, 3]), pack([7, 8]), b"\0\1", 10))
+MANY = encode(
+    StepOutput(
+        1, 0, 1, pack([1, 2]), pack([0, 0]), pack([3, 3]), pack([7, 8, 9]), b"\0\1", 10, token_counts=pack([3, 0])
+    )
+)
 
 NOT_UTF8 = STEP.replace(b"\xaaStep", b"\xab\x80Step")
 
@@ -53,11 +58,14 @@ def test_columns_of_steps() -> None:
             return
         for ready in StepReader().feed(output):
             SequenceMap().apply(ready)
-        rows = {len(column) for column in (output.sequences, output.starts, output.counts, output.tokens)}
+        rows = {len(column) for column in (output.sequences, output.starts, output.counts)}
         assert rows == {4 * len(output.finishes)}
+        first, more = output.split_tokens()
+        assert 4 * len(first) in rows
+        assert len(output.tokens) // 4 >= sum(map(len, more.values()))
 
     built = st.builds(_step, *[columns] * 4, st.binary(max_size=5))
-    fuzz(st.one_of(mutated([STEP]), built), check, known=[_step(pack([1]), b"", b"", b"", b""), NOT_UTF8])
+    fuzz(st.one_of(mutated([STEP, MANY]), built), check, known=[_step(pack([1]), b"", b"", b"", b""), NOT_UTF8])
 
 
 def _step(*given: bytes) -> bytes:

@@ -28,7 +28,7 @@ from tests.support.bare_reader import BareReader
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 
 TOKENS = 160
 SAMPLING: tuple[dict[str, Any], ...] = (
@@ -186,7 +186,7 @@ async def check(found: World, count: int, faults: tuple[str, ...]) -> None:
         await found.ready()
 
 
-@pytest.mark.parametrize("detokenizers", [1, 2])
+@pytest.mark.parametrize("detokenizers", [1, pytest.param(2, marks=pytest.mark.full)])
 async def test_every_stream_ends_once_and_exactly(detokenizers: int) -> None:
     async with world(detokenizers) as found:
         await check(found, 40, FAULTS)

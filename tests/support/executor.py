@@ -74,6 +74,8 @@ class ModelExecutor:
     """Steps with rows, which the lease counts."""
     widest: int = 0
     """Largest number of tokens in a step."""
+    most: int = 1
+    """Tokens that a row samples at most. Above 1, it samples any number of them, or none at all."""
 
     def run(self) -> bool:
         """One turn of the step loop: applies the plans that have arrived, then steps or answers. False when idle."""
@@ -175,25 +177,29 @@ class ModelExecutor:
                 assert self.kv.get(place) == hash(tuple(slot.tokens[: position + 1])), (
                     "a row read another sequence's KV"
                 )
-            token, finish = NO_TOKEN, Finish.NONE
+            sampled: list[int] = []
+            finish = Finish.NONE
             if slot.computed == len(slot.tokens):
-                token = next_token(slot.tokens)
                 if slot.candidates:
                     row = next_logprobs(slot.tokens)
                     best = np.argsort(-row, kind="stable")[: slot.candidates]
                     candidates.append((slot.sequence, best.tolist(), row[best].tolist()))
-                slot.tokens.append(token)
-                if token in slot.stop_ids:
-                    finish = Finish.STOP
-                elif len(slot.tokens) == slot.end:
-                    finish = Finish.LENGTH
+                wanted = 1 if self.most == 1 or slot.candidates else hash((self.step, slot.computed)) % (self.most + 1)
+                while len(sampled) < wanted and not finish:
+                    sampled.append(next_token(slot.tokens))
+                    slot.tokens.append(sampled[-1])
+                    if sampled[-1] in slot.stop_ids:
+                        finish = Finish.STOP
+                    elif len(slot.tokens) == slot.end:
+                        finish = Finish.LENGTH
                 slot.dead = finish != Finish.NONE
-            columns.append((slot.sequence, start, width, token, finish))
+                slot.computed -= not wanted  # the last position is computed again
+            columns.append((slot.sequence, start, width, sampled, finish))
         self._emit(columns, candidates)
 
     def _emit(
         self,
-        columns: list[tuple[int, int, int, int, Finish]],
+        columns: list[tuple[int, int, int, list[int], Finish]],
         candidates: Sequence[tuple[int, list[int], list[float]]] = (),
     ) -> None:
         self.outputs.append(
@@ -204,12 +210,13 @@ class ModelExecutor:
                 sequences=pack(c[0] for c in columns),
                 starts=pack(c[1] for c in columns),
                 counts=pack(c[2] for c in columns),
-                tokens=pack(c[3] for c in columns),
+                tokens=pack(token for c in columns for token in (c[3] or ([NO_TOKEN] if self.most == 1 else []))),
                 finishes=bytes(c[4] for c in columns),
                 elapsed_us=0,
                 candidate_counts=pack(number for sequence, ids, _ in candidates for number in (sequence, len(ids))),
                 candidates=pack(token for _, ids, _ in candidates for token in ids),
                 logprobs=np.array([value for _, _, values in candidates for value in values], "<f4").tobytes(),
+                token_counts=pack(len(c[3]) for c in columns) if self.most > 1 else b"",
             )
         )
         self.step += 1

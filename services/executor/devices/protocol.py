@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.shared.sampling import Record
 
 Int64 = npt.NDArray[np.int64]
@@ -33,6 +34,9 @@ class Capacity:
     """Maximum candidates per row; 0: the device reports none."""
     max_step_tokens: int = 0
     """Maximum tokens of a step where no budget is set; 0: the budget does not grow."""
+    max_row_tokens: int = 1
+    """Maximum tokens that a row samples. Above 1, the number of each row is known only when the step has ended, and a
+    slot is in no other step until then."""
 
 
 class StepBatch(msgspec.Struct, frozen=True):
@@ -47,7 +51,7 @@ class StepBatch(msgspec.Struct, frozen=True):
     token_ids: Int64
     """[T] input ids, row after row. The value is ignored where a pending step samples the token."""
     samples: Bool
-    """[R] whether the row samples the token at position num_computed_tokens + query_lens."""
+    """[R] whether the row samples the token at position num_computed_tokens + query_lens, and maybe following ones."""
     next_ids: Int64 | None = None
     """[T] the prompt's token after each token where the log-probabilities of that are reported, -1 elsewhere; None:
     nowhere."""
@@ -107,6 +111,8 @@ class Edits:
     """Number of the sequence's tokens that belong to the prompt. The others are output."""
     tokens: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     """Tokens of the sequence so far."""
+    grammar: SequenceGrammar | None = None
+    """Allows some tokens only, beside no `allowed_ids`; ready when the sequence is in a step that samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,12 @@ class Pending(Protocol):
     """A launched step."""
 
     @property
+    def token_counts(self) -> Int64 | None:
+        """[R] number of tokens of each row, at most `Capacity.max_row_tokens`; None if that is 1: each row then has one
+        entry. A row that does not sample has 0, and a row that samples may have 0 too: its last position is then
+        computed again by the next step. Only after `wait`."""
+
+    @property
     def logprobs(self) -> Logprobs | None:
         """Log-probabilities of the tokens that were sampled in slots that report them, but for rows whose logits are
         not finite; None if there are none. Only after `wait`."""
@@ -145,10 +157,12 @@ class Pending(Protocol):
         """Candidates of the rows that sampled in slots that request them; None if there are none. Only after `wait`."""
 
     def wait(self) -> Int64:
-        """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
+        """Waits until the step has ended and returns the tokens of all rows, row after row.
 
-        A row whose logits are not finite has `pagewire.shared.sampling.NOT_FINITE` in place of its token. Called once
-        per step, in order of launch. If an earlier step has ended a row's sequence, the row's token is arbitrary.
+        Without `token_counts` these are [R], with -1 where the row sampled none.
+
+        A row whose logits are not finite has `pagewire.shared.sampling.NOT_FINITE` in place of its last token. Called
+        once per step, in order of launch. If an earlier step has ended a row's sequence, the row's token is arbitrary.
         """
 
 

@@ -58,6 +58,7 @@ class SimulatedStep:
     candidates: Candidates | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    token_counts: Int64 | None = None
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""
@@ -71,7 +72,8 @@ class SimulatedStep:
 class SimDevice:
     """A simulated `Device`. It never samples the model's end-of-text ids, but may sample a request's own stop ids.
 
-    A row that is launched after the end of its sequence takes time, as on a GPU.
+    A row that is launched after the end of its sequence takes time, as on a GPU. If the capacity allows more than one
+    token per row, a row that samples has any number of them, drawn like the tokens, which are the same in all cases.
     """
 
     depth = 2
@@ -89,6 +91,7 @@ class SimDevice:
         self._tokens: Int64 = np.setdiff1d(np.arange(capacity.vocab_size), list(eos_ids))
         if not len(self._tokens):
             raise ValueError("every token of the vocabulary ends the text")
+        self._launches = 0
         self._records: Record = np.zeros(capacity.max_num_seqs, RECORD)
         self._stop_ids: list[frozenset[int]] = [frozenset()] * capacity.max_num_seqs
 
@@ -119,18 +122,25 @@ class SimDevice:
 
     def launch(self, batch: StepBatch) -> SimulatedStep:
         """See `Device.launch`."""
-        tokens = np.full(len(batch.slots), -1, np.int64)
         rows = np.flatnonzero(batch.samples)
-        slots, positions = batch.slots[rows], batch.ends[rows]
+        token_counts, positions = None, batch.ends[rows]
+        if self.capacity.max_row_tokens > 1:
+            token_counts = self._counts(batch)
+            counts = token_counts[rows]
+            rows = np.repeat(rows, counts)
+            positions = (
+                np.repeat(positions, counts) + np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
+            )
+        slots = batch.slots[rows]
         records = self._records[slots]
         picked = choices(records["key"], positions, len(self._tokens))
         for row in np.flatnonzero(positions < records["min_length"]).tolist():
             picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
-        tokens[rows] = self._tokens[picked]
+        chosen = self._tokens[picked]
         counts = records["num_candidates"]
         candidates = self._simulated(rows, counts, picked) if counts.any() else None
         wanted = records["num_logprobs"]
-        logprobs = self._logprobs(rows, positions, wanted, tokens[rows], picked) if wanted.any() else None
+        logprobs = self._logprobs(rows, positions, wanted, chosen, picked) if wanted.any() else None
         prompt = None
         if batch.next_ids is not None:
             places = np.flatnonzero(batch.next_ids >= 0)
@@ -139,10 +149,23 @@ class SimDevice:
             prompt = self._logprobs(owners, batch.positions[places] + 1, wanted, ids, ids)
         columns = batch.num_computed_tokens, batch.query_lens, batch.samples
         seconds = self._roofline.seconds(*columns) if self._roofline else 0.0
-        return SimulatedStep(tokens, self._clock, seconds, self._clock.launch(seconds), candidates, logprobs, prompt)
+        if token_counts is None:
+            tokens = np.full(len(batch.slots), -1, np.int64)
+            tokens[rows] = chosen
+        else:
+            tokens = chosen
+        end = self._clock.launch(seconds)
+        return SimulatedStep(tokens, self._clock, seconds, end, candidates, logprobs, prompt, token_counts)
 
     def close(self) -> None:
         """Does nothing."""
+
+    def _counts(self, batch: StepBatch) -> Int64:
+        """Returns how many tokens each row samples [R]. Rows that report candidates have one, and never fewer."""
+        records, self._launches = self._records[batch.slots], self._launches + 1
+        keys = records["key"] + np.uint64(self._launches)  # so that a row without a token has one at some time
+        drawn = choices(keys, batch.ends, self.capacity.max_row_tokens + 1)
+        return np.where(records["num_candidates"] > 0, 1, drawn) * batch.samples
 
     def _simulated(self, rows: Int64, num_candidates: Int64, picked: Int64) -> Candidates:
         """Returns simulated candidates: the picked token and the next ones, each half as likely as the previous one."""

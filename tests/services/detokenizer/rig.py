@@ -129,6 +129,7 @@ class Rig:
     """Of the other services."""
     client: MemoryBus
     service: Detokenizer
+    heartbeater: Heartbeater
     detokenizer: str = "d1"
     aborted: list[tuple[list[int], AbortReason]] = field(default_factory=list)
     """What the scheduler was asked to abort."""
@@ -237,7 +238,17 @@ class Rig:
 
     @property
     def load(self) -> dict[str, float]:
-        return self.service.heartbeat().load
+        return self.heartbeat.load
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        """The heartbeat that others get from the service now."""
+        return self.heartbeater.beat_of(self.service)
+
+    async def drain(self) -> None:
+        """Drains the service, as SIGTERM does."""
+        self.heartbeater.drain()
+        await self.service.drain()
 
     async def serve(self) -> None:
         """The scheduler and the executor listen, and the queue keeps a list."""
@@ -282,7 +293,7 @@ async def rig(
     service = Detokenizer(
         Context(Settings(model=str(folder)), wrap(bus), instance, heartbeater.announce, lambda: follows)
     )
-    world = Rig(broker, MemoryBus(broker), MemoryBus(broker, inbox_prefix="_INBOX"), service, instance)
+    world = Rig(broker, MemoryBus(broker), MemoryBus(broker, inbox_prefix="_INBOX"), service, heartbeater, instance)
     if instance == "d1":
         await world.serve()
     world.serving = serving = asyncio.create_task(service.run())

@@ -289,9 +289,9 @@ class TestDrain:
             running, queued = await one.open(), await one.open(request_id="r2")
             await store(one.broker, folder, opening(queued, request_id="r2"), "d1")
             await one.attach()
-            draining = asyncio.create_task(one.service.drain())
-            await until(lambda: one.service.heartbeat().draining)
-            assert not one.service.heartbeat().ready
+            draining = asyncio.create_task(one.drain())
+            await until(lambda: one.heartbeat.draining)
+            assert not one.heartbeat.ready
             one.generate(HELLO[:2])
             await until(lambda: len(running.deltas) == 2)
             async with rig(folder, broker=broker, instance="d2") as two:
@@ -307,9 +307,9 @@ class TestDrain:
     async def test_without_another_one_it_takes_streams_until_its_successor_is_ready(self, folder: Path) -> None:
         broker = MemoryBroker()
         async with rig(folder, broker=broker, follows=Drain.SUCCESSOR) as one:
-            draining = asyncio.create_task(one.service.drain())
+            draining = asyncio.create_task(one.drain())
             await until(lambda: one.load[AWAITS_SUCCESSOR])
-            assert not one.service.heartbeat().ready
+            assert not one.heartbeat.ready
             reader = await one.open()
             await finish_hello(one)
             await reader.end()
@@ -322,7 +322,7 @@ class TestDrain:
         async with rig(folder) as world:
             reader = await world.open()
             await world.attach()
-            draining = asyncio.create_task(world.service.drain())
+            draining = asyncio.create_task(world.drain())
             world.generate(HELLO, Finish.LENGTH)
             await reader.end()
             await draining

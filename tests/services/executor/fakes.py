@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
+from pagewire.services.executor.grammars import Opener
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.results import PlanRefused, StepResult
@@ -95,6 +96,8 @@ def running(*added: AddSlot) -> SlotTable:
 class FakeDevice:
     """Picks `token_at(key, position)` and insists on the device's side of the contract.
 
+    If the capacity allows more than one token per row, a row has any number of them.
+
     With `gated`, each step ends with one `allow`.
     """
 
@@ -153,6 +156,9 @@ class FakeDevice:
             for slot, end in zip(batch.slots.tolist(), ends.tolist(), strict=True)
         ]
         self.batches.append(batch)
+        if self.capacity.max_row_tokens > 1:
+            self.pending.append(self._many(batch))
+            return self.pending[-1]
         self.pending.append(FakePending(self, np.where(batch.samples, picked, -1).astype(np.int64)))
         asking = [
             (row, picked[row], count)
@@ -169,6 +175,20 @@ class FakeDevice:
         self.entered.release()
         return self.pending[-1]
 
+    def _many(self, batch: StepBatch) -> "FakePending":
+        keys = [int(self.records[slot]["key"]) for slot in batch.slots.tolist()]
+        most = self.capacity.max_row_tokens
+        counts = [
+            (key + len(self.batches)) % (most + 1) if samples else 0
+            for key, samples in zip(keys, batch.samples.tolist(), strict=True)
+        ]
+        tokens = [
+            token_at(key, end + i, self.capacity.vocab_size)
+            for key, end, count in zip(keys, batch.ends.tolist(), counts, strict=True)
+            for i in range(count)
+        ]
+        return FakePending(self, np.array(tokens, np.int64), np.array(counts, np.int64))
+
     def close(self) -> None:
         assert not self.pending or self.failing
         self.closed = True
@@ -177,9 +197,10 @@ class FakeDevice:
 class FakePending:
     """A step of a `FakeDevice`."""
 
-    def __init__(self, device: FakeDevice, tokens: Int64) -> None:
+    def __init__(self, device: FakeDevice, tokens: Int64, token_counts: Int64 | None = None) -> None:
         self._device = device
         self._tokens = tokens
+        self.token_counts = token_counts
         self.candidates: Candidates | None = None
         self.logprobs: Logprobs | None = None
         self.prompt_logprobs: Logprobs | None = None
@@ -198,11 +219,11 @@ class FakePending:
 class Run:
     """A loop on a thread, with a device that steps when it is told to."""
 
-    def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
+    def __init__(self, *, depth: int = 1, gated: bool = False, opener: Opener | None = None) -> None:
         self.device = FakeDevice(depth=depth, gated=gated)
         self.inbox = PlanInbox()
         self.results: queue.Queue[StepResult | PlanRefused] = queue.Queue()
-        self.loop = StepLoop(self.device, self.inbox, self.results.put)
+        self.loop = StepLoop(self.device, self.inbox, self.results.put, opener)
         self._thread = ThreadPoolExecutor(1)
         self.ended = self._thread.submit(self.loop.run)
         self.inbox.begin(1)

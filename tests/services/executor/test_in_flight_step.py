@@ -1,8 +1,9 @@
 """What becomes of a launched step's rows."""
 
+import msgspec
 import numpy as np
 
-from pagewire.services.executor.devices.protocol import StepBatch
+from pagewire.services.executor.devices.protocol import Logprobs, StepBatch
 from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
@@ -48,3 +49,25 @@ def test_dead_rows_are_left_out() -> None:
 def test_without_a_row_alive_the_columns_are_empty() -> None:
     tokens = np.array([8, 5, 5, -1])
     assert STEP.columns(tokens, STEP.finishes(tokens), np.zeros(4, np.bool_)) == Columns()
+
+
+def test_rows_of_many_tokens_end_behind_the_token_that_ends_them() -> None:
+    step = msgspec.structs.replace(STEP, left=np.array([9, 2, 4, 3]))
+    tokens = np.array([8, 5, 8, 7, 8, 6, NOT_FINITE])
+    counts = np.array([3, 2, 2, 0])
+    kept, counts, finishes = step.cut(tokens, counts)
+    assert (kept.tolist(), counts.tolist()) == ([8, 5, 7, 8, 6], [2, 2, 1, 0])
+    assert finishes.tolist() == [Finish.STOP, Finish.LENGTH, Finish.STOP, Finish.NONE]
+    columns = step.cut_columns(kept, counts, finishes)
+    assert unpack(columns.token_counts) == [2, 2, 1, 0]
+    zeros = np.zeros(4, np.int64)
+    reported = Logprobs(np.array([0, 0, 0, 2]), np.array([10, 11, 12, 9]), zeros + 1, zeros, zeros.astype("f4"), zeros)
+    (part,) = step.logprob_columns(reported, columns)
+    assert unpack(part.tokens) == [30, 10, 1, 30, 11, 1]
+
+
+def test_a_row_that_is_not_finite_keeps_the_tokens_before() -> None:
+    step = msgspec.structs.replace(STEP, left=np.array([9, 9, 9, 9]))
+    kept, counts, finishes = step.cut(np.array([8, NOT_FINITE, NOT_FINITE]), np.array([2, 1, 0, 0]))
+    assert (kept.tolist(), counts.tolist()) == ([8], [1, 0, 0, 0])
+    assert finishes.tolist() == [Finish.NOT_FINITE, Finish.NOT_FINITE, Finish.NONE, Finish.NONE]

@@ -6,7 +6,7 @@ early shows as a context that belongs to somebody else.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
@@ -71,8 +71,8 @@ class Text:
 class Memory(FakeDevice):
     """Writes and reads KV positions in order of launch."""
 
-    def __init__(self, depth: int, texts: list[Text]) -> None:
-        super().__init__(depth=depth)
+    def __init__(self, depth: int, texts: list[Text], most: int) -> None:
+        super().__init__(replace(CAPACITY, max_row_tokens=most), depth=depth)
         self._texts = {text.key: text for text in texts}
         self._written: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -131,20 +131,21 @@ class Scheduler(PlanInbox):
         assert output.sequences or ran.plans, "an output without rows that answers nothing"
         self.runs += bool(output.sequences)
         assert self.runs <= max([0, *(each.lease_until for each in self._applied)])
-        for number, start, count, token, finish in rows(output):
-            self._on_row(self._texts[number], start, count, token, finish)
+        for number, start, count, tokens, finish in rows(output):
+            self._on_row(self._texts[number], start, count, tokens, finish, several=bool(output.token_counts))
         for text in self._texts.values():
             if text.leaving is not None and text.leaving <= output.plan:
                 self._free(text)
 
-    def _on_row(self, text: Text, start: int, count: int, token: int, finish: int) -> None:
+    def _on_row(self, text: Text, start: int, count: int, tokens: list[int], finish: int, *, several: bool) -> None:
         assert not text.finish, "a row behind the end"
         assert text.slot is not None, "a row of a sequence that is not there"
         assert start == text.computed
-        text.computed = start + count
-        assert (token == NO_TOKEN) == (text.computed < len(text.tokens))
-        if token != NO_TOKEN:
-            text.tokens.append(token)
+        complete = start + count == len(text.tokens)
+        assert not tokens or complete
+        assert several or len(tokens) == complete
+        text.computed = start + count - (complete and not tokens)
+        text.tokens += tokens
         generated, whole = text.tokens[len(text.prompt) :], text.whole
         assert generated == whole[: len(generated)]
         last = Finish.STOP if whole[-1] in text.stop_ids else Finish.LENGTH
@@ -217,9 +218,12 @@ class Scheduler(PlanInbox):
         return given
 
 
-def rows(output: StepOutput) -> Iterator[tuple[int, int, int, int, int]]:
-    columns = (output.sequences, output.starts, output.counts, output.tokens)
-    return zip(*(unpack(column) for column in columns), output.finishes, strict=True)
+def rows(output: StepOutput) -> Iterator[tuple[int, int, int, list[int], int]]:
+    first, more = output.split_tokens()
+    columns = (unpack(column) for column in (output.sequences, output.starts, output.counts))
+    for sequence, start, count, token, finish in zip(*columns, first, output.finishes, strict=True):
+        tokens = [] if token == NO_TOKEN else [token, *more.get(sequence, ())]
+        yield sequence, start, count, tokens, finish
 
 
 texts = st.lists(
@@ -235,13 +239,15 @@ texts = st.lists(
 )
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 1), (3, 1), (2, 3)])
 @settings(max_examples=60, deadline=None)
 @given(texts=texts, seed=st.integers(0, 2**32))
-def test_every_sequence_gets_its_tokens_however_deep_the_queue(depth: int, texts: list[Text], seed: int) -> None:
+def test_every_sequence_gets_its_tokens_however_deep_the_queue(
+    depth: int, most: int, texts: list[Text], seed: int
+) -> None:
     for number, text in enumerate(texts, 1):
         text.number = number
-    scheduler, device = Scheduler(Random(seed), texts), Memory(depth, texts)
+    scheduler, device = Scheduler(Random(seed), texts), Memory(depth, texts, most)
     loop = StepLoop(device, scheduler, scheduler.emit)
     loop.run()
     assert all(text.finish or text.over for text in texts)

@@ -56,10 +56,14 @@ class Scheduling(RuleBasedStateMachine):
         window=st.sampled_from([1, 2, 5, 8]),
         prefix_cache=st.booleans(),
         depth=st.integers(0, 2),
+        most=st.sampled_from([1, 1, 3]),
     )
-    def begin(self, num_blocks: int, block_size: int, budget: int, window: int, prefix_cache: bool, depth: int) -> None:
+    def begin(
+        self, num_blocks: int, block_size: int, budget: int, window: int, prefix_cache: bool, depth: int, most: int
+    ) -> None:
         self.limits = Limits(num_blocks, block_size, 6, budget, window, prefix_cache)
         self.depth = depth
+        self.most = most
         self.wanted: list[Wanted] = []
         self.live: dict[int, Wanted] = {}
         self.ids = 0
@@ -69,7 +73,9 @@ class Scheduling(RuleBasedStateMachine):
     def begin_term(self, term: int) -> None:
         self.policy = Policy(term, self.limits)
         self.policy.now = self.now
-        self.executor = LaggingExecutor(self.limits.num_blocks, self.limits.block_size, depth=self.depth)
+        self.executor = LaggingExecutor(
+            self.limits.num_blocks, self.limits.block_size, depth=self.depth, most=self.most
+        )
         self.read = 0
 
     @rule(

@@ -72,7 +72,7 @@ async def connected(cluster: Cluster) -> AsyncIterator[Scene]:
             await bus.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.full), signal.SIGSTOP])
 async def test_everything_is_stored_once_while_the_leader_dies_or_freezes(number: signal.Signals) -> None:
     async with cluster_of_three() as scene:
         victim = await scene.leader(WORK_STREAM)
@@ -218,6 +218,7 @@ async def test_more_copies_than_servers_are_waited_for(cluster: Cluster) -> None
         await connect_once(cluster, replicas=5)
 
 
+@pytest.mark.full
 async def test_a_service_starts_with_one_server_missing_and_waits_for_a_second() -> None:
     async with Cluster(Settings(nats_cluster=3, nats_port=0)) as cluster:
         await (await connect_service(cluster)).close()

@@ -50,6 +50,12 @@ async def opened(connecting: Coroutine[Any, Any, NatsBus]) -> AsyncIterator[Nats
         await bus.close()
 
 
+async def restart(broker: Broker) -> None:
+    """Starts a broker again that was killed."""
+    await broker.wait()
+    await broker.start()
+
+
 def connect_to(server: FakeServer) -> Coroutine[Any, Any, NatsBus]:
     """Connects as a client, which needs no store."""
     return nats.connect(server.url, name="test", inbox_prefix="_INBOX")
@@ -223,6 +229,17 @@ class TestALostServer:
                 async with asyncio.timeout(5):
                     await bus.wait_connected()
                 assert (await bus.request("echo", b"here", timeout=30)).data == b"here"
+
+    async def test_a_connection_is_awaited_from_the_moment_it_is_lost(self) -> None:
+        async with Broker(port=0) as broker, opened(connect_service(broker)) as bus:
+            os.kill(broker.pid, signal.SIGKILL)
+            restarting = asyncio.create_task(restart(broker))
+            while bus.connected:  # noqa: ASYNC110 - looks in every turn of the loop
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                await bus.wait_connected()
+            await bus.flush()  # there is a connection
+            await restarting
 
     async def test_the_bus_can_be_used_and_closed(self) -> None:
         async with Broker(port=0) as broker:

@@ -61,5 +61,5 @@ def test_the_self_test_finds_a_wrong_constant(tmp_path: Path) -> None:
     assert self_test(model, PyTorchBackend, 8, 64) < 1e-5
     layers = tuple(replace(layer, scale=layer.scale * 0.9) for layer in model.spec.layers)
     model.spec = replace(model.spec, layers=layers)
-    with pytest.raises(ConfigurationError, match="granite.*differ"):
+    with pytest.raises(ConfigurationError, match=r"granite.*differ"):
         self_test(model, PyTorchBackend, 8, 64)
