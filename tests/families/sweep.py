@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -28,7 +28,7 @@ TOKENS = 40
 GAP = 1e-3
 """Two best logits closer than this could change places by rounding: such a prompt is replaced by another."""
 ATTEMPTS = 20
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 96,
     "max_num_seqs": 8,

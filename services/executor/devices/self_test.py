@@ -81,7 +81,7 @@ def self_test(model: TransformersLM, open_backend: OpenBackend, block_size: int,
             )
             attend = backend.attention(batch, slots, batch.positions)
             hidden = model(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), attend)
-            parts = model.logits(hidden).split(batch.query_lens.tolist())
+            parts = torch.split(model.logits(hidden), batch.query_lens.tolist())
             for (slot, first, stop), logits in zip(rows, parts, strict=True):
                 found[slot][first:stop] = logits
         expected = [model.eager_logits(torch.from_numpy(text)) for text in texts]

@@ -41,8 +41,16 @@ class Heads(NamedTuple):
 
     @property
     def layer(self) -> Attention:
-        values = {"chunk": self.chunk, "soft_cap": self.soft_cap, "value_size": self.value_dim}
-        return Attention(self.heads, self.kv_heads, self.dim, self.scale or self.dim**-0.5, self.window, **values)
+        return Attention(
+            self.heads,
+            self.kv_heads,
+            self.dim,
+            self.scale or self.dim**-0.5,
+            self.window,
+            self.chunk,
+            self.soft_cap,
+            value_size=self.value_dim,
+        )
 
 
 class Case:
@@ -92,7 +100,7 @@ class Case:
         joined = torch.cat(parts, dim=1)  # as a projection leaves them: one beside the other
         split = torch.split(joined, [part.shape[1] for part in parts], dim=1)
         q, k, v = (
-            part.unflatten(1, (count, -1))
+            part.view(len(part), count, part.shape[1] // count)
             for part, count in zip(split, (self.heads.heads, self.heads.kv_heads, self.heads.kv_heads), strict=True)
         )
         batch = batch_of(self.slots, num_computed_tokens, query_lens, self.tables)

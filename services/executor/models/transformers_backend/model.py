@@ -27,6 +27,8 @@ class _Hidden:
 class _Body(nn.Module):
     """Takes the place of the layers where the hidden states are known."""
 
+    hidden: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.__dict__["hidden"] = torch.empty(0)

@@ -41,8 +41,8 @@ class Rounding(PyTorchBackend):
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         plain = super().attention(batch, slots, positions)
 
-        def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return plain(layer, q, k.to(FP8).float(), v.to(FP8).float())
+        def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+            return plain(layer, q, k.to(FP8).float(), v.to(FP8).float(), sinks)
 
         return rounded
 
