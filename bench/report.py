@@ -32,10 +32,6 @@ from pagewire.shared.errors import ConfigurationError
 RESULTS = CHECKOUT / "bench" / "results"
 DOCS = CHECKOUT / "docs"
 PAGES = (DOCS / "benchmarks.md", CHECKOUT / "README.md", DOCS / "faults.md", DOCS / "structured.md")
-    CHECKOUT / "docs" / "benchmarks.md",
-    CHECKOUT / "README.md",
-    *(CHECKOUT / "docs" / f"{name}.md" for name in ("faults", "structured")),
-)
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
 """Streams that use the pipeline fully."""
