@@ -23,7 +23,7 @@ class _LevelFilter:
     level = logging.INFO
 
     def __call__(self, _: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        if structlog.stdlib.NAME_TO_LEVEL[name] < self.level:
+        if _LEVELS.get(name, logging.ERROR) < self.level:
             raise structlog.DropEvent
         return event
 
