@@ -15,6 +15,8 @@ from pagewire.services.gateway import errors
 from pagewire.services.gateway.authentication import Authentication, FindTenant
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.prometheus import CONTENT_TYPE
 from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.services.gateway.tokenization import Tokenization
 from pagewire.shared.errors import InvalidRequest, ModelNotFound, PagewireError
@@ -31,6 +33,7 @@ def build(
     client: AsyncClient,
     endpoints: Endpoints,
     health: Health,
+    metrics: MetricsPage,
     find_tenant: FindTenant | None = None,
     *,
     body_limit: int = 1 << 20,
@@ -39,11 +42,13 @@ def build(
 
     `body_limit`: bytes of a body of the routes that are no endpoints.
     """
-    app = Shortcut(endpoints, _starlette(client, endpoints, health, Tokenization(client, body_limit)))
+    app = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, Tokenization(client, body_limit)))
     return app if find_tenant is None else Authentication(app, find_tenant)
 
 
-def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health, tokenization: Tokenization) -> ASGIApp:
+def _starlette(
+    client: AsyncClient, endpoints: Endpoints, health: Health, metrics: MetricsPage, tokenization: Tokenization
+) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
@@ -61,6 +66,9 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health, tokeni
                 return _json(model)
         raise ModelNotFound(f"no model {name} is served: GET /v1/models lists the served models")
 
+    async def figures(_: Request) -> Response:
+        return Response(await metrics.text(health.instances), media_type=CONTENT_TYPE)
+
     async def pooling(request: Request) -> Response:
         raise InvalidRequest(f"{request.url.path}: embeddings, scores and other poolings are not supported here")
 
@@ -69,6 +77,7 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health, tokeni
             Route("/livez", alive),
             Route("/readyz", ready),
             Route("/health", ready),
+            Route("/metrics", figures),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),

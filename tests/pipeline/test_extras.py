@@ -9,6 +9,7 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.services.gateway import app
 from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
@@ -30,7 +31,8 @@ class Http(Gateway):
     def __init__(self, pipeline: Pipeline) -> None:
         client = pipeline.client
         endpoints = {path: Endpoint(api, client, 1 << 20) for path, api in APIS.items()}
-        self.app = app.build(client, endpoints, Health(pipeline.bus, lambda: None))
+        metrics = MetricsPage(pipeline.bus, vllm=False)
+        self.app = app.build(client, endpoints, Health(pipeline.bus, lambda: None), metrics)
 
     async def ok(self, body: dict[str, Any], path: str = "/v1/completions") -> Any:
         answer = await self.post(body, path)
