@@ -42,7 +42,7 @@ def tasks(file: Path) -> dict[str, dict[str, Any]]:
         "doc_to_text": "Question: What is the capital of {{country}}?\nAnswer:",
         "num_fewshot": 0,
     }
-    first_name = {"function": "regex", "regex_pattern": r"(?:is|^)\s*([A-Z][a-z]+)"}
+    first_city = {"function": "regex", "regex_pattern": f"({'|'.join(CAPITALS.values())})"}
     return {
         "choice": common
         | {
@@ -60,7 +60,7 @@ def tasks(file: Path) -> dict[str, dict[str, Any]]:
             "output_type": "generate_until",
             "doc_to_target": "{{capital}}",
             "generation_kwargs": {"until": ["\n"], "max_gen_toks": 16, "do_sample": False, "temperature": 0.0},
-            "filter_list": [{"name": "first", "filter": [first_name, {"function": "take_first"}]}],
+            "filter_list": [{"name": "first", "filter": [first_city, {"function": "take_first"}]}],
             "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
         },
     }
