@@ -142,7 +142,7 @@ class StepLoop:
 
     def _launch(self) -> bool:
         if self._opening:
-            self._release()
+            self._let_opened_run()
         step = self._slots.launch()
         if step is None:
             return False
@@ -152,7 +152,7 @@ class StepLoop:
         self._unanswered = []
         return True
 
-    def _release(self) -> None:
+    def _let_opened_run(self) -> None:
         """Lets the sequences run whose grammars are ready by now."""
         for slot in [slot for slot, grammar in self._opening.items() if grammar.ready]:
             self._slots.release(slot)

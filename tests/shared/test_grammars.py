@@ -17,7 +17,8 @@ def allowed(compiler: GrammarCompiler, grammar: str) -> set[int]:
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(checkpoint("llama")).backend_tokenizer
+    found: Tokenizer = load_tokenizer(checkpoint("llama")).backend_tokenizer
+    return found
 
 
 @pytest.fixture
