@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: str = ""
     """Folder, .gguf file, hub id or short name; empty: smollm2-135m-instruct, or bundled where that cannot be had."""
     served_model_name: str = ""
-    """Name of the model in requests; by default the folder's name or the hub id."""
+    """Names of the model in requests, several separated by commas or spaces; by default the folder's name or hub id."""
     host: str = "127.0.0.1"
     """Address that the HTTP server listens on."""
     port: Port = 8000
@@ -129,6 +129,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     nats_replicas: Literal[1, 3, 5] | None = None
     """NATS servers that keep a copy of every waiting request: 1, 3 or 5; by default 1, and 3 with nats-cluster."""
 
+    strict: bool = False
+    """Refuse HTTP requests with unknown fields, which are else ignored and named in the header Pagewire-Warning."""
+    allowed_origins: str = ""
+    """Web sites whose scripts may send HTTP requests, separated by commas or as a list in JSON; `*`: all; by default
+    none."""
+
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
 
@@ -137,6 +143,20 @@ def seconds(duration: str) -> float:
     """Returns the seconds of a `Duration`."""
     number = duration.rstrip("hms")
     return float(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[duration.removeprefix(number)]
+
+
+def names(text: str) -> list[str]:
+    """Returns the items of a setting that has several, separated by commas or as a list in JSON.
+
+    Raises:
+        ConfigurationError: the list is malformed.
+    """
+    if not text.startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{text} is no list of texts in JSON: {error}") from error
 
 
 def variable(name: str) -> str:

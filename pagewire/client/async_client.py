@@ -14,7 +14,14 @@ from pagewire.client.directory import Directory
 from pagewire.client.stream import Stream
 from pagewire.shared import credentials, subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.errors import BusUnavailable, InvalidRequest, NoResponders, RequestTimeout, Unavailable
+from pagewire.shared.errors import (
+    BusUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NoResponders,
+    RequestTimeout,
+    Unavailable,
+)
 from pagewire.shared.messages.client import (
     DetokenizeReply,
     DetokenizeRequest,
@@ -130,6 +137,7 @@ class AsyncClient:
         cache_salt: str = "",
         timeout: float = 60.0,
         traceparent: str = "",
+        fresh: bool = False,
         **fields: Any,
     ) -> Stream:
         """Returns a request whose deltas are read with `async for`. Nothing is sent before that.
@@ -150,6 +158,7 @@ class AsyncClient:
             cache_salt: only requests with the same salt share cached prefixes.
             timeout: seconds until the deadline.
             traceparent: W3C trace context that the request continues.
+            fresh: whether the given `request_id` is new, so that no earlier request is looked for.
 
         Raises:
             InvalidRequest: an argument is unknown or has the wrong type.
@@ -175,7 +184,7 @@ class AsyncClient:
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error)) from error
         bus, directory, batch_inbox = self._connection()
-        return Stream(bus, directory, batch_inbox, model, checked, body, traceparent, fresh=not request_id)
+        return Stream(bus, directory, batch_inbox, model, checked, body, traceparent, fresh=fresh or not request_id)
 
     def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Stream:
         """The model's answer to a conversation, as its deltas come. Arguments are those of `stream`."""
@@ -246,7 +255,8 @@ class AsyncClient:
         except RequestTimeout as error:
             raise Unavailable(f"the tokenizer of {name} does not answer") from error
         if "Nats-Service-Error" in reply.headers:
-            raise frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
+            error = frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
+            raise await directory.absence(name) if isinstance(error, ModelNotFound) else error
         return msgspec.json.decode(reply.data, type=kind)
 
     def _connection(self) -> tuple[Bus, Directory, BatchInbox]:

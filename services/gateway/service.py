@@ -16,6 +16,7 @@ from pagewire.services.gateway.http_protocol import Connections
 from pagewire.services.gateway.rotation import Rotation
 from pagewire.shared import listener
 from pagewire.shared.api_keys import ApiKeys
+from pagewire.shared.config import names
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.polling import poll
@@ -42,10 +43,13 @@ class Gateway:
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
         limit = context.bus.max_payload
-        self._endpoints = {path: Endpoint(api, self._client, body_limit=limit) for path, api in APIS.items()}
+        self._endpoints = {
+            path: Endpoint(api, self._client, body_limit=limit, strict=settings.strict) for path, api in APIS.items()
+        }
         self._health = Health(context.bus, on_change=context.announce)
         find = find_tenant(settings.api_key, self._keys)
-        application = app.build(self._client, self._endpoints, self._health, find)
+        origins = names(settings.allowed_origins)
+        application = app.build(self._client, self._endpoints, self._health, find, origins)
         self._rotation = Rotation(application, tuple(APIS))
         self._server = server.Server(self._rotation, self._listener, self._connections, self._tls)
 

@@ -16,8 +16,8 @@ from pagewire.shared.tokenizer import load_tokenizer
 class Model:
     """One served model."""
 
-    name: str
-    """Name in requests."""
+    names: tuple[str, ...]
+    """Names in requests; the first is its own, the others are aliases."""
     encoder: Encoder
     chat: ChatTemplates
     generation: GenerationDefaults
@@ -44,7 +44,7 @@ class Model:
         vocab_size: int = config.get("vocab_size", len(tokenizer))
         own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
         return cls(
-            name=model_folder.served_name(settings),
+            names=tuple(model_folder.served_names(settings)),
             encoder=Encoder(tokenizer),
             chat=find_chat_template(tokenizer, settings.chat_template),
             generation=generation_defaults(own_defaults, vocab_size),
@@ -56,11 +56,30 @@ class Model:
         )
 
     @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.names[0]
+
+    @property
     def token(self) -> str:
         """The name as a token of subjects."""
         return subjects.model_token(self.name)
 
     @property
-    def info(self) -> ModelInfo:
-        """What clients are told about the model."""
-        return ModelInfo(self.name, f"{subjects.GENERATE}.{self.token}", self.max_model_len, self.revision)
+    def tokens(self) -> frozenset[str]:
+        """All names as tokens of subjects."""
+        return frozenset(map(subjects.model_token, self.names))
+
+    @property
+    def infos(self) -> list[ModelInfo]:
+        """What clients are told about the model, by each of its names."""
+        return [
+            ModelInfo(
+                name,
+                f"{subjects.GENERATE}.{subjects.model_token(name)}",
+                self.max_model_len,
+                self.revision,
+                root=self.name,
+            )
+            for name in self.names
+        ]
