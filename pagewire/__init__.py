@@ -8,15 +8,16 @@ if TYPE_CHECKING:
     from pagewire.client.sync import Client
     from pagewire.llm import LLM
     from pagewire.shared import errors
-    from pagewire.shared.messages.client import SamplingParams
+    from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "errors"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "StructuredOutputsParams", "errors"]
 
 _MODULES = {
     "AsyncClient": "pagewire.client.async_client",
     "Client": "pagewire.client.sync",
     "LLM": "pagewire.llm",
     "SamplingParams": "pagewire.shared.messages.client",
+    "StructuredOutputsParams": "pagewire.shared.messages.client",
     "errors": "pagewire.shared",
 }
 

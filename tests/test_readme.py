@@ -13,8 +13,6 @@ import pytest
 from tests.pagewire.serving import COMMAND, Served, serving
 from tests.support.default_model import default_model
 
-pytestmark = pytest.mark.alone
-
 README = (Path(__file__).parents[1] / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 NATS, HTTP = "nats", "http"
-SHAPES = ("greedy", "sampled", "several", "stop", "beams", "cancelled", "slow", "whole", "logprobs")
+SHAPES = ("greedy", "sampled", "several", "stop", "beams", "cancelled", "slow", "whole", "logprobs", "grammar")
 """What kinds of requests there are, over each transport."""
 PROMPTS = (
     "Once upon a time",
@@ -64,6 +64,8 @@ def _draw(rng: random.Random, number: int, transport: str, shape: str, tokens: i
         sampling |= sampled | {"n": rng.randint(2, 4)}
     elif shape == "logprobs":
         sampling |= sampled | {"logprobs": 2}
+    elif shape == "grammar":
+        sampling |= sampled | {"structured_outputs": {"regex": f"([a-z]{{2,9}}[ ,.]){{{limit}}}"}}
     elif shape == "stop":
         sampling |= sampled | {"stop": rng.sample(STOPS, 2), "min_tokens": limit // 2}
     elif shape == "beams":

@@ -12,7 +12,7 @@ from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
 from pagewire.client.directory import Directory
 from pagewire.client.stream import Stream
-from pagewire.shared import credentials, subjects
+from pagewire.shared import config, credentials, subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import (
     BusUnavailable,
@@ -34,7 +34,6 @@ from pagewire.shared.messages.client import (
     TokenizeRequest,
 )
 
-DEFAULT_URL = "nats://127.0.0.1:4222"
 Prompt = str | Sequence[int | str | Sequence[int]]
 """Text, token ids, or several of either."""
 Messages = Sequence[Mapping[str, Any]]
@@ -48,9 +47,9 @@ class AsyncClient:
     """A connection to a running stack: `async with AsyncClient() as client: ...`
 
     Args:
-        url: URL of the broker.
-        api_key: the key of `--api-key`, or that of the tenant; empty: none.
-        tenant: name of the tenant in the file of keys; empty: none.
+        url: URL of the broker; by default that of the settings in the environment, such as `PAGEWIRE_NATS_URL`.
+        api_key: the key of `--api-key`, or that of the tenant; empty: none; by default that of the environment.
+        tenant: name of the tenant in the file of keys; empty: none; by default that of the environment.
         model: the served name; by default the only model that is served.
         connect_timeout: seconds within which the broker must answer.
         tls: how the broker's certificate is checked, and which one is shown to it; by default as the system does it,
@@ -61,18 +60,23 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
-        api_key: str = "",
-        tenant: str = "",
+        api_key: str | None = None,
+        tenant: str | None = None,
         model: str = "",
         connect_timeout: float = 5.0,
         tls: ssl.SSLContext | None = None,
         bus: Bus | None = None,
     ) -> None:
-        self._url = url
-        self._api_key = api_key
-        self._tenant = tenant
+        if bus is None and None in (url, api_key, tenant):
+            settings = config.load({})
+            url = config.nats_urls(settings) if url is None else url
+            api_key = settings.api_key if api_key is None else api_key
+            tenant = settings.tenant if tenant is None else tenant
+        self._url = url or ""
+        self._api_key = api_key or ""
+        self._tenant = tenant = tenant or ""
         self._tls = tls
         self._model = model
         self._connect_timeout = connect_timeout

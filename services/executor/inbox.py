@@ -67,6 +67,11 @@ class PlanInbox:
                 following = self._out_of_order.pop(self._last + 1, None)
             self._notify()
 
+    def wake(self) -> None:
+        """Makes the next `take` return although there may be no plan. Any thread may call it."""
+        with self._changed:
+            self._notify()
+
     def close(self) -> None:
         """Makes the next `take` return None, so that the thread ends."""
         with self._changed:
@@ -74,7 +79,8 @@ class PlanInbox:
             self._notify()
 
     def take(self, *, wait: bool) -> NewPlans | None:
-        """Returns the plans that arrived; None once closed. With `wait`, blocks until there is a plan or a new term."""
+        """Returns the plans that arrived; None once closed. With `wait`, blocks until there is a plan, a new
+        term, or `wake` is called."""
         with self._changed:
             while wait and not self._news:
                 self._changed.wait()

@@ -10,7 +10,9 @@ import numpy as np
 import structlog
 
 from pagewire.services.executor.columns import column
+from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.protocol import Device, Edits
+from pagewire.services.executor.grammars import Opener
 from pagewire.services.executor.in_flight_step import CandidateColumns, Columns, LogprobColumns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.inbox import NewPlans, PlanInbox
@@ -52,8 +54,17 @@ class StepLoop:
           └──────────┴────────────────────(a higher term begins)───────────────────────┘
     """
 
-    def __init__(self, device: Device, inbox: PlanInbox, emit: Callable[[StepResult | PlanRefused], None]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        inbox: PlanInbox,
+        emit: Callable[[StepResult | PlanRefused], None],
+        grammars: Opener | None = None,
+    ) -> None:
+        """`grammars` opens those of sequences that have one; None: there are no such sequences."""
         self._device = device
+        self._grammars = grammars
+        self._opening: dict[int, SequenceGrammar] = {}  # by slot, which is held until its grammar is ready
         self._inbox = inbox
         self._emit = emit
         self._slots = SlotTable(device.capacity)
@@ -129,6 +140,8 @@ class StepLoop:
         return True
 
     def _launch(self) -> bool:
+        if self._opening:
+            self._release()
         step = self._slots.launch()
         if step is None:
             return False
@@ -136,6 +149,12 @@ class StepLoop:
         self._in_flight.launch(step, self._plan, self._unanswered)
         self._unanswered = []
         return True
+
+    def _release(self) -> None:
+        """Lets the sequences run whose grammars are ready by now."""
+        for slot in [slot for slot, grammar in self._opening.items() if grammar.ready]:
+            self._slots.release(slot)
+            del self._opening[slot]
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
@@ -188,6 +207,7 @@ class StepLoop:
         for slot in self._held:
             self._device.remove(slot)
         self._held.clear()
+        self._opening.clear()
         self._slots.clear()
         self.counters.num_slots = 0
 
@@ -200,8 +220,9 @@ class StepLoop:
         for slot in unpack(plan.removed):
             self._device.remove(slot)
             del self._held[slot]
+            self._opening.pop(slot, None)
         for added in plan.added:
-            self._add(added.slot, unpack(added.blocks), _sampling_of(added))
+            self._add(added.slot, unpack(added.blocks), _sampling_of(added, self._open(added)))
         for fork in forks:
             self._add(*fork)
         if plan.blocks:
@@ -209,6 +230,14 @@ class StepLoop:
             self._device.extend(table[::2], table[1::2])
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
+
+    def _open(self, added: AddSlot) -> SequenceGrammar | None:
+        """Begins to open the grammar of a sequence, which runs when that is done; returns None if it has none."""
+        if not added.sampling.grammar or self._grammars is None:
+            return None
+        self._slots.hold(added.slot)
+        grammar = self._opening[added.slot] = self._grammars.open(added, self._inbox.wake)
+        return grammar
 
     def _add(self, slot: int, blocks: list[int], sampling: _Sampling) -> None:
         edits = sampling.edits
@@ -247,15 +276,15 @@ class StepLoop:
         self._emit(StepResult(output, plans, ended - elapsed, ended))
 
 
-def _sampling_of(added: AddSlot) -> _Sampling:
+def _sampling_of(added: AddSlot, grammar: SequenceGrammar | None) -> _Sampling:
     complete = sampling_record(added)
-    return _Sampling(complete, unpack(added.sampling.stop_ids), edits_of(added, complete))
+    return _Sampling(complete, unpack(added.sampling.stop_ids), edits_of(added, complete, grammar))
 
 
-def edits_of(added: AddSlot, complete: Record) -> Edits | None:
+def edits_of(added: AddSlot, complete: Record, grammar: SequenceGrammar | None = None) -> Edits | None:
     """Returns the edits of a sequence with this record, without its tokens; None if there are none."""
     sampling, penalized = added.sampling, is_penalized(complete)
-    if not (penalized or sampling.bias_ids or sampling.allowed_ids or sampling.bad_words):
+    if not (penalized or sampling.bias_ids or sampling.allowed_ids or sampling.bad_words or grammar):
         return None
     return Edits(
         bias_ids=column(sampling.bias_ids),
@@ -264,6 +293,7 @@ def edits_of(added: AddSlot, complete: Record) -> Edits | None:
         bad_words=column(sampling.bad_words),
         penalized=penalized,
         num_prompt_tokens=added.prompt_tokens,
+        grammar=grammar,
     )
 
 
@@ -272,7 +302,8 @@ def sampling_record(added: AddSlot) -> Record:
     sampling = added.sampling
     complete = unpack_record(sampling.record)
     complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)
-    complete["min_length"] = added.prompt_tokens + sampling.min_tokens
+    if not sampling.grammar:  # which knows where it must end before
+        complete["min_length"] = added.prompt_tokens + sampling.min_tokens
     complete["num_candidates"] = sampling.candidates
     complete["num_logprobs"] = sampling.logprobs + 1
     complete["num_prompt_logprobs"] = sampling.prompt_logprobs + 1 if reports_prompt(added) else 0

@@ -135,6 +135,14 @@ class SlotTable:
         """Returns the tokens that the sequence of a slot came with, for one that no step was launched of."""
         return self._tokens[slot, : self._known[slot]].copy()
 
+    def hold(self, slot: int) -> None:
+        """Keeps a new sequence out of steps until `release`."""
+        self._running[slot] = False
+
+    def release(self, slot: int) -> None:
+        """Lets a sequence run that was held."""
+        self._running[slot] = True
+
     def pending(self) -> Pending:
         """Returns what each unfinished sequence could compute next, in order."""
         ready = self._running if self._capacity.max_row_tokens == 1 else self._running & ~self._awaited

@@ -8,12 +8,15 @@ from contextlib import closing
 
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.protocol import Capacity, Device
+from pagewire.services.executor.grammars import GrammarOpener
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.result_queue import ResultQueue
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.shared.config import Settings
-from pagewire.shared.model_folder import resolve
+from pagewire.shared.grammars import GrammarCompiler
+from pagewire.shared.model_folder import eos_ids, resolve
+from pagewire.shared.tokenizer import load_tokenizer
 
 
 class DeviceThread:
@@ -24,9 +27,17 @@ class DeviceThread:
         steps: the step loop.
     """
 
-    def __init__(self, thread: ThreadPoolExecutor, device: Device, inbox: PlanInbox, steps: StepLoop) -> None:
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        device: Device,
+        inbox: PlanInbox,
+        steps: StepLoop,
+        grammars: GrammarOpener,
+    ) -> None:
         self.capacity: Capacity = device.capacity
         self.steps = steps
+        self._grammars = grammars
         self._inbox = inbox
         self._thread = thread
         self._stepping = asyncio.get_running_loop().run_in_executor(thread, _run, steps, device)
@@ -43,11 +54,12 @@ class DeviceThread:
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(1, "device")
         try:
-            device = await loop.run_in_executor(thread, _open, settings)
+            device, grammars = await loop.run_in_executor(thread, _open, settings)
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(thread, device, inbox, StepLoop(device, inbox, ResultQueue(loop, deliver).put))
+        steps = StepLoop(device, inbox, ResultQueue(loop, deliver).put, grammars)
+        return cls(thread, device, inbox, steps, grammars)
 
     async def failure(self) -> None:
         """Waits until a step fails and raises its exception. The device's state is unknown then."""
@@ -58,13 +70,17 @@ class DeviceThread:
         self._inbox.close()
         await asyncio.wait({self._stepping})
         self._thread.shutdown(wait=False)
+        self._grammars.close()
 
 
-def _open(settings: Settings) -> Device:
-    device = open_device(settings, resolve(settings.model))
+def _open(settings: Settings) -> tuple[Device, GrammarOpener]:
+    folder = resolve(settings.model)
+    device = open_device(settings, folder)
+    eos = eos_ids(folder)
+    compiler = GrammarCompiler(lambda: load_tokenizer(folder).backend_tokenizer, device.capacity.vocab_size, eos)
     gc.collect()
     gc.freeze()  # the objects of the weights and libraries live until the end
-    return device
+    return device, GrammarOpener(compiler)
 
 
 def _run(steps: StepLoop, device: Device) -> None:

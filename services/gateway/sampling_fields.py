@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from pagewire.services.gateway.response_format import structured_outputs
 from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
@@ -59,13 +60,14 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Fields that are ignored if they have one of these neutral values."""
-NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options"}
+RESPONSE_FORMAT = "response_format"
+NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options", RESPONSE_FORMAT}
 """Fields of `NEUTRAL` that are refused with any other value, unless the route supports them."""
 
 DOCUMENTED = IGNORED | NEUTRAL.keys() | set(SamplingParams.__struct_fields__)
 """All fields but those of a single route."""
 
-FREE_FORM = frozenset({"chat_template_kwargs", "structured_outputs"})
+FREE_FORM = frozenset({"chat_template_kwargs", "structured_outputs", RESPONSE_FORMAT})
 """Fields whose values may have any form."""
 LONGEST_NEUTRAL = 256
 """Bytes of the longest neutral value, with room for spaces."""
@@ -104,11 +106,17 @@ def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFi
 def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of a body that are `known` to the route, and its sampling fields, whose types are checked.
 
+    A `response_format` becomes `structured_outputs`.
+
     Raises:
         InvalidRequest: a field is unknown or of the wrong type; the message names it.
     """
     own = {name: value for name, value in body.items() if name in known}
     rest = {name: value for name, value in body.items() if name not in known}
+    if RESPONSE_FORMAT in rest:
+        if "structured_outputs" in rest:
+            raise InvalidRequest(f"{RESPONSE_FORMAT} and structured_outputs are both given: leave one of them out")
+        rest["structured_outputs"] = structured_outputs(rest.pop(RESPONSE_FORMAT))
     try:
         checked = msgspec.convert(rest, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
@@ -119,7 +127,8 @@ def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[s
 def _value(name: str, raw: msgspec.Raw, known: Collection[str]) -> object:
     """Returns the value of a field. One that will be refused is not decoded: a body can hold millions of objects."""
     text = bytes(raw)
-    supported = name in known or (name in SamplingParams.__struct_fields__ and name not in NOT_BUILT)
+    sampling = name in SamplingParams.__struct_fields__ or name == RESPONSE_FORMAT
+    supported = name in known or (sampling and name not in NOT_BUILT)
     if supported or len(text) <= LONGEST_NEUTRAL:
         return msgspec.json.decode(text)
     return text

@@ -222,7 +222,7 @@ class Policy:
             shared = sequences.match_prefix(sequence)
             if shared is None:
                 continue  # an equal prompt is being computed: its blocks will be there soon
-            plan_bytes += 4 * len(sequence.tokens)
+            plan_bytes += 4 * len(sequence.tokens) + len(sequence.sampling.grammar)
             if added and plan_bytes > self.limits.max_plan_bytes:
                 break
             count = self.limits.missing_blocks(sequence, self.limits.lookahead) - len(shared)

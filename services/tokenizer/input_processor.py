@@ -126,6 +126,7 @@ class InputProcessor:
             async with asyncio.timeout(_seconds_left(expires)):
                 ids = await self._tokenize(prompt)
                 words = await self._bad_words(request.sampling)
+                grammar = await self._model.grammars.grammar(request.sampling.structured_outputs)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
         lengths = list(map(len, ids))
@@ -140,6 +141,7 @@ class InputProcessor:
             eos=self._model.eos,
             vocab_size=self._model.vocab_size,
             bad_words=words,
+            grammar=grammar,
         )
         left = _seconds_left(expires)
         batch_inbox = message.headers.get(BATCH_INBOX, "")

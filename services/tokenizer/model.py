@@ -6,8 +6,10 @@ from typing import Self
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.generation_config import GenerationDefaults, generation_defaults
+from pagewire.services.tokenizer.grammars import GrammarChecker
 from pagewire.shared import model_folder, subjects
 from pagewire.shared.config import Settings
+from pagewire.shared.grammars import GrammarCompiler
 from pagewire.shared.messages.client import ModelInfo
 from pagewire.shared.tokenizer import load_tokenizer
 
@@ -19,6 +21,7 @@ class Model:
     names: tuple[str, ...]
     """Names in requests; the first is its own, the others are aliases."""
     encoder: Encoder
+    grammars: GrammarChecker
     chat: ChatTemplates
     generation: GenerationDefaults
     eos: frozenset[int]
@@ -42,13 +45,15 @@ class Model:
         config = model_folder.read_config(path)
         tokenizer = load_tokenizer(path)
         vocab_size: int = config.get("vocab_size", len(tokenizer))
+        eos = model_folder.eos_ids(path)
         own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
         return cls(
             names=tuple(model_folder.served_names(settings)),
             encoder=Encoder(tokenizer),
+            grammars=GrammarChecker(GrammarCompiler(lambda: tokenizer.backend_tokenizer, vocab_size, eos)),
             chat=find_chat_template(tokenizer, settings.chat_template),
             generation=generation_defaults(own_defaults, vocab_size),
-            eos=model_folder.eos_ids(path),
+            eos=eos,
             max_model_len=model_folder.max_model_len(settings, config),
             vocab_size=vocab_size,
             longest_token=max(map(len, tokenizer.get_vocab()), default=1),

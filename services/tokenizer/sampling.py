@@ -31,6 +31,7 @@ NOT_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
     "stop": ([],),
     "logprobs": (None,),
     "prompt_logprobs": (None,),
+    "structured_outputs": (None,),
 }
 """Fields that a beam search refuses in addition to `PARAMETERS`, except for these neutral values."""
 MAX_BIASES = 1024
@@ -43,21 +44,21 @@ MAX_BAD_WORDS = 128
 """Maximum bad words of a request, each of which counts once with a leading space and once without."""
 MAX_BAD_WORD_TOKENS = 1024
 """Maximum tokens of all of them together."""
-NOT_BUILT = ("structured_outputs",)
-"""Unsupported fields, which are refused unless they have their default."""
+NOT_IN_GRAMMAR = ("allowed_token_ids", "bad_words")
+"""Fields that `structured_outputs` refuses: together they could allow no token at all."""
 
 _DEFAULTS = SamplingParams()
 
 
 def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> None:
-    """Checks the ranges of values, and that unsupported fields are not used. `max_logprobs` is the deployment's.
+    """Checks the ranges of values, and which fields are used together. `max_logprobs` is the deployment's.
 
     Raises:
         InvalidRequest: a parameter is invalid or unsupported; the message names it.
     """
-    for name in NOT_BUILT:
-        if getattr(params, name) != getattr(_DEFAULTS, name):
-            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+    if params.structured_outputs is not None:
+        for name in NOT_IN_GRAMMAR:
+            _require(not getattr(params, name), f"{name} cannot be used with structured_outputs: leave one of them out")
     _require(params.n >= 1, f"n must be at least 1, not {params.n}")
     for parameter in PARAMETERS:
         parameter.check(getattr(params, parameter.name))
@@ -135,13 +136,16 @@ def resolve(
     eos: frozenset[int],
     vocab_size: int,
     bad_words: Sequence[Sequence[int]] = (),
+    grammar: str = "",
 ) -> Sampling:
     """Returns the resolved parameters for the device. `bad_words` is the result of `bad_word_ids`.
+
+    With a grammar, EOS ends the text even with `ignore_eos`: the grammar allows it only where the text may end.
 
     Raises:
         InvalidRequest: a beam search has too many stop tokens, or no token is allowed at the beginning.
     """
-    stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else eos)
+    stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos and not grammar else eos)
     beams = params.beam_width or 0
     biases = {token: max(-MAX_BIAS, min(MAX_BIAS, bias)) for token, bias in (params.logit_bias or {}).items()}
     allowed = sorted(set(params.allowed_token_ids or ()))
@@ -168,6 +172,7 @@ def resolve(
         biases=array("f", biases.values()).tobytes(),
         allowed_ids=pack(allowed),
         bad_words=pack(number for word in bad_words for number in (len(word), *word)),
+        grammar=grammar,
     )
 
 

@@ -92,6 +92,7 @@ class Tokenizer:
             await handlers.unsubscribe()
             await self._tasks.drain(DRAIN_TIMEOUT)
             model.encoder.close()
+            model.grammars.close()
 
     def _ready(self) -> bool:
         opens = any(beat.ready for beat in self._peers.alive("detokenizer"))

@@ -12,6 +12,32 @@ BATCH_INBOX = "Pagewire-Batch-Inbox"
 """Header of a generate request: another inbox of its connection, to which deltas may be sent as `DeltaBatch`."""
 
 
+class StructuredOutputsParams(
+    msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True
+):
+    """The form that the text must have: exactly one of the first six fields. Names and meaning are vLLM's."""
+
+    json: str | dict[str, Any] | None = None
+    """A JSON schema, whose values the text is one of."""
+    regex: str | None = None
+    """A regular expression that the whole text matches."""
+    choice: list[str] | None = None
+    """The texts to choose from."""
+    grammar: str | None = None
+    """A grammar in llguidance's form of Lark, or in GBNF."""
+    json_object: bool | None = None
+    """Whether the text is any JSON object."""
+    structural_tag: str | dict[str, Any] | None = None
+    """Free text in which each of the `triggers` begins one of the `structures`: its `begin`, a value of its JSON
+    `schema`, and its `end`."""
+    disable_any_whitespace: bool = False
+    """Whether JSON has no whitespace between its tokens."""
+    disable_additional_properties: bool = False
+    """Whether objects have no properties that the schema does not name, unless it allows them by itself."""
+    whitespace_pattern: str | None = None
+    """A regular expression of the whitespace between the tokens of JSON; None: at most 16 characters."""
+
+
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """How tokens are sampled and when generation stops. Names and defaults are vLLM's.
 
@@ -61,8 +87,8 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, f
     """Number of the likeliest tokens whose log-probabilities are reported beside that of each generated token."""
     prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first."""
-    structured_outputs: dict[str, object] | None = None
-    """Grammar that the text must follow."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """Form that the text must have."""
     beam_width: int | None = None
     """Beam search with this many beams."""
     length_penalty: float = 1.0

@@ -39,6 +39,8 @@ class Sampling(Wire, frozen=True):
     """The same for each token of the prompt but the first."""
     bad_words: bytes = b""
     """Texts that may not be generated, as packed ids: of each, the number of its ids and then these."""
+    grammar: str = ""
+    """Grammar of the text, as `pagewire.shared.grammars` compiles it; empty: none."""
 
 
 class WorkItem(Wire, frozen=True):

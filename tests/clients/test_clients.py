@@ -11,8 +11,6 @@ from tests.clients.__main__ import REQUIREMENTS, SCRIPTS
 from tests.pagewire.serving import Served, serving
 from tests.support.default_model import default_model
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Served]:

@@ -23,6 +23,7 @@ def rows(table: str) -> list[list[str]]:
     return [line.rsplit(maxsplit=4) for line in table.splitlines() if ": " in line]
 
 
+@pytest.mark.full
 def test_the_table_has_a_line_for_every_form() -> None:
     result = compiled("--arch", "sm_90", "--kernel", "scatter", "silu_mul")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -51,6 +52,7 @@ def test_an_unknown_part_is_refused() -> None:
     assert compiled("--arch", "sm_12").returncode == 2
 
 
+@pytest.mark.full
 def test_a_kernel_above_the_limit_fails() -> None:
     """With limits of a smaller part the same command says so and exits with 1."""
     code = (

@@ -148,7 +148,7 @@ def test_without_a_number_a_chat_runs_to_the_context_limit(chat: Any) -> None:
         ({"messages": [{"role": "wizard", "content": "x"}]}, "the role wizard is none of"),
         ({"messages": HELLO, "temperature": 9}, "temperature"),
         ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not supported"),
-        ({"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format is not supported"),
+        ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format is malformed"),
         ({"messages": HELLO, "reasoning_effort": "high"}, "reasoning_effort is not supported"),
         ({"messages": HELLO, "extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
         ({"messages": HELLO, "extra_body": {"chat_template_kwargs": {"x": 2**70}}}, "64 bits"),

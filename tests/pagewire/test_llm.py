@@ -2,13 +2,9 @@
 
 import asyncio
 
-import pytest
-
 from pagewire import LLM, SamplingParams
 from pagewire.shared.bus import nats
 from pagewire.shared.discovery import ask
-
-pytestmark = pytest.mark.alone
 
 
 def test_it_waits_where_others_are_refused() -> None:

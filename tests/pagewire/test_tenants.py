@@ -8,7 +8,7 @@ from pagewire import Client
 from tests.pagewire.serving import run, serving
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 
 ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789"
 

@@ -12,7 +12,7 @@ from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 
 SAMPLING = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
 PROMPTS = ["The morning train", "An old woman", "Two children", "How far is the sea?"]

@@ -28,7 +28,7 @@ from tests.support.bare_reader import BareReader
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 
 TOKENS = 160
 SAMPLING: tuple[dict[str, Any], ...] = (

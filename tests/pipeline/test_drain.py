@@ -22,7 +22,7 @@ from tests.pagewire.serving import Served, serving
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 
 STREAMS = 64
 STOPPED = 192

@@ -185,16 +185,6 @@ async def test_bad_requests_get_one_typed_answer_at_once(client: Client) -> None
     assert (answer["code"], answer["error"]) == (404, "model_not_found")
 
 
-async def test_what_is_not_built_is_refused_by_name(client: Client) -> None:
-    fields = {
-        "structured_outputs": {"regex": "a"},
-    }
-    for name, value in fields.items():
-        answer = await ask(client, {"prompt": "a", "sampling": {name: value}})
-        assert answer["code"] == 400
-        assert name in answer["message"]
-
-
 async def test_a_prompt_is_found_again_by_those_of_the_same_salt_alone(client: Client) -> None:
     async def cached(salt: str) -> int:
         body = {"prompt": list(range(50, 90)), "cache_salt": salt, "sampling": {"max_tokens": 2}}

@@ -12,7 +12,7 @@ from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
 
-pytestmark = [pytest.mark.alone, pytest.mark.full, pytest.mark.anyio]
+pytestmark = [pytest.mark.full, pytest.mark.anyio]
 
 TOKENS = 200
 SAMPLING = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)

@@ -12,7 +12,7 @@ from pagewire.shared.discovery import Stats, ask
 from tests.pipeline.test_kill import PROMPTS, stream
 from tests.support.checkpoints import checkpoint
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = [pytest.mark.anyio]
 
 
 async def executors(url: str) -> list[Stats]:

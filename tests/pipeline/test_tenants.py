@@ -22,7 +22,7 @@ from pagewire.shared.messages.client import Accepted
 from tests.support.pipeline import CLIENT_KEY, Pipeline, running
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.alone]
+pytestmark = [pytest.mark.anyio]
 
 KEYS = {"alice": "alice-key-0123456789", "bob": "bob-key-0123456789"}
 LONG = SamplingParams(max_tokens=1500, temperature=0.0, ignore_eos=True)

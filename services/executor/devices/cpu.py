@@ -134,6 +134,7 @@ class CpuDevice:
         began = time.perf_counter()
         self._cores.adjust(began)
         slots, positions, ends = batch.slots, batch.positions, batch.ends
+        masks = self._slots.masks.start(slots[batch.samples])
         attend = self._backend.attention(batch, self._slots, positions)
         # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
@@ -141,6 +142,8 @@ class CpuDevice:
         rows = batch.samples.nonzero()[0]
         if len(rows) < len(batch.token_ids):
             hidden = hidden[torch.from_numpy(batch.query_lens.cumsum()[rows] - 1)]
+        if masks is not None:
+            masks.result()
         if len(rows) == len(slots):
             tokens, candidates, logprobs = self._pick(hidden, rows, slots, ends)
         else:
@@ -201,3 +204,4 @@ class CpuDevice:
     def close(self) -> None:
         """Drops the model and the KV pool."""
         del self._model, self._backend
+        self._slots.masks.close()

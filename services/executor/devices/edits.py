@@ -77,14 +77,19 @@ class SlotEdits:
 
     def append(self, position: int, token: int) -> None:
         """Adds a generated token."""
+        if self.how.grammar is not None:
+            self.how.grammar.sampled(token)
         if self.seen is not None:
             self.seen[token] += 2
         if self.history is not None:
             self.history[position] = token
 
 
-def slot_edits(edits: Edits, capacity: Capacity) -> SlotEdits:
-    """Returns the edits of a sequence with its tokens so far."""
+def slot_edits(edits: Edits, capacity: Capacity, mask: UInt32 | None = None) -> SlotEdits:
+    """Returns the edits of a sequence with its tokens so far.
+
+    If the sequence has a grammar, `mask` [ceil(vocabulary / 32)] will hold what it allows.
+    """
     seen = history = None
     if edits.penalized:
         seen = np.zeros(capacity.vocab_size, np.int32)
@@ -94,6 +99,8 @@ def slot_edits(edits: Edits, capacity: Capacity) -> SlotEdits:
         history = np.zeros(capacity.max_model_len + 1, np.int64)
         history[: len(edits.tokens)] = edits.tokens
     allowed = bits_of(edits.allowed_ids, capacity.vocab_size) if len(edits.allowed_ids) else None
+    if edits.grammar is not None:
+        allowed = mask
     return SlotEdits(replace(edits, tokens=edits.tokens[:0]), allowed, seen, history)
 
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.shared.sampling import Record
 
 Int64 = npt.NDArray[np.int64]
@@ -110,6 +111,8 @@ class Edits:
     """Number of the sequence's tokens that belong to the prompt. The others are output."""
     tokens: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     """Tokens of the sequence so far."""
+    grammar: SequenceGrammar | None = None
+    """Allows some tokens only, beside no `allowed_ids`; ready when the sequence is in a step that samples."""
 
 
 @dataclass(frozen=True, slots=True)

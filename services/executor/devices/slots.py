@@ -6,6 +6,7 @@ import numpy as np
 
 from pagewire.services.executor.devices.edits import SlotEdits, slot_edits
 from pagewire.services.executor.devices.id_lists import IdLists
+from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Edits, Int64
 from pagewire.shared.sampling import PARAMETERS, RECORD, Record, record
 
@@ -20,6 +21,7 @@ class DeviceSlots:
         num_logprobs: [slots] the column of that name in `records`.
         stop_ids: ids that end each slot's sequence.
         edits: edits of each slot's logits, or None.
+        masks: of the slots with a grammar.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -30,6 +32,7 @@ class DeviceSlots:
         self.num_logprobs: Int64 = self.records["num_logprobs"]
         self.stop_ids = IdLists(slots)
         self.edits: list[SlotEdits | None] = [None] * slots
+        self.masks = Masks(capacity)
         self._min_lengths: Int64 = self.records["min_length"]
         self._plain: Bool = np.ones(slots, np.bool_)
         self._edited: Bool = np.zeros(slots, np.bool_)
@@ -44,7 +47,8 @@ class DeviceSlots:
         self._counts[slot] = len(blocks)
         self.records[slot] = sampling
         self.stop_ids.set(slot, stop_ids)
-        self.edits[slot] = None if edits is None else slot_edits(edits, self._capacity)
+        self.edits[slot] = None if edits is None else slot_edits(edits, self._capacity, self.masks.table[slot])
+        self.masks.add(slot, None if edits is None else edits.grammar)
         self._edited[slot] = edits is not None
         self._plain[slot] = edits is None and all(sampling[name] == _NEUTRAL[name] for name in _WITH_EFFECT)
 

@@ -109,7 +109,6 @@ def test_what_is_not_built_may_have_the_value_that_changes_nothing(neutral: dict
     [
         ("best_of", 2),
         ("suffix", "end"),
-        ("response_format", {"type": "json_object"}),
         ("truncate_prompt_tokens", 5),
         ("add_special_tokens", False),
     ],

@@ -5,6 +5,7 @@ import pytest
 
 from pagewire.services.gateway.sampling_fields import read_body, split_sampling
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import StructuredOutputsParams
 
 KNOWN = frozenset({"prompt", "best_of", "logprobs"})
 
@@ -45,7 +46,6 @@ def test_what_asks_for_nothing_is_not_there(field: dict[str, Any]) -> None:
     [
         {"tools": [{"type": "function"}]},
         {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
         {"reasoning_effort": "high"},
         {"return_token_ids": True},
         {"functions": [{}]},
@@ -77,6 +77,42 @@ def test_the_sampling_fields_are_those_that_are_given() -> None:
     own, sampling = split_sampling(body, KNOWN)
     assert own == {"prompt": "x"}
     assert sampling == {"temperature": 1.0, "top_p": 1.0, "logit_bias": {5: 1.0}, "stop": "end"}
+
+
+@pytest.mark.parametrize(
+    ("response_format", "meant"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}, "strict": True}},
+            {"json": {"type": "null"}},
+        ),
+        (
+            {
+                "type": "structural_tag",
+                "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],
+                "triggers": ["<a>"],
+            },
+            {"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}},
+        ),
+    ],
+)
+def test_a_response_format_is_a_structured_output(response_format: object, meant: dict[str, Any]) -> None:
+    _, sampling = split_sampling({"response_format": response_format}, KNOWN)
+    assert sampling == {"structured_outputs": StructuredOutputsParams(**meant)}
+
+
+@pytest.mark.parametrize(
+    "response_format", [1, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}]
+)
+def test_a_malformed_response_format_is_refused(response_format: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"^response_format is malformed"):
+        split_sampling({"response_format": response_format}, KNOWN)
+
+
+def test_one_form_is_enough() -> None:
+    with pytest.raises(InvalidRequest, match=r"^response_format and structured_outputs"):
+        split_sampling({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, KNOWN)
 
 
 @pytest.mark.parametrize("body", [{"max_token": 1}, {"top_k": "many"}, {"stop": [1]}])

@@ -14,7 +14,6 @@ from pagewire.services.tokenizer.sampling import (
     MAX_STOP_LENGTH,
     MAX_STOP_TOKENS,
     MAX_STOPS,
-    NOT_BUILT,
     bad_word_ids,
     bad_word_texts,
     check,
@@ -25,7 +24,7 @@ from pagewire.services.tokenizer.sampling import (
 )
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import unpack
-from pagewire.shared.messages.client import SamplingParams
+from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
 from pagewire.shared.messages.work import Sampling
 from pagewire.shared.sampling import MIN_TEMPERATURE, Record, record, unpack_record
 
@@ -54,9 +53,7 @@ BUILT = {
     "bad_words",
     "logprobs",
     "prompt_logprobs",
-}
-ASKED: dict[str, list[object]] = {
-    "structured_outputs": [{"regex": "a*"}, {}],
+    "structured_outputs",
 }
 
 
@@ -77,25 +74,23 @@ def column(name: str, **fields: Any) -> float:
     return value
 
 
-def test_every_field_is_either_built_or_refused() -> None:
-    names = {field.name for field in msgspec.structs.fields(SamplingParams)}
-    assert names == BUILT | set(NOT_BUILT)
-    assert not BUILT & set(NOT_BUILT)
+def test_every_field_is_built() -> None:
+    assert {field.name for field in msgspec.structs.fields(SamplingParams)} == BUILT
 
 
 def test_the_defaults_pass() -> None:
     check(SamplingParams(), VOCABULARY)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name in NOT_BUILT for value in ASKED[name]])
-def test_what_is_not_built_is_refused_by_name(name: str, value: object) -> None:
-    assert refused(**{name: value}) == f"{name} is not supported yet: leave it out"
+@pytest.mark.parametrize("fields", [{"allowed_token_ids": [1]}, {"bad_words": ["x"]}, {"beam_width": 2}])
+def test_what_has_no_meaning_beside_a_grammar_is_refused(fields: dict[str, Any]) -> None:
+    assert "structured_outputs" in refused(structured_outputs=StructuredOutputsParams(regex="a"), **fields)
 
 
-@pytest.mark.parametrize("name", NOT_BUILT)
-def test_what_is_not_built_may_have_its_default(name: str) -> None:
-    default = getattr(SamplingParams(), name)
-    check(SamplingParams(**{name: default}), VOCABULARY)
+def test_a_grammar_is_ended_by_eos_whatever_is_ignored() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), ignore_eos=True)
+    work = resolve(params, seed=7, max_tokens=16, eos=frozenset({3}), vocab_size=VOCABULARY, grammar="start: /a/")
+    assert (unpack(work.stop_ids), work.grammar) == ([3], "start: /a/")
 
 
 @pytest.mark.parametrize(

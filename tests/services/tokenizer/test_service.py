@@ -3,7 +3,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -20,7 +20,6 @@ from pagewire.services.tokenizer import dispatcher, input_processor, service, st
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.input_processor import InputProcessor
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
-from pagewire.services.tokenizer.sampling import NOT_BUILT
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Message
@@ -45,12 +44,6 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 MSGPACK = {"content-type": "application/msgpack"}
-VALUES: dict[str, Any] = {
-    "logit_bias": {"1": 1.0},
-    "allowed_token_ids": [1],
-    "bad_words": ["x"],
-    "structured_outputs": {"regex": "a"},
-}
 
 
 def ids(text: str) -> list[int]:
@@ -269,7 +262,12 @@ async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         ({"prompt": "x", "sampling": {"n": 2**64}}, 400, "invalid_request", "n has an integer"),
         ({"prompt": "x", "sampling": {"seed": 2**64}}, 400, "invalid_request", "seed"),
         ({"prompt": "x", "sampling": {"stop_token_ids": [2**64]}}, 400, "invalid_request", "stop_token_ids"),
-        (b'{"prompt": "x", "sampling": {"structured_outputs": ' + b'{"a":' * 50_000, 400, "invalid_request", "nested"),
+        (
+            b'{"prompt": "x", "sampling": {"structured_outputs": {"json": ' + b'{"a":' * 50_000,
+            400,
+            "invalid_request",
+            "nested",
+        ),
         (b"{", 400, "invalid_request", "JSON"),
         (b"", 400, "invalid_request", "JSON"),
     ],
@@ -283,12 +281,15 @@ async def test_what_cannot_be_served_is_refused(body: object, code: int, kind: s
         assert await setup.stored() == 0
 
 
-@pytest.mark.parametrize("name", NOT_BUILT)
-async def test_what_is_not_built_is_refused_by_name(name: str) -> None:
+async def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_reason() -> None:
     async with serving() as setup:
-        frame = await setup.refused({"prompt": "x", "sampling": {name: VALUES.get(name, 2)}})
+        frame = await setup.refused({"prompt": "x", "sampling": {"structured_outputs": {"regex": "(a"}}})
         assert frame.code == 400
-        assert f"{name} is not supported yet" in frame.message
+        assert "structured_outputs.regex cannot be compiled" in frame.message
+        assert "unclosed group" in frame.message
+        assert setup.detokenizer.opened == []
+        work, _ = await setup.send({"prompt": "x", "sampling": {"structured_outputs": {"choice": ["a", "b"]}}})
+        assert work.sampling.grammar == 'start: "a" | "b"'
 
 
 async def test_a_request_too_large_for_the_broker_is_refused_before_anything_is_published() -> None:

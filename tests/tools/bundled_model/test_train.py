@@ -36,6 +36,7 @@ def run_training(folder: Path, steps: int, save_every: int = 100) -> dict[str, T
     return weights
 
 
+@pytest.mark.full
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
         assert torch.equal(weight, parts[name]), name
 
 
+@pytest.mark.full
 def test_the_loss_falls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses: list[float] = []
     step = train.train_step
@@ -86,6 +88,7 @@ def test_every_document_comes_once_a_pass_in_an_order_of_its_own() -> None:
     assert len({tuple(found) for found in passes}) > 1
 
 
+@pytest.mark.full
 def test_what_is_exported_is_measured_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     run_training(run, 4)
@@ -109,6 +112,7 @@ def test_what_is_exported_is_measured_and_writes(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out.count("the cat") >= 2
 
 
+@pytest.mark.full
 def test_a_model_that_transformers_reads_otherwise_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,9 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
+from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.sampling import process
@@ -23,6 +25,8 @@ from pagewire.shared.sampling import RECORD, Record
 
 DEPTH = 2
 """Maximum steps in flight: the host prepares one step while the device computes another."""
+MASK_THREADS = 4
+"""Masks that the host computes at a time, while the device runs a forward."""
 _COPIES = 2 * DEPTH + 2
 """Number of staging buffers: a step rarely needs more than two."""
 
@@ -34,7 +38,8 @@ class CudaDevice:
 
     The authoritative state of running sequences is in tables on the device. The host adds what the device cannot know:
     blocks, sampling parameters and prompts. Sampled tokens are read from the table and not from the batch, so the next
-    step can be launched before the host knows them.
+    step can be launched before the host knows them. Only if a row has a grammar, the host waits for the previous step
+    once it has enqueued the forward, and finds out meanwhile which tokens are allowed next.
 
     If such a token ended the sequence, the row is dead and writes to the dummy block. If the slot has more than
     `NUM_CHECKED_STOP_IDS` stop ids, the device may miss the end and write to the sequence's own block, at the position
@@ -72,13 +77,16 @@ class CudaDevice:
         self._buckets: Buckets | OneShape = Buckets(slots, max_tokens)
         if batch_invariant:
             self._buckets = OneShape(slots, max_tokens)
-        self._captured: dict[Bucket, tuple[Step, Callable[[], None]]] = {}
+        self._captured: dict[Bucket, tuple[Step, Callable[[], None], Callable[[], None]]] = {}
         self._held: Int64 = np.zeros(slots, np.int64)  # number of leading tokens that are on the device
         self._blocks: Int64 = np.zeros(slots, np.int64)
         self._changes: list[tuple[Int64, Int32]] = []
         self._mode = mode
         self._records: Record = np.zeros(slots, RECORD)
         self._edited: Bool = np.zeros(slots, np.bool_)
+        self._masks = Masks(capacity, MASK_THREADS)
+        self._unseen: tuple[Pending, list[tuple[int, SequenceGrammar]]] | None = None
+        """The last step with rows that have a grammar, and these rows, until the grammars know their tokens."""
 
     @property
     def busy(self) -> float:
@@ -90,7 +98,7 @@ class CudaDevice:
         began, buckets = time.monotonic(), self._buckets.captured
         for done, bucket in enumerate(buckets, 1):
             step = self._step(bucket)
-            self._captured[bucket] = step, self._runtime.capture(step.run)
+            self._captured[bucket] = step, self._runtime.capture(step.forward), self._runtime.capture(step.sample)
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
         _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
 
@@ -105,6 +113,7 @@ class CudaDevice:
         """See `Device.add`."""
         self._held[slot], self._blocks[slot] = 0, len(blocks)
         self._records[slot], self._edited[slot] = sampling, edits is not None
+        self._masks.add(slot, None if edits is None else edits.grammar)
         self._changes += self._tables.added(slot, blocks, sampling, stop_ids, edits)
         if edits is not None and len(edits.bad_words):
             # A cached prefix is computed by no step, but a bad word may begin in it if it has output.
@@ -135,18 +144,41 @@ class CudaDevice:
         self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values)
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
         if bucket in self._captured:
-            step, replay = self._captured[bucket]
-            replay()
+            step, forward, sample = self._captured[bucket]
         else:
             step = self._step(bucket)
-            step.run()
-        return self._outputs.send(
+            forward, sample = step.forward, step.sample
+        forward()
+        masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
+        if len(masked):
+            self._send_masks(batch.slots[masked])
+        sample()
+        pending = self._outputs.send(
             step.tokens[: len(batch.slots)], began, self._reports(step, batch), self._prompt_reports(step, batch)
         )
+        if len(masked):
+            grammars = [(row, self._masks.of(batch.slots[row])) for row in masked.tolist()]
+            self._unseen = pending, [(row, grammar) for row, grammar in grammars if grammar is not None]
+        return pending
+
+    def _send_masks(self, slots: Int64) -> None:
+        """Enqueues what the grammars of `slots` [R] allow next, after the tokens of the steps in flight."""
+        if self._unseen is not None:
+            pending, rows = self._unseen
+            tokens = pending.tokens()
+            for row, grammar in rows:
+                if tokens[row] >= 0:
+                    grammar.sampled(int(tokens[row]))
+        self._masks.fill(slots)
+        masks = self._masks.table[slots].view(np.int32)
+        pinned = self._runtime.pinned(*masks.shape)
+        pinned.numpy()[:] = masks
+        self._tables.allow(self._on_device(slots).long(), pinned.to(self._runtime.device, non_blocking=True))
 
     def close(self) -> None:
         """Drops the model, the graphs and the KV pool."""
         self._captured.clear()
+        self._masks.close()
         del self._model, self._pool
 
     @torch.inference_mode()

@@ -47,12 +47,20 @@ class Pending:
         """`reports` come with the pinned memory that they are copied to before `arrived`."""
         self._ring = ring
         self._tokens = tokens
+        self._found: Int64 | None = None
         self._began, self._ended, self._arrived = began, ended, arrived
         self._reports, self._prompt_reports = reports, prompt_reports
         self.logprobs: Logprobs | None = None
         """See `Pending.logprobs` of the protocol."""
         self.prompt_logprobs: Logprobs | None = None
         """See `Pending.prompt_logprobs` of the protocol."""
+
+    def tokens(self) -> Int64:
+        """Waits until the step has ended and returns what `wait` returns, before or after `wait`."""
+        if self._found is None:
+            self._arrived.wait()
+            self._found = self._tokens.numpy().astype(np.int64)
+        return self._found
 
     def wait(self) -> Int64:
         """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
@@ -61,9 +69,8 @@ class Pending:
             RuntimeError: an earlier step was not waited for yet, or this one was already.
         """
         self._ring.finish(self)
-        self._arrived.wait()
+        tokens = self.tokens()
         self._ring.busy += self._ended.reached() - self._began.reached()
-        tokens: Int64 = self._tokens.numpy().astype(np.int64)
         self.logprobs = join_logprobs(
             [_found(report, host, tokens[report.rows] >= 0) for report, host in self._reports]
         )

@@ -1,4 +1,7 @@
-"""A step of one bucket: everything from the columns that describe the rows to the sampled ids."""
+"""A step of one bucket: everything from the columns that describe the rows to the sampled ids.
+
+The forward is separate from the sampling, because the host may have to say meanwhile which tokens are allowed.
+"""
 
 import torch
 import triton
@@ -20,8 +23,8 @@ class Step:
 
     Attributes:
         tokens: int32 [R], the sampled ids after a run; -1 where a row sampled none.
-        hidden: [T, D], the hidden states after a run, until the next run of any step.
-        logits: float32 [R, V], the edited logits of the last token of each row, until then.
+        hidden: [T, D], the hidden states after the forward, until the next run of any step.
+        logits: float32 [R, V], the logits of the last token of each row, edited once they are sampled, until then.
     """
 
     hidden: torch.Tensor
@@ -49,16 +52,26 @@ class Step:
         self._maxima = torch.empty(rows, triton.cdiv(model.spec.vocab_size, TILE), device=device)
         self._finishes = column(rows, torch.uint8)
 
-    @torch.inference_mode()
     def run(self) -> None:
         """Enqueues the step's kernels."""
-        state, sampling, inputs = self._tables.state, self._tables.sampling, self._inputs
+        self.forward()
+        self.sample()
+
+    @torch.inference_mode()
+    def forward(self) -> None:
+        """Enqueues the kernels from the columns to the logits."""
+        state, inputs = self._tables.state, self._inputs
         block_size = self._pool.caches[0][0].shape[2]
         step_inputs(state, self._slots, self._cu_queries, self._pool.dummy, block_size, inputs)
         self._attend.plan()
         self.hidden = self._model(inputs.ids, inputs.positions, self._attend)
         last = (self._cu_queries[1:] - 1).clamp_min(0)
-        self.logits = logits = self._model.logits(self.hidden.index_select(0, last))
+        self.logits = self._model.logits(self.hidden.index_select(0, last))
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Enqueues the kernels that sample from the logits of the forward."""
+        state, sampling, inputs, logits = self._tables.state, self._tables.sampling, self._inputs, self.logits
         edit_logits(sampling, logits, self._slots, inputs.ends, state.tokens)
         sample(sampling, logits, self._slots, inputs.ends, self._maxima, self.tokens)
         bookkeeping(

@@ -97,6 +97,10 @@ class SlotTables:
         places: Int64 = self._offsets[name] + slots * self._widths[name] + columns
         return places
 
+    def allow(self, slots: Tensor, masks: Tensor) -> None:
+        """Enqueues the `masks` int32 [R, ceil(vocabulary / 32)] of the allowed tokens of `slots` int64 [R]."""
+        self.sampling.allowed.index_copy_(0, slots, masks)
+
     def row(self, name: str, slot: int, values: Int32) -> tuple[Int64, Int32]:
         """Returns the places and values that write `values` to the start of a slot's row."""
         return self.places(name, np.full(len(values), slot), np.arange(len(values))), values
@@ -125,7 +129,9 @@ class SlotTables:
         if edits is None:
             return [self.row("edits", slot, np.zeros(1, np.int32))]
         kinds, changes = 0, [self.row("num_prompt_tokens", slot, np.array([edits.num_prompt_tokens], np.int32))]
-        if len(edits.allowed_ids):
+        if edits.grammar is not None:
+            kinds |= ALLOWED  # the mask comes with each step
+        elif len(edits.allowed_ids):
             kinds |= ALLOWED
             changes.append(self.row("allowed", slot, bits_of(edits.allowed_ids, self._vocab_size).view(np.int32)))
         if len(edits.bias_ids):

@@ -11,8 +11,6 @@ import pytest
 from tests.pagewire.commands.chat.keyboard import ALT_ENTER, CTRL_C, CTRL_D, ENTER, Keyboard, chatting
 from tests.pagewire.serving import COMMAND, Served, serving
 
-pytestmark = pytest.mark.alone
-
 SHORT = ("--temperature", "0", "--max-tokens", "8", "--ignore-eos")
 
 

@@ -42,7 +42,7 @@ def texts(seed: int, count: int = 2, longest: int = 26, most: int = 2) -> list[T
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "opt"))]
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "opt", "qwen3"))]
 )
 def test_tokens_are_those_of_the_cpu(name: str) -> None:
     expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1))
@@ -141,6 +141,7 @@ def test_a_shared_prefix_is_read_from_the_blocks_of_another_slot() -> None:
     assert device.launch(batch_of((3, BLOCK_SIZE, prompt[BLOCK_SIZE:], True))).wait().tolist() == expected
 
 
+@pytest.mark.full
 def test_a_captured_step_makes_what_its_kernels_make_one_by_one() -> None:
     """A decode and a mixed step, both with padding."""
     query_lens = [(1, 1, 1), (1, 2)]

@@ -1,0 +1,64 @@
+"""A sequence's place in the grammar of its text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+from llguidance import LLMatcher
+
+UInt32 = npt.NDArray[np.uint32]
+
+_log = structlog.get_logger()
+
+
+class SequenceGrammar:
+    """Follows one sequence through its grammar.
+
+    It is created without a matcher, which takes a while to compile; the sequence is in no step before `start`. A
+    grammar that cannot go on allows no token at all: the sequence then ends as one whose logits are not finite.
+
+    Attributes:
+        matcher: has consumed the sequence's tokens up to the last `advance`; None if there is none.
+        ready: whether `start` was called.
+    """
+
+    def __init__(self, num_output: int, min_tokens: int, stop_ids: Sequence[int]) -> None:
+        """`num_output`: number of tokens generated so far. Before `min_tokens` of them the `stop_ids` are allowed only
+        where nothing else is."""
+        self.matcher: LLMatcher | None = None
+        self.ready = False
+        self._new: list[int] = []  # sampled since the last mask
+        self._num_output = num_output
+        self._min_tokens = min_tokens
+        self._stop_ids = np.array(stop_ids, np.int64)
+
+    def start(self, matcher: LLMatcher | None) -> None:
+        """Sets the matcher, which has consumed the tokens generated so far; None: there is none, for a reason that is
+        logged."""
+        self.matcher = matcher
+        self.ready = True
+
+    def sampled(self, token: int) -> None:
+        """Adds a generated token, for the next mask."""
+        self._new.append(token)
+
+    def advance(self) -> LLMatcher | None:
+        """Consumes the new tokens and returns the matcher."""
+        if self._new and self.matcher is not None:
+            self.matcher.consume_tokens(self._new)
+        self._num_output += len(self._new)
+        self._new.clear()
+        return self.matcher
+
+    def complete(self, mask: UInt32) -> None:
+        """Completes the matcher's mask [ceil(vocabulary / 32)] in place."""
+        if self.matcher is None or self.matcher.is_error():
+            reason = "no matcher" if self.matcher is None else self.matcher.get_error()
+            _log.warning("grammar_failed", reason=reason, tokens=self._num_output)
+            mask[:] = 0
+        elif self._num_output < self._min_tokens:
+            others = mask.copy()
+            others[self._stop_ids // 32] &= ~(np.uint32(1) << (self._stop_ids % 32).astype(np.uint32))
+            if others.any():
+                mask[:] = others

@@ -1,0 +1,148 @@
+"""Rewrites JSON schemas. Pure."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+JsonSchema = dict[str, Any] | bool
+
+FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"}
+)
+"""The formats that llguidance knows. JSON Schema lets a validator ignore any other."""
+_MAPS = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+"""Keywords whose values have schemas by name."""
+_DATA = frozenset({"const", "default", "enum", "example", "examples", "required"})
+"""Keywords whose values are no schemas."""
+
+
+def closed(schema: Any) -> Any:
+    """Returns a schema in which objects have no properties beside those that it names, unless it says otherwise."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = _map_parts(schema, closed)
+    if isinstance(schema.get("properties"), dict) and not schema.keys() & {"additionalProperties", "patternProperties"}:
+        inner["additionalProperties"] = False
+    return inner
+
+
+def stricter(schema: Any) -> Any:
+    """Returns a schema without some of what llguidance lacks. Every value that it allows, the given schema allows, too.
+
+    Formats that nobody knows are dropped. What one property demands if it is there is always demanded. The first
+    properties are required where a number of them is. Each alternative of a `oneOf` excludes the others, by a property
+    that they require and that it forbids, if llguidance could not tell them apart.
+    """
+    if isinstance(schema, list):
+        return [stricter(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = _map_parts(schema, stricter)
+    if isinstance(inner.get("format"), str) and inner["format"] not in FORMATS:
+        del inner["format"]
+    _demand_dependencies(inner)
+    _demand_number(inner)
+    _separate(inner)
+    return inner
+
+
+def _map_parts(schema: dict[str, Any], rewrite: Any) -> dict[str, Any]:
+    """Returns a schema with its parts rewritten. A part under a keyword that is none may be referred to as a schema."""
+    parts: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _MAPS and isinstance(value, dict):
+            parts[name] = {key: rewrite(part) for key, part in value.items()}
+        else:
+            parts[name] = value if name in _DATA else rewrite(value)
+    return parts
+
+
+def _demand_dependencies(schema: dict[str, Any]) -> None:
+    for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
+        given = schema.get(keyword)
+        if not isinstance(given, dict) or not all(isinstance(demand, dict | list | bool) for demand in given.values()):
+            continue
+        del schema[keyword]
+        for name, demand in given.items():
+            if not isinstance(demand, list):
+                schema["allOf"] = [*schema.get("allOf", []), demand]
+            elif schema.get("additionalProperties") is not False or schema.get("properties", {}).keys() >= set(demand):
+                schema["required"] = _with(schema.get("required", []), demand)
+            else:
+                schema["properties"] = {**schema.get("properties", {}), name: False}
+
+
+def _demand_number(schema: dict[str, Any]) -> None:
+    least, properties = schema.get("minProperties"), schema.get("properties")
+    if isinstance(least, int) and isinstance(properties, dict) and "maxProperties" not in schema:
+        required = schema.get("required", [])
+        others = [name for name in properties if name not in required and properties[name] is not False]
+        required = _with(required, others[: max(0, least - len(required))])
+        if len(required) >= least:
+            del schema["minProperties"]
+            schema["required"] = required
+
+
+def _separate(schema: dict[str, Any]) -> None:
+    """Replaces a `oneOf` by an `anyOf` whose alternatives exclude each other, if it can."""
+    alternatives = schema.get("oneOf")
+    if not isinstance(alternatives, list) or "anyOf" in schema:
+        return
+    separate = []
+    for alternative in alternatives:
+        others = [other for other in alternatives if other is not alternative]
+        if (alone := _excluding(alternative, others, schema.get("required", []))) is not None:
+            separate.append(alone)
+    if separate:
+        del schema["oneOf"]
+        schema["anyOf"] = separate
+
+
+def _excluding(schema: Any, others: Iterable[Any], required: list[str]) -> dict[str, Any] | None:
+    """Returns a schema of values that are none of `others`; None if none is found. `required` are by the parent."""
+    if not isinstance(schema, dict):
+        return None
+    forbidden: dict[str, bool] = {}
+    for other in others:
+        if not isinstance(other, dict):
+            return None
+        if _disjoint(schema, other):
+            continue
+        needed = [*schema.get("required", []), *required]
+        name = next((name for name in other.get("required", []) if name not in needed), None)
+        if name is None or schema.get("type", "object") != "object" or "$ref" in schema:
+            return None
+        forbidden[name] = False
+    if not forbidden:
+        return schema
+    return {**schema, "type": "object", "properties": {**schema.get("properties", {}), **forbidden}}
+
+
+def _disjoint(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    if _apart(one, other):
+        return True
+    shared = [name for name in one.get("required", []) if name in other.get("required", [])]
+    if one.get("type") != "object" and other.get("type") != "object":
+        shared = []
+    mine, theirs = one.get("properties", {}), other.get("properties", {})
+    parts = [(mine.get(name), theirs.get(name)) for name in shared]
+    return any(isinstance(a, dict) and isinstance(b, dict) and _apart(a, b) for a, b in parts)
+
+
+def _apart(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Returns whether the enumerated values of two schemas have none in common."""
+    mine, theirs = _values(one), _values(other)
+    return mine is not None and theirs is not None and not mine & theirs
+
+
+def _values(schema: dict[str, Any]) -> set[str] | None:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return (
+        {json.dumps(value, sort_keys=True).removesuffix(".0") for value in values} if isinstance(values, list) else None
+    )
+
+
+def _with(names: list[str], more: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*names, *more]))

@@ -1,0 +1,119 @@
+"""Grammars of texts, compiled by llguidance for a model's tokens.
+
+A grammar travels as llguidance's own text: Lark, or JSON with the key `grammars`. The tokenizer service compiles it to
+find out whether it can be, the executor to follow it token by token.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+
+import llguidance
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from pagewire.shared.errors import PagewireError
+
+MAX_GRAMMAR = 128 * 1024
+"""Maximum characters of a grammar."""
+MAX_COMPILED = 256
+"""Compiled grammars that are kept."""
+MAX_COMPILED_CHARACTERS = 4 << 20
+"""Characters of all of them together: the memory of a compiled grammar is bounded by its length and the limits."""
+LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=1_000_000,  # 20 ms
+    step_lexer_fuel=200_000,  # 15 ms of a mask
+    step_max_items=50_000,  # 3 ms of a mask
+    max_lexer_states=50_000,  # 1 to 2 kB each
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+"""What bounds the time and the memory of a grammar. A grammar that goes beyond is refused, or ends with an error."""
+
+
+STACK = 256 << 20
+"""Bytes of stack for compiling, of which only those in use take memory: the library recurses along chains of rules."""
+_creating = threading.Lock()
+
+
+class GrammarError(PagewireError):
+    """A grammar cannot be compiled, or not for this tokenizer; the message is the library's reason."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for the tokens of one model, and keeps the compiled ones. Any thread may use it.
+
+    The tokenizer is loaded on the first use, and its tokens are prepared, which takes a third of a second.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer], vocab_size: int, eos: Collection[int]) -> None:
+        """`load` returns the tokenizer; `vocab_size` is the model's; the tokens `eos` end a text."""
+        self._load = load
+        self._vocab_size = vocab_size
+        self._eos = sorted(eos)
+        self._tokens: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        self._characters = 0
+        self._preparing = threading.Lock()
+        self._keeping = threading.Lock()
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """Returns a matcher at the beginning of the text. Releases the interpreter lock while it compiles.
+
+        Raises:
+            GrammarError: the grammar or the tokenizer does not allow it.
+        """
+        with self._keeping:
+            compiled = self._compiled.get(grammar)
+            if compiled is not None:
+                self._compiled.move_to_end(grammar)
+        if compiled is None:
+            compiled = self._compile(grammar)
+            self._keep(grammar, compiled)
+        if isinstance(compiled, str):
+            raise GrammarError(compiled)
+        return compiled.deep_copy()
+
+    def _compile(self, grammar: str) -> LLMatcher | str:
+        """Returns a matcher, or the reason why there is none."""
+        try:
+            tokens = self._prepared()
+        except ValueError as error:
+            return f"the model's tokenizer does not support grammars: {error}"
+        matchers: list[LLMatcher] = []
+
+        def work() -> None:
+            matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
+            trial = matcher if matcher.is_error() else matcher.deep_copy()
+            if not matcher.is_error():
+                trial.compute_bitmask()  # the first mask meets limits that compiling does not
+            matchers.append(trial if trial.is_error() else matcher)
+
+        _run_deep(work)
+        return matchers[0].get_error() or matchers[0]
+
+    def _keep(self, grammar: str, compiled: LLMatcher | str) -> None:
+        with self._keeping:
+            if grammar not in self._compiled:
+                self._characters += len(grammar)
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > MAX_COMPILED or self._characters > MAX_COMPILED_CHARACTERS:
+                dropped, _ = self._compiled.popitem(last=False)
+                self._characters -= len(dropped)
+
+    def _prepared(self) -> LLTokenizer:
+        with self._preparing:
+            if self._tokens is None:
+                eos = self._eos or None
+                self._tokens = LLTokenizer(self._load().to_str(), n_vocab=self._vocab_size, eos_token=eos)
+            return self._tokens
+
+
+def _run_deep(work: Callable[[], None]) -> None:
+    """Runs `work` on a thread with a deep stack."""
+    with _creating:
+        usual = threading.stack_size(STACK)
+        thread = threading.Thread(target=work, name="compile")
+        thread.start()
+        threading.stack_size(usual)
+    thread.join()

@@ -1,0 +1,137 @@
+"""Texts follow the form that a request asks for, through all services, whatever the model would rather say."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pagewire import SamplingParams, StructuredOutputsParams
+from pagewire.kernels.cpu import build
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import InvalidRequest
+from tests.support.checkpoints import checkpoint
+from tests.support.pipeline import running
+
+pytestmark = pytest.mark.anyio
+
+FOLDER = "llama"
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 150}, "kind": {"enum": ["child", "adult"]}},
+    "required": ["age", "kind"],
+    "additionalProperties": False,
+}
+TAG = {"structures": [{"begin": "<call>", "schema": PERSON, "end": "</call>"}], "triggers": ["<c"]}
+
+
+def is_person(text: str) -> bool:
+    jsonschema.validate(json.loads(text), PERSON)
+    return True
+
+
+def is_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+def is_compact(text: str) -> bool:
+    return is_person(text) and not set(text) & set(" \n\t\r")
+
+
+def has_no_open_call(text: str) -> bool:
+    calls = re.findall("<c(.*?)</call>", text)
+    return all(call.startswith("all>") and is_person(call.removeprefix("all>")) for call in calls)
+
+
+FORMS: dict[str, tuple[StructuredOutputsParams, Callable[[str], object]]] = {
+    "json": (StructuredOutputsParams(json=PERSON), is_person),
+    "json text": (StructuredOutputsParams(json=json.dumps(PERSON), disable_any_whitespace=True), is_compact),
+    "json_object": (StructuredOutputsParams(json_object=True), is_object),
+    "regex": (StructuredOutputsParams(regex="(ab|c){3,5}!"), re.compile("(ab|c){3,5}!").fullmatch),
+    "choice": (StructuredOutputsParams(choice=["north", "no", "south"]), {"north", "no", "south"}.__contains__),
+    "lark": (StructuredOutputsParams(grammar='start: "[" start "]" | "x"'), re.compile(r"\[*x\]*").fullmatch),
+    "gbnf": (StructuredOutputsParams(grammar='root ::= "yes" | "no" root'), re.compile("(no)*yes").fullmatch),
+    "structural_tag": (StructuredOutputsParams(structural_tag=TAG), has_no_open_call),
+}
+
+
+def settings_of(**more: Any) -> Settings:
+    return Settings(model=str(checkpoint(FOLDER)), dtype="float32", log_level="error", **more)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+async def test_every_form_beside_free_texts_in_few_blocks(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Sequences are preempted and computed again: their grammars are rebuilt from the tokens so far."""
+    if not compiled:
+
+        def unbuilt() -> Any:
+            raise build.NotBuilt("as on a machine without a compiler")
+
+        monkeypatch.setattr(build, "load", unbuilt)
+    async with running(settings_of(num_kv_blocks=56, block_size=4, max_model_len=100)) as pipeline:
+        client = pipeline.client
+
+        async def texts(form: StructuredOutputsParams | None, temperature: float) -> list[tuple[str, str]]:
+            n = 2 if temperature else 1
+            sampling = SamplingParams(
+                max_tokens=60, seed=5, temperature=temperature, n=n, structured_outputs=form, logprobs=1
+            )
+            choices = (await client.generate("The morning train", sampling)).choices
+            assert all(len(choice.logprobs or []) == len(choice.token_ids) for choice in choices)
+            return [(choice.text, choice.finish_reason) for choice in choices]
+
+        asked = [(form, heat) for form, _ in FORMS.values() for heat in (0.0, 1.0)]
+        alone = [await texts(form, heat) for form, heat in asked]
+        assert await asyncio.gather(*(texts(form, heat) for form, heat in [*asked, (None, 1.0)]))
+        together = await asyncio.gather(*(texts(form, heat) for form, heat in asked))
+        assert together == alone
+        for (name, (_, fits)), found in zip(FORMS.items(), zip(alone[::2], alone[1::2], strict=True), strict=True):
+            ended = [text for texts_ in found for text, reason in texts_ if reason == "stop"]
+            assert ended or name in {"lark", "gbnf", "structural_tag", "json_object"}, name
+            assert all(fits(text) for text in ended), (name, ended)
+        await pipeline.until_idle()
+        assert pipeline.load("scheduler")["preemptions"] > 0
+
+
+async def test_the_grammar_comes_before_other_ends() -> None:
+    """Below min_tokens a grammar goes on where it can, and ends where it must; stops and limits end it before."""
+    async with running(settings_of(num_kv_blocks=64)) as pipeline:
+
+        async def choice(form: StructuredOutputsParams, **fields: Any) -> Any:
+            sampling = SamplingParams(temperature=0.0, structured_outputs=form, **{"max_tokens": 40, **fields})
+            return (await pipeline.client.generate("The morning", sampling)).choices[0]
+
+        long = StructuredOutputsParams(regex="(a|b)+")
+        assert len((await choice(long, min_tokens=9)).token_ids) >= 9
+        short = await choice(StructuredOutputsParams(choice=["one"]), min_tokens=30, ignore_eos=True)
+        assert (short.text, short.finish_reason) == ("one", "stop")
+        stopped = await choice(StructuredOutputsParams(regex="x{20}yx{9}"), stop=["y"])
+        assert (stopped.text, stopped.stop_reason) == ("x" * 20, "y")
+        cut = await choice(StructuredOutputsParams(regex="x{30}"), max_tokens=3)
+        assert (set(cut.text), cut.finish_reason) == ({"x"}, "length")
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"regex": "(a"}, "unclosed group"),
+    ({"json": {"type": "strange"}}, "Invalid type: strange"),
+    ({"json": "{"}, "structured_outputs.json is malformed"),
+    ({"json": {"not": {"type": "string"}}}, "Unimplemented keys"),
+    ({"grammar": "start: missing"}, "missing"),
+    ({"choice": []}, "at least one"),
+    ({"choice": ["a"], "regex": "a"}, "exactly one of"),
+    ({}, "exactly one of"),
+    ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag"),
+    ({"regex": "a" * 200_000}, "at most"),
+]
+
+
+async def test_a_form_that_cannot_be_compiled_fails_alone() -> None:
+    async with running(settings_of(num_kv_blocks=64)) as pipeline:
+        other = asyncio.create_task(pipeline.client.generate("A", SamplingParams(max_tokens=40, ignore_eos=True)))
+        for form, reason in REFUSED:
+            with pytest.raises(InvalidRequest, match=re.escape(reason)):
+                await pipeline.client.generate("The", structured_outputs=StructuredOutputsParams(**form))
+        assert len((await other).choices[0].token_ids) == 40
