@@ -47,7 +47,7 @@ REPLACEMENTS = [
     (r"pipeline-parallel-.*|(nnodes|node-rank|master-.*|headless)", _PARALLEL),
     (r"(decode-context|prefill-context|dcp|cp|data-parallel|dp|distributed|cpu-distributed)-.*", _PARALLEL),
     (
-        r"(.*ep|.*eplb|.*expert.*|all2all.*|.*dbo.*|ubatch.*)(-.*)?|enable-hc-sp|.*nccl.*|.*custom-all-red.*",
+        r"(.*ep|.*eplb|.*expert.*|all2all.*|.*dbo.*|ubatch.*)(-.*)?|enable-hc-sp|.*nccl.*|.*custom-all-red.*|ray-.*",
         _PARALLEL,
     ),
     (r"max-parallel-loading-workers|worker-.*|device-ids|numa-.*|enable-batch-sharded.*|.*shm-tensor.*", _PARALLEL),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -43,6 +43,8 @@ class Call:
     """Whether only the prompt is wanted: the one token that is generated is dropped."""
     top_logprobs: int = 0
     """Likeliest tokens that a chat shows at each position."""
+    echoed: dict[str, Any] = field(default_factory=dict)
+    """Fields of the request that are repeated in the answer."""
 
 
 class EventStream(Protocol):

@@ -103,6 +103,28 @@ def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFi
     return effective
 
 
+def read_fields(body: bytes, known: Collection[str], kind: str, unknown: UnknownFields) -> dict[str, Any]:
+    """Returns the fields of a body of a route without sampling parameters of vLLM's. A null field counts as missing.
+
+    Raises:
+        InvalidRequest: the body is not a JSON object.
+    """
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = {}
+        for name, value in raw.items():
+            text = bytes(value).decode()
+            if text == "null":
+                continue
+            if name in known:
+                fields[name] = msgspec.json.decode(text)
+            else:
+                unknown.add(name, known)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not a {kind}: {error}") from error
+    return fields
+
+
 def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the fields of a body that are `known` to the route, and its sampling fields, whose types are checked.
 

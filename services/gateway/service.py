@@ -7,12 +7,14 @@ import structlog
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app, server
+from pagewire.services.gateway.anthropic_messages import CountTokens, Messages
 from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.chat_completions import ChatCompletions
 from pagewire.services.gateway.completions import Completions
 from pagewire.services.gateway.endpoint import Api, Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.http_protocol import Connections
+from pagewire.services.gateway.responses import Responses
 from pagewire.services.gateway.rotation import Rotation
 from pagewire.shared import listener
 from pagewire.shared.api_keys import ApiKeys
@@ -21,7 +23,13 @@ from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.polling import poll
 
-APIS: dict[str, Api] = {"/v1/completions": Completions(), "/v1/chat/completions": ChatCompletions()}
+APIS: dict[str, Api] = {
+    "/v1/completions": Completions(),
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/responses": Responses(),
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": CountTokens(),
+}
 """What generates text, by its path."""
 
 OTHERS_READY_WITHIN = 10.0

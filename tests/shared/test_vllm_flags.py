@@ -70,7 +70,7 @@ def test_another_flag_of_vllms_says_what_to_do(capsys: pytest.CaptureFixture[str
         cli.main(["serve", "bundled", "--tokenizer", "x", "--trust-remote-code", "--max-loras=2"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "--tokenizer: the model's folder has it" in said
+    assert "--tokenizer: the tokenizer comes from the model's folder" in said
     assert "--trust-remote-code: code and templates" in said
     assert "--max-loras: adapters" in said
 
