@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Protocol
 
-from pagewire.commands import bench, chat, demo, doctor, generate, models, nats_config, pull, serve, status, trace
+from pagewire.commands import (
+    bench,
+    chat,
+    demo,
+    doctor,
+    generate,
+    models,
+    nats_config,
+    pull,
+    run_batch,
+    serve,
+    status,
+    trace,
+)
 from pagewire.shared import flags
 from pagewire.shared.errors import PagewireError
 
@@ -28,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "serve": serve,
     "generate": generate,
     "chat": chat,
+    "run-batch": run_batch,
     "pull": pull,
     "models": models,
     "status": status,

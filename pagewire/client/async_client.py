@@ -259,8 +259,8 @@ class AsyncClient:
         except RequestTimeout as error:
             raise Unavailable(f"the tokenizer of {name} does not answer") from error
         if "Nats-Service-Error" in reply.headers:
-            error = frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
-            raise await directory.absence(name) if isinstance(error, ModelNotFound) else error
+            refusal = frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
+            raise await directory.absence(name) if isinstance(refusal, ModelNotFound) else refusal
         return msgspec.json.decode(reply.data, type=kind)
 
     def _connection(self) -> tuple[Bus, Directory, BatchInbox]:

@@ -189,7 +189,7 @@ class MessageEvents:
         return begun + self._stop() + told + _event("message_stop")
 
 
-def _event(name: str, **fields: object) -> bytes:
+def _event(name: str, /, **fields: object) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name, **fields}) + b"\n\n"
 
 

@@ -186,7 +186,7 @@ class ResponseEvents:
         found = msgspec.json.decode(body)["error"]
         return self._event("error", code=found["code"], message=found["message"], param=found["param"], error=found)
 
-    def _event(self, name: str, **fields: object) -> bytes:
+    def _event(self, name: str, /, **fields: object) -> bytes:
         body = _encode({"type": name, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"

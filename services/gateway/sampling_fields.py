@@ -88,7 +88,7 @@ def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFi
     unknown = UnknownFields() if unknown is None else unknown
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        for name in raw.keys() - DOCUMENTED - known:
+        for name in raw.keys() - DOCUMENTED.union(known):
             if bytes(raw.pop(name)).decode() != "null":
                 unknown.add(name, DOCUMENTED.union(known))
         fields = {name: _value(name, value, known) for name, value in raw.items() if name not in IGNORED}
