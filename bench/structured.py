@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,8 @@ from pagewire.bench._output import add_output, markdown, write
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import logs, model_folder
 from pagewire.shared.config import Settings
-from pagewire.shared.errors import InvalidRequest, PagewireError
+from pagewire.shared.errors import InvalidRequest, PagewireError, Unavailable
+from pagewire.shared.messages.client import Choice
 from pagewire.shared.tokenizer import load_tokenizer
 
 RANDOM = "random weights"
@@ -35,6 +37,8 @@ CLOSING = {'"': 11.0, "}": 6.0, "]": 6.0}
 """Biases of the model with random weights, which would hardly ever end a string otherwise."""
 TOKENS = 160
 """Most tokens of an output."""
+PATIENCE = 5
+"""Times that a request is sent again."""
 ROWS, STRUCTURED = 64, 16
 STEADY = 128
 """Tokens of each row whose times are taken."""
@@ -66,8 +70,8 @@ class Outputs:
     """Outputs that ended by themselves."""
     valid: int = 0
     """Of these."""
-    failed: list[str] = field(default_factory=list)
-    """Names of schemas whose request failed after it was accepted."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Names of schemas whose request failed for another reason, and the error."""
     invalid: list[str] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     """Reasons, with the number of schemas."""
@@ -162,13 +166,12 @@ async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], **fields:
         sampling = SamplingParams(max_tokens=TOKENS, seed=number, structured_outputs=form, **fields)
         async with turn:
             try:
-                (choice,) = (await client.generate(f"An example of {name} in JSON:\n", sampling, timeout=600)).choices
+                choice = await _patiently(client, f"An example of {name} in JSON:\n", sampling)
             except InvalidRequest as error:
                 refused[error.message.partition("cannot be compiled: ")[2].split("\n")[0][:60]] += 1
                 return
-            except PagewireError:
-                found.compiled += 1
-                found.failed.append(name)
+            except PagewireError as error:
+                found.failed[name] = str(error)
                 return
         found.compiled += 1
         if choice.finish_reason == "stop":
@@ -185,6 +188,14 @@ async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], **fields:
     found.refused = dict(refused.most_common())
     found.seconds = round(time.monotonic() - began, 1)
     return found
+
+
+async def _patiently(client: AsyncClient, prompt: str, sampling: SamplingParams) -> Choice:
+    """Returns the only choice. Asks again if a service was replaced, as on a machine that is too busy."""
+    for _ in range(PATIENCE):
+        with suppress(Unavailable):
+            return (await client.generate(prompt, sampling, timeout=600)).choices[0]
+    return (await client.generate(prompt, sampling, timeout=600)).choices[0]
 
 
 def _is_valid(text: str, schema: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """Runs the requests of a file in OpenAI's batch format, and writes a file with their answers.
 
-Lines of the input are `{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`, those of the output
+Lines of the input are `{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`, of the output
 `{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`, in the order in which they end.
 The requests go to the running stack, or to one that is started for them; the exit code is 1 if any has failed.
 """

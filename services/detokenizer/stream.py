@@ -15,7 +15,7 @@ from pagewire.shared.errors import REQUEST_ERRORS, Internal, PagewireError, Requ
 from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
-from pagewire.shared.messages.client import Accepted, Delta
+from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
 from pagewire.shared.messages.done import Done, DoneChoice, TokenLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
@@ -226,6 +226,8 @@ class Stream:
     """Tokens when a scheduler was lost last."""
     secret: bytes = b""
     """Ends the subjects that cancel and resume the stream."""
+    chat_format: ChatFormat | None = None
+    """What clients are told of the format of the texts."""
 
     @property
     def tenant(self) -> str:
@@ -309,6 +311,7 @@ class Stream:
             secret=self.secret,
             prompts=self.prompts,
             prompt_logprobs=self.prompt_logprobs,
+            chat_format=self.chat_format,
         )
 
 
@@ -403,4 +406,5 @@ def restore(done: Done) -> Stream:
         secret=done.secret,
         prompts=done.prompts,
         restored_prompt_logprobs=done.prompt_logprobs,
+        chat_format=done.chat_format,
     )

@@ -28,7 +28,10 @@ MAX_SUBSCRIBERS = 64
 MAX_LOST_SCHEDULERS = 5
 """Schedulers in a row that have lost a request without a new token, after which the request ends with an error."""
 
-NOT_FINITE = "the model's logits are NaN or infinite, so no token can be sampled: check the weights and the dtype"
+NOT_FINITE = (
+    "no token can be sampled: the model's logits are NaN or infinite (check the weights and the dtype), "
+    "or its structured_outputs are too complex to go on (simplify them)"
+)
 
 _log = structlog.get_logger()
 
@@ -278,6 +281,7 @@ class Streams:
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
             secret=request.secret,
             prompts=request.prompts if request.prompt_logprobs else (),
+            chat_format=request.chat_format,
         )
         loop = asyncio.get_running_loop()
         late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
@@ -322,7 +326,7 @@ class Streams:
             subjects.for_tenant(f"{verb}.{self._instance}.{stream.public_id}.{stream.secret.hex()}", stream.tenant)
             for verb in (subjects.CANCEL, subjects.RESUME)
         )
-        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens)
+        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, stream.chat_format)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.

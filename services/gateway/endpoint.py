@@ -43,6 +43,8 @@ class Call:
     """Whether only the prompt is wanted: the one token that is generated is dropped."""
     top_logprobs: int = 0
     """Likeliest tokens that a chat shows at each position."""
+    reasoning: bool = True
+    """Whether the reasoning is part of a chat's answer."""
     echoed: dict[str, Any] = field(default_factory=dict)
     """Fields of the request that are repeated in the answer."""
 

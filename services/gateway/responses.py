@@ -205,7 +205,7 @@ class ResponseEvents:
                 continue
             if self._block is None or not self._block.takes(part):
                 found += [self._end_block(), self._begin(part)]
-            found.append(self._grow(part))
+            found.append(self._continue_block(part))
         return b"".join(found)
 
     @property
@@ -228,7 +228,7 @@ class ResponseEvents:
             "response.content_part.added", **self._place, content_index=0, part=_content_part(part.kind, "")
         )
 
-    def _grow(self, part: Part) -> bytes:
+    def _continue_block(self, part: Part) -> bytes:
         assert self._block is not None
         self._block.texts.append(part.text)
         if part.kind == "call":

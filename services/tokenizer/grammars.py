@@ -3,7 +3,7 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from llguidance import LLMatcher, StructTag
@@ -14,6 +14,9 @@ from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.grammars import MAX_GRAMMAR, GrammarCompiler, GrammarError
 from pagewire.shared.messages.client import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # only in the stubs
 
 FIELD = "structured_outputs"
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -132,7 +135,7 @@ def _choice(texts: list[str]) -> str:
     return "start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts))
 
 
-def _options(params: StructuredOutputsParams) -> dict[str, Any]:
+def _options(params: StructuredOutputsParams) -> "JsonCompileOptions":
     if params.disable_any_whitespace:
         return {"whitespace_flexible": False}
     return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE}

@@ -1,5 +1,6 @@
 """Chat with a running stack: the official client over HTTP, ours over NATS, and offline."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pagewire import LLM, AsyncClient, Client, SamplingParams
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatFormat
 from pagewire.shared.model_folder import BUNDLED
 from pagewire.shared.tokenizer import load_tokenizer
 from tests.pagewire.serving import Served, serving
@@ -124,6 +126,19 @@ def test_everything_that_a_client_may_send(chat: Any) -> None:
     assert answer.usage.completion_tokens <= 10
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_format(chat: Any, stream: bool) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}
+    asked = {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema, "strict": True}}
+    answer = chat.create(model="bundled", messages=HELLO, response_format=asked, max_tokens=60, seed=1, stream=stream)
+    if stream:
+        text = "".join(event.choices[0].delta.content or "" for event in answer)
+    else:
+        text = answer.choices[0].message.content
+    assert 2 <= len(json.loads(text)) <= 3
+    assert set(json.loads(text)) <= {"a", "b"}
+
+
 def test_the_final_message_is_continued(chat: Any, client: Client) -> None:
     turns = [*HELLO, {"role": "assistant", "content": "Once upon a"}]
     answer = chat.create(model="bundled", messages=turns, extra_body={"continue_final_message": True}, **GREEDY)
@@ -147,8 +162,12 @@ def test_without_a_number_a_chat_runs_to_the_context_limit(chat: Any) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "the role wizard is none of"),
         ({"messages": HELLO, "temperature": 9}, "temperature"),
-        ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not supported"),
+        ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools cannot be used"),
         ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format is malformed"),
+        (
+            {"messages": HELLO, "extra_body": {"structured_outputs": {"regex": "(a"}}},
+            "structured_outputs.regex cannot be compiled: .* invalid regex",
+        ),
         ({"messages": HELLO, "reasoning_effort": "high"}, "reasoning_effort is not supported"),
         ({"messages": HELLO, "extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs"),
         ({"messages": HELLO, "extra_body": {"chat_template_kwargs": {"x": 2**70}}}, "64 bits"),
@@ -190,8 +209,11 @@ def test_offline_with_a_template_and_defaults_of_its_own(tmp_path: Path, expecte
     (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
     change(folder / "generation_config.json", temperature=0.0, max_new_tokens=12)
     template = tmp_path / "template.jinja"
-    template.write_text((BUNDLED / "chat_template.jinja").read_text() + "{{ mood }}")
-    with LLM(str(folder), chat_template=str(template)) as llm:
+    template.write_text(
+        (BUNDLED / "chat_template.jinja").read_text()
+        + "{{ mood }}{% for tool in tools or [] %} {{ tool.function.name }}{% endfor %}"
+    )
+    with LLM(str(folder), chat_template=str(template), tool_call_parser="hermes") as llm:
         (one,) = llm.chat(HELLO)
         assert (one.outputs[0].text, one.usage.completion_tokens) == (expected, 12)
         (given,) = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=3))
@@ -202,5 +224,7 @@ def test_offline_with_a_template_and_defaults_of_its_own(tmp_path: Path, expecte
         (moody,) = llm.chat(HELLO, chat_template_kwargs={"mood": " Alas"})
         (spelled,) = llm.generate(LAID_OUT + " Alas")
         assert moody.outputs[0].text == spelled.outputs[0].text
+        (shown,) = llm.chat(HELLO, tools=[{"type": "function", "function": {"name": "Alas"}}])
+        assert (shown.outputs, shown.chat_format) == (spelled.outputs, ChatFormat("hermes"))
         with pytest.raises(InvalidRequest, match="the role wizard"):
             llm.chat([{"role": "wizard", "content": "x"}])

@@ -12,7 +12,7 @@ import pytest
 from pagewire import SamplingParams, StructuredOutputsParams
 from pagewire.kernels.cpu import build
 from pagewire.shared.config import Settings
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import Internal, InvalidRequest
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
 
@@ -114,6 +114,8 @@ async def test_the_grammar_comes_before_other_ends() -> None:
         assert (set(cut.text), cut.finish_reason) == ({"x"}, "length")
 
 
+COMPLEX = {"type": "string", "minLength": 1, "maxLength": 5000, "pattern": r"^$|(^(?:\S+\s+){0,99}\S+$)"}
+"""A schema that compiles, and goes beyond a limit of the library within a few tokens."""
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"regex": "(a"}, "unclosed group"),
     ({"json": {"type": "strange"}}, "Invalid type: strange"),
@@ -131,7 +133,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 async def test_a_form_that_cannot_be_compiled_fails_alone() -> None:
     async with running(settings_of(num_kv_blocks=64)) as pipeline:
         other = asyncio.create_task(pipeline.client.generate("A", SamplingParams(max_tokens=40, ignore_eos=True)))
-        for form, reason in REFUSED:
+        for fields, reason in REFUSED:
             with pytest.raises(InvalidRequest, match=re.escape(reason)):
-                await pipeline.client.generate("The", structured_outputs=StructuredOutputsParams(**form))
+                await pipeline.client.generate("The", structured_outputs=StructuredOutputsParams(**fields))
+        form = StructuredOutputsParams(json=COMPLEX)
+        with pytest.raises(Internal, match="too complex"):
+            await pipeline.client.generate("The", SamplingParams(max_tokens=99, structured_outputs=form))
         assert len((await other).choices[0].token_ids) == 40

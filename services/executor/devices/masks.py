@@ -53,7 +53,8 @@ class Masks:
         if self._threads is None:
             self._threads = LLExecutor(self._num_threads)
         table = self.table
-        self._threads.unsafe_compute_mask_ptr(matchers, table.ctypes.data, table.strides[0], len(table))
+        if matchers:
+            self._threads.unsafe_compute_mask_ptr(matchers, table.ctypes.data, table.strides[0], len(table))
         for slot, grammar in rows:
             grammar.complete(table[slot])
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
+from pagewire.services.executor.grammars import Opener
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.results import PlanRefused, StepResult
@@ -218,11 +219,11 @@ class FakePending:
 class Run:
     """A loop on a thread, with a device that steps when it is told to."""
 
-    def __init__(self, *, depth: int = 1, gated: bool = False) -> None:
+    def __init__(self, *, depth: int = 1, gated: bool = False, opener: Opener | None = None) -> None:
         self.device = FakeDevice(depth=depth, gated=gated)
         self.inbox = PlanInbox()
         self.results: queue.Queue[StepResult | PlanRefused] = queue.Queue()
-        self.loop = StepLoop(self.device, self.inbox, self.results.put)
+        self.loop = StepLoop(self.device, self.inbox, self.results.put, opener)
         self._thread = ThreadPoolExecutor(1)
         self.ended = self._thread.submit(self.loop.run)
         self.inbox.begin(1)

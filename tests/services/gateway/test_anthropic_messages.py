@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pagewire.shared.errors import ContextLength, Overloaded
-from pagewire.shared.messages.client import Choice, Final, FinalChoice, Result, Usage
+from pagewire.shared.messages.client import Accepted, ChatFormat, Choice, Final, FinalChoice, Result, Usage
 from tests.services.gateway.http import Answer, Gateway
 from tests.support.responder import MODEL, WORDS, deltas
 
@@ -122,3 +122,44 @@ async def test_errors_of_the_pipeline_have_anthropics_kinds(gateway: Gateway) ->
     gateway.responder.script = lambda request: [*deltas()[:2], ContextLength("long"), None]
     *_, last = events_of(await ask(gateway, stream=True))
     assert last == {"type": "error", "error": {"type": "invalid_request_error", "message": "long"}}
+
+
+TOOL = {"name": "weather", "description": "Tells the weather.", "input_schema": {"type": "object", "properties": {}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+async def test_tools_are_those_of_a_chat(gateway: Gateway) -> None:
+    form = ChatFormat(tool_calls="hermes")
+    turns = [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Rome"}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "sunny"}]},
+    ]
+    end = Result("r1", [Choice(0, CALL, [5], "stop")], Usage(3, 1), chat_format=form)
+    gateway.responder.script = lambda request: [end]
+    body = (await ask(gateway, messages=turns, tools=[TOOL], tool_choice={"type": "any"})).json
+    (call,) = body["content"]
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Bern"})
+    assert body["stop_reason"] == "tool_use"
+    (request,) = gateway.responder.requests
+    assert [message.role for message in request.messages or ()] == ["user", "assistant", "tool"]
+    assert (request.tool_choice, (request.tools or [{}])[0]["function"]["name"]) == ("required", "weather")
+
+
+async def test_a_call_in_a_stream_is_a_block_of_json(gateway: Gateway) -> None:
+    accepted = Accepted("r1", "c", "r", 3, chat_format=ChatFormat(tool_calls="hermes"))
+    gateway.responder.script = lambda request: [
+        accepted,
+        *deltas(words=["Let me see.", CALL[:30], CALL[30:]]),
+        Final("r1", [FinalChoice(0, "stop")], Usage(3, 3)),
+        None,
+    ]
+    events = events_of(await ask(gateway, stream=True, tools=[TOOL]))
+    begun = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert [(block["type"], block.get("name")) for block in begun] == [("text", None), ("tool_use", "weather")]
+    found = [event["delta"] for event in events if event["type"] == "content_block_delta" and event["index"] == 1]
+    assert msgspec.json.decode("".join(delta["partial_json"] for delta in found)) == {"city": "Bern"}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
