@@ -8,12 +8,12 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.services.gateway import errors
+from pagewire.services.gateway import errors, openapi
 from pagewire.services.gateway.authentication import Authentication, FindTenant
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
@@ -65,6 +65,12 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
     async def own_version(_: Request) -> Response:
         return JSONResponse({"version": version("pagewire")})
 
+    async def description(_: Request) -> Response:
+        return Response(msgspec.json.encode(openapi.document()), media_type="application/json")
+
+    async def documentation(_: Request) -> Response:
+        return HTMLResponse(openapi.page())
+
     async def models(request: Request) -> Response:
         served = [Model(info.name, info.root or info.name, info.max_model_len) for info in await client.models()]
         name = request.path_params.get("model")
@@ -83,6 +89,8 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
             Route("/ping", ping, methods=["GET", "POST"]),
             Route("/load", load),
             Route("/version", own_version),
+            Route("/openapi.json", description),
+            Route("/docs", documentation),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
