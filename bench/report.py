@@ -22,6 +22,7 @@ from pagewire.bench import (
     quality,
     replicas,
     sim,
+    structured,
     vllm_cpu,
 )
 from pagewire.bench._output import CHECKOUT, markdown
@@ -29,7 +30,8 @@ from pagewire.bench._simulation.figures import mean
 from pagewire.shared.errors import ConfigurationError
 
 RESULTS = CHECKOUT / "bench" / "results"
-PAGES = (CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "README.md", CHECKOUT / "docs" / "faults.md")
+DOCS = CHECKOUT / "docs"
+PAGES = (DOCS / "benchmarks.md", CHECKOUT / "README.md", DOCS / "faults.md", DOCS / "structured.md")
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
 """Streams that use the pipeline fully."""
@@ -109,6 +111,13 @@ def _chaos() -> list[str]:
     return [line for table in tables for line in (*table, "")][:-1]
 
 
+def _structured() -> list[str]:
+    found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("structured*.json"))]
+    outputs = [structured.Outputs(**one) for run in found for one in run["outputs"]]
+    times = [structured.Times(**one) for run in found for one in run["times"]]
+    return [*structured.output_table(outputs), "", *structured.time_table(times)]
+
+
 def _full_pipeline() -> list[pipeline.Figures]:
     return [run for run in _read(pipeline.Figures, "pipeline*.json") if run.streams == FULL]
 
@@ -175,6 +184,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "overload": _sourced("overload.json", lambda: overload.summary(_read(overload.Figures, "overload.json")[0])),
     "replicas": _sourced("replicas.json", lambda: replicas.table(_read(replicas.Run, "replicas.json"))),
     "sim": _sourced("sim.json", _sim),
+    "structured": _sourced("structured*.json", _structured),
     "chaos": _sourced("chaos*.json", _chaos),
 }
 """By the names in the marks."""

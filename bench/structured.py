@@ -19,10 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
-
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.bench._output import add_output, markdown, write
 from pagewire.embedded.stack import PIPELINE, Stack
@@ -199,6 +195,8 @@ async def _patiently(client: AsyncClient, prompt: str, sampling: SamplingParams)
 
 
 def _is_valid(text: str, schema: dict[str, Any]) -> bool:
+    import jsonschema  # needed for development only
+
     try:
         jsonschema.validators.validator_for(schema)(schema).validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError):
@@ -243,6 +241,9 @@ async def _batch(client: AsyncClient, structured: int) -> list[list[float]]:
 
 def _write_random(model: str, folder: Path) -> dict[int, float]:
     """Writes a small model with random weights and the tokenizer of `model`; returns the biases `CLOSING` by token."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig  # takes seconds
+
     path = model_folder.resolve(model)
     tokenizer = load_tokenizer(path)
     eos = sorted(model_folder.eos_ids(path))

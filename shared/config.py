@@ -119,6 +119,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Format of log lines; by default console on a terminal, else json."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
+    metrics_compat: Literal["vllm"] | None = None
+    """vllm: `/metrics` also has the names that dashboards, load balancers and autoscalers for vLLM read."""
     trace_dir: str = ""
     """Folder that spans are written to; by default none are written."""
     prefix_cache: bool = True

@@ -15,9 +15,9 @@ ALIASES = {
 
 IGNORED = {
     "async-scheduling": "the executor never waits for the scheduler",
-    "disable-log-requests": "requests are not logged",
+    "disable-log-requests": "--log-level warning hides the line of each request",
     "disable-log-stats": "no statistics are logged",
-    "disable-uvicorn-access-log": "there is no access log",
+    "disable-uvicorn-access-log": "--log-level warning hides the line of each request",
     "enable-chunked-prefill": "prompts are always split into chunks",
     "enable-prompt-tokens-details": "usage always has them",
     "enable-request-id-headers": "answers always have X-Request-Id",

@@ -17,6 +17,8 @@ from pagewire.services.gateway import errors, openapi
 from pagewire.services.gateway.authentication import Authentication, FindTenant
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.prometheus import CONTENT_TYPE
 from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.shared.errors import ModelNotFound, PagewireError
 
@@ -30,6 +32,7 @@ def build(
     client: AsyncClient,
     endpoints: Endpoints,
     health: Health,
+    metrics: MetricsPage,
     find_tenant: FindTenant | None = None,
     allowed_origins: Sequence[str] = (),
 ) -> ASGIApp:
@@ -39,7 +42,7 @@ def build(
         find_tenant: if given, all paths but those of `authentication.PUBLIC` need a key.
         allowed_origins: web sites whose scripts may send requests; `*`: all.
     """
-    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health))
+    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics))
     if find_tenant is not None:
         app = Authentication(app, find_tenant)
     if allowed_origins:
@@ -47,7 +50,7 @@ def build(
     return app
 
 
-def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASGIApp:
+def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health, metrics: MetricsPage) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
@@ -81,6 +84,9 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
                 return _json(model)
         raise ModelNotFound(f"no model {name} is served: GET /v1/models lists the served models")
 
+    async def figures(_: Request) -> Response:
+        return Response(await metrics.text(health.instances), media_type=CONTENT_TYPE)
+
     return Starlette(
         routes=[
             Route("/livez", alive),
@@ -91,6 +97,7 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
             Route("/version", own_version),
             Route("/openapi.json", description),
             Route("/docs", documentation),
+            Route("/metrics", figures),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],

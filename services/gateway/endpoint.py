@@ -1,5 +1,6 @@
 """A route that turns each HTTP request into a request to the pipeline, with a whole answer or a stream of events."""
 
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,9 +17,12 @@ from pagewire.services.gateway.connection import ClientGone, read_body, while_co
 from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.request_ids import HEADER, given_id, new_id
 from pagewire.services.gateway.unknown_fields import UnknownFields
+from pagewire.shared import telemetry
 from pagewire.shared.errors import Internal, PagewireError
 from pagewire.shared.messages.client import Delta, Final, Result
 
+CLIENT_GONE = 499
+"""Status in the log of a request whose client has closed the connection, as nginx writes it."""
 TIMEOUT = 600.0
 """Timeout of an HTTP request, in seconds."""
 
@@ -107,6 +111,8 @@ class Endpoint:
         given = given_id(scope)
         own_id = new_id(given)
         headers = [(HEADER, given or own_id.encode())]
+        began, status, stream = time.monotonic(), 200, None
+        traceparent = _traceparent(scope)
         try:
             unknown = UnknownFields(strict=self._strict)
             call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
@@ -115,7 +121,7 @@ class Endpoint:
             else:
                 call.arguments.update(request_id=own_id, fresh=True)
             client = await self._client.for_tenant(scope.get("tenant", ""))
-            stream = client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
+            stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
             headers += unknown.headers()
             async with while_connected(receive):
                 if call.streamed:
@@ -124,16 +130,27 @@ class Endpoint:
                     answer = await self._api.answer(self._client, call, stream, await stream.result())
                     await _respond(Response(_encode(answer), 200, None, "application/json"), headers, send)
         except ClientGone:
-            pass
+            status = CLIENT_GONE
         except PagewireError as error:
-            await _respond(self._api.refusal(error), headers, send)
+            response = self._api.refusal(error)
+            status = response.status_code
+            await _respond(response, headers, send)
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
             _log.error("request_failed", exc_info=error)
+            status = 500
             fault = Internal("the request met a fault of the server: its log has the details")
             await _respond(self._api.refusal(fault), headers, send)
         finally:
             self.running -= 1
             self.served += 1
+            _log.info(
+                "http_request",
+                path=scope["path"],
+                status=status,
+                request_id=stream.request_id if stream is not None else "",
+                trace_id=telemetry.trace_id(traceparent),
+                ms=round((time.monotonic() - began) * 1000, 1),
+            )
 
     async def _send_events(
         self, stream: Stream, call: Call, send: Send, headers: Sequence[tuple[bytes, bytes]]

@@ -34,6 +34,7 @@ PLAIN = {
     "/readyz": "The same as /health.",
     "/livez": "200 while the gateway runs.",
     "/ping": "The same as /health, without a text.",
+    "/metrics": "The figures of all services, for Prometheus.",
     "/version": "The version.",
     "/load": "The number of requests that run.",
     "/openapi.json": "This document.",
@@ -95,7 +96,9 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
     kinds = [kind for request, answer, _, _ in ROUTES.values() for kind in (request, answer)]
-    every = list(dict.fromkeys([*kinds, SamplingParams, shapes.Model, shapes.ModelList, ErrorBody]))
+    every: list[type[msgspec.Struct]] = list(
+        dict.fromkeys([*kinds, SamplingParams, shapes.Model, shapes.ModelList, ErrorBody])
+    )
     refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)
     return dict(zip(every, refs, strict=True)), schemas
 

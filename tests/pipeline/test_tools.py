@@ -15,6 +15,7 @@ from pagewire import read_message
 from pagewire.services.gateway import app
 from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.chat.parser import Call, Message, MessageParser
 from pagewire.shared.config import Settings
@@ -82,7 +83,9 @@ async def pipeline() -> AsyncIterator[Pipeline]:
 async def chat(pipeline: Pipeline) -> AsyncIterator[Any]:
     """OpenAI's own client, at the chat completions of a gateway."""
     endpoints = {path: Endpoint(api, pipeline.client, body_limit=100_000) for path, api in APIS.items()}
-    gateway = app.build(pipeline.client, endpoints, Health(pipeline.bus, lambda: None))
+    gateway = app.build(
+        pipeline.client, endpoints, Health(pipeline.bus, lambda: None), MetricsPage(pipeline.bus, vllm=False)
+    )
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway)) as http:
         client = openai.AsyncOpenAI(base_url="http://pagewire/v1", api_key="none", max_retries=0, http_client=http)
         yield client.chat.completions

@@ -47,7 +47,7 @@ def pieces(name: str, ids: Sequence[int], sizes: Iterator[int]) -> list[str]:
     stream, sequences = Stream("r1", b"", choices, PROMPT), SequenceMap()
     sequences.bind(stream, choices, ATTACH)
     for output in outputs(ids, sizes):
-        sequences.apply(output)
+        sequences.apply(output, now=0.0)
     assert choice.finish == "length"
     assert choice.tokens == list(ids)
     return choice.texts

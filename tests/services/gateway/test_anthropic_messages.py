@@ -60,7 +60,11 @@ async def test_fields_reach_the_pipeline(gateway: Gateway) -> None:
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"},
     ]
-    fields = {"system": [{"type": "text", "text": "Be brief."}], "messages": turns, "stop_sequences": ["x"]}
+    fields: dict[str, Any] = {
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": turns,
+        "stop_sequences": ["x"],
+    }
     await ask(gateway, **fields, temperature=0.5, top_k=3, metadata={"user_id": "me"}, service_tier="auto")
     (request,) = gateway.responder.requests
     assert request.messages is not None

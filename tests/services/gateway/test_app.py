@@ -10,6 +10,7 @@ from pagewire.services.gateway import app, health
 from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.completions import Completions
 from pagewire.services.gateway.endpoint import Endpoint
+from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.shared import peers
 from pagewire.shared.errors import InvalidRequest
 from tests.services.gateway.http import Gateway, start_gateway
@@ -92,7 +93,10 @@ async def test_scripts_of_other_sites_are_let_in_only_if_they_are_named(gateway:
     page = {"origin": "https://chat.example"}
     assert "access-control-allow-origin" not in (await gateway.get("/v1/models", **page)).headers
     endpoints, client = gateway.endpoints, AsyncClient(bus=gateway.bus)
-    gateway.app = app.build(client, endpoints, gateway.health, find_tenant("secret", None), ["https://chat.example"])
+    page_of_metrics = MetricsPage(gateway.bus, vllm=False)
+    gateway.app = app.build(
+        client, endpoints, gateway.health, page_of_metrics, find_tenant("secret", None), ["https://chat.example"]
+    )
     asked = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     allowed = await gateway.call("OPTIONS", "/v1/completions", b"", asked)
     assert (allowed.status, allowed.headers["access-control-allow-origin"]) == (200, page["origin"])
@@ -121,7 +125,9 @@ async def test_unknown_fields_are_named_in_a_header_or_refused(gateway: Gateway)
         assert set(answer.headers["pagewire-warning"].partition(": ")[2].split(", ")) == {"max_token", "?"}
     assert "pagewire-warning" not in (await gateway.post({"prompt": "x", "user": "me"})).headers
     strict = Endpoint(Completions(), AsyncClient(bus=gateway.bus), 1000, strict=True)
-    gateway.app = app.build(AsyncClient(bus=gateway.bus), {"/v1/completions": strict}, gateway.health)
+    gateway.app = app.build(
+        AsyncClient(bus=gateway.bus), {"/v1/completions": strict}, gateway.health, MetricsPage(gateway.bus, vllm=False)
+    )
     refused = (await gateway.post({"prompt": "x", "max_token": 3})).json["error"]
     assert (refused["param"], "do you mean max_tokens?" in refused["message"]) == ("max_token", True)
 

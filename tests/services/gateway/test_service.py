@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from typing import Any
 
 import anthropic
 import openai
@@ -119,13 +120,13 @@ def test_openais_client_of_responses_works_unchanged() -> None:
         running(api_key="secret") as gateway,
         openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="secret", max_retries=0) as client,
     ):
-        ask = partial(client.responses.create, model=MODEL, max_output_tokens=5)
+        ask: Any = partial(client.responses.create, model=MODEL, max_output_tokens=5)
         whole = ask(input="x", instructions="Be brief.", metadata={"a": "b"}, store=False)
         assert (whole.output_text, whole.status, whole.metadata) == (TEXT, "incomplete", {"a": "b"})
         assert whole.usage is not None
         assert whole.usage.output_tokens == 2
         turns = [*[{"role": "user", "content": "x"}, *whole.output], {"role": "user", "content": "more"}]
-        assert ask(input=turns).output_text == TEXT  # type: ignore[arg-type]
+        assert ask(input=turns).output_text == TEXT
         sent = gateway.responder.requests
         assert sent[0].messages is not None
         assert [message.role for message in sent[0].messages] == ["system", "user"]
@@ -153,7 +154,7 @@ def test_anthropics_client_works_unchanged() -> None:
         anthropic.Anthropic(base_url=f"http://127.0.0.1:{gateway.port}", api_key="secret", max_retries=0) as client,
     ):
         hello: list[anthropic.types.MessageParam] = [{"role": "user", "content": "Hello!"}]
-        ask = partial(client.messages.create, model=MODEL, max_tokens=5, messages=hello)
+        ask: Any = partial(client.messages.create, model=MODEL, max_tokens=5, messages=hello)
         whole = ask(
             system="Be brief.", stop_sequences=["x"], extra_body={"temperature": 0.5}, metadata={"user_id": "me"}
         )
