@@ -96,9 +96,8 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
     kinds = [kind for request, answer, _, _ in ROUTES.values() for kind in (request, answer)]
-    every: list[type[msgspec.Struct]] = list(
-        dict.fromkeys([*kinds, SamplingParams, shapes.Model, shapes.ModelList, ErrorBody])
-    )
+    more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, ErrorBody]
+    every = list(dict.fromkeys(kinds + more))
     refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)
     return dict(zip(every, refs, strict=True)), schemas
 
