@@ -96,7 +96,7 @@ def test_a_client_without_arguments_uses_the_environment(monkeypatch: pytest.Mon
     monkeypatch.setenv(variable("nats-url"), "nats://127.0.0.1:1")
 
     async def connect() -> None:
-        async with AsyncClient():
+        async with AsyncClient(connect_timeout=0.2):
             pass
 
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
