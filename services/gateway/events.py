@@ -3,10 +3,11 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
+from pagewire.services.gateway import errors
 from pagewire.services.gateway.logprobs import chat_logprobs, completion_logprobs
 from pagewire.services.gateway.shapes import (
     ChatChunk,
@@ -17,6 +18,7 @@ from pagewire.services.gateway.shapes import (
     Usage,
     usage_of,
 )
+from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.client import Delta, Final, FinalChoice, TokenLogprobs
 
 DONE = b"data: [DONE]\n\n"
@@ -29,6 +31,7 @@ C = TypeVar("C", Choice, ChatChunkChoice)
 class Events(ABC, Generic[C]):
     """The events of one request. Events with text differ only in the text, so the rest is encoded once per choice."""
 
+    done: ClassVar[bytes] = DONE
     key: bytes
     """The JSON key before a text."""
 
@@ -70,6 +73,10 @@ class Events(ABC, Generic[C]):
         so_far = self._usage(final.usage.prompt_tokens) if self._counted else None
         ends = b"".join(self._data([self.end(choice)], so_far) for choice in final.choices)
         return ends + self._data([], usage_of(final.usage)) if usage else ends
+
+    def failed(self, error: PagewireError) -> bytes:
+        """Returns the events that end a stream with an error."""
+        return data(errors.body_of(error)[1])
 
     def _counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
         events = []
