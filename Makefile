@@ -1,4 +1,4 @@
-.PHONY: install demo secrets checks test test-all test-clients lint kernels clean fuzz lock audit
+.PHONY: install demo models secrets checks test test-all test-clients lint kernels clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -70,6 +70,10 @@ lock: install
 audit: install
 	-$(BIN)/pip install --quiet 'pip-audit>=2.9'
 	$(BIN)/python -m tools.audit $(LOCK)
+
+# A tiny model of every family of transformers, served and compared: writes docs/models.md. About 20 minutes.
+models: install
+	$(BIN)/python -m tests.families
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -17,12 +17,22 @@ class Attention:
     """Factor of the product of query and key."""
     window: int = 0
     """Number of positions that a query sees, its own included; 0: all."""
+    chunk: int = 0
+    """A query sees only the positions of its own chunk of this length; 0: all. Not together with a window."""
     soft_cap: float = 0.0
     """Scores become cap * tanh(score / cap); 0: no cap."""
     key_scale: float = 1.0
     """Factor from a stored key to the key (fp8 cache)."""
     value_scale: float = 1.0
     """Factor from a stored value to the value (fp8 cache)."""
+
+    value_size: int = 0
+    """Dimension of a value; 0: `head_size`."""
+
+    @property
+    def value_head_size(self) -> int:
+        """Dimension of a value."""
+        return self.value_size or self.head_size
 
     @property
     def group(self) -> int:
@@ -77,8 +87,12 @@ class Shape:
             "KV_HEADS": layer.kv_heads,
             "GROUP": layer.group,
             "HEAD_SIZE": layer.head_size,
+            "VALUE_SIZE": layer.value_head_size,
+            "VALUE_PADDED": 1 << (layer.value_head_size - 1).bit_length(),
             "BLOCK_SIZE": 16,
             "WINDOW": layer.window,
+            "CHUNK": layer.chunk,
+            "sinks": None,
             "SOFT_CAP": layer.soft_cap,
         }
         return constants if self.alibi else {**constants, "alibi": None}

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.attend import attend
+from pagewire.kernels.attend import add_sink, attend
 from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.search import find_row
@@ -24,6 +24,7 @@ def paged_attention_kernel(
     lengths: tl.tensor,
     cu_queries: tl.tensor,
     alibi: tl.tensor,
+    sinks: tl.tensor,
     table_width: tl.int32,
     rows: tl.int32,
     scale: tl.float32,
@@ -31,11 +32,14 @@ def paged_attention_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     MINIMUM: tl.constexpr,
 ) -> None:
@@ -58,9 +62,9 @@ def paged_attention_kernel(
     live = (lanes < BLOCK_Q * GROUP) & (local < queries)
     positions = tl.where(live & (length > 0), length - queries + local, -1)
     dims = tl.arange(0, PADDED)
-    places = ((first + local).to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_SIZE + dims[None, :]
+    lane = (first + local).to(tl.int64) * (KV_HEADS * GROUP) + head
     real = live[:, None] & (dims < HEAD_SIZE)[None, :]
-    q = tl.load(query + places, mask=real, other=0.0)
+    q = tl.load(query + lane[:, None] * HEAD_SIZE + dims[None, :], mask=real, other=0.0)
     slopes = positions
     if alibi is not None:
         slopes = tl.load(alibi + head, mask=live, other=0.0)
@@ -69,7 +73,9 @@ def paged_attention_kernel(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(length - queries + offset - WINDOW + 1, 0) // TILE * TILE
-    accumulator, _, total = attend(
+    if CHUNK > 0:
+        begin = tl.maximum(length - queries + offset, 0) // CHUNK * CHUNK // TILE * TILE
+    accumulator, maximum, total = attend(
         q,
         positions,
         slopes,
@@ -82,14 +88,21 @@ def paged_attention_kernel(
         scale,
         KV_HEADS,
         HEAD_SIZE,
+        VALUE_SIZE,
+        VALUE_PADDED,
         BLOCK_SIZE,
         TILE,
         WINDOW,
+        CHUNK,
         SOFT_CAP,
         alibi is not None,
     )
+    if sinks is not None:
+        accumulator, _, total = add_sink(accumulator, maximum, total, tl.load(sinks + head, mask=live, other=0.0))
     result = accumulator * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
-    tl.store(out + places, result.to(out.dtype.element_ty), mask=real)
+    value_dims = tl.arange(0, VALUE_PADDED)
+    real = live[:, None] & (value_dims < VALUE_SIZE)[None, :]
+    tl.store(out + lane[:, None] * VALUE_SIZE + value_dims[None, :], result.to(out.dtype.element_ty), mask=real)
 
 
 def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
@@ -114,12 +127,14 @@ def paged_attention(
     out: torch.Tensor,
     alibi: torch.Tensor | None = None,
     minimum: int = 1,
+    sinks: torch.Tensor | None = None,
 ) -> None:
-    """Writes causal attention of `query` [T, heads, head_size] over the cache to `out`, of the same shape and dtype.
+    """Writes causal attention of `query` [T, heads, head_size] over the cache to `out`, of the same dtype.
 
     The queries of a sequence are its last positions, whose keys and values are already in the cache. Caches are
-    [blocks, kv_heads, block_size, head_size], of the query's dtype or float8_e4m3fn; `alibi` are float32 slopes
-    [heads]. Sequences with fewer than `minimum` queries are skipped, for `split_attention`. Tokens from
+    [blocks, kv_heads, block_size, head_size], of the query's dtype or float8_e4m3fn; that of values and `out` have
+    `layer.value_head_size` instead. `alibi` are float32 slopes [heads], `sinks` each head's score of a key without
+    value, float32 [heads]. Sequences with fewer than `minimum` queries are skipped, for `split_attention`. Tokens from
     `cu_queries[-1]` on are not written.
     """
     sizes = tiling(layer.head_size, query.element_size(), layer.group)
@@ -135,6 +150,7 @@ def paged_attention(
         batch.lengths,
         batch.cu_queries,
         alibi,
+        sinks,
         batch.block_tables.shape[1],
         rows,
         layer.scale * layer.key_scale,
@@ -142,8 +158,11 @@ def paged_attention(
         KV_HEADS=layer.kv_heads,
         GROUP=layer.group,
         HEAD_SIZE=layer.head_size,
+        VALUE_SIZE=layer.value_head_size,
+        VALUE_PADDED=triton.next_power_of_2(layer.value_head_size),
         BLOCK_SIZE=key_cache.shape[2],
         WINDOW=layer.window,
+        CHUNK=layer.chunk,
         SOFT_CAP=layer.soft_cap,
         MINIMUM=minimum,
         **sizes,
@@ -157,10 +176,11 @@ def reference(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     alibi: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns `paged_attention` in float64 [cu_queries[-1], heads, head_size]."""
+    """Returns `paged_attention` in float64 [cu_queries[-1], heads, value_head_size]."""
     cu, device = batch.cu_queries.tolist(), query.device
-    out = torch.zeros(cu[-1], layer.heads, layer.head_size, dtype=torch.float64, device=device)
+    out = torch.zeros(cu[-1], layer.heads, layer.value_head_size, dtype=torch.float64, device=device)
     for row, (slot, length) in enumerate(zip(batch.slots.tolist(), batch.lengths.tolist(), strict=True)):
         first, last = cu[row], cu[row + 1]
         if length == 0 or first == last:
@@ -181,8 +201,13 @@ def reference(
         if alibi is not None:
             scores -= alibi.double()[:, None, None] * distance
         hidden = (distance < 0) | (distance >= (layer.window or length))
+        if layer.chunk:
+            hidden |= positions < positions[length - (last - first) :, None] // layer.chunk * layer.chunk
         scores.masked_fill_(hidden, float("-inf"))
-        out[first:last] = (scores.softmax(-1) @ gather(value_cache, layer.value_scale)).transpose(0, 1)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, last - first, 1)), dim=-1)
+        weights = scores.softmax(-1)[..., :length]
+        out[first:last] = (weights @ gather(value_cache, layer.value_scale)).transpose(0, 1)
     return out
 
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pagewire.kernels.attend import attend
+from pagewire.kernels.attend import add_sink, attend
 from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.plan_splits import most_items
@@ -32,6 +32,7 @@ def split_attention_kernel(
     cu_splits: tl.tensor,
     split_size: tl.tensor,
     alibi: tl.tensor,
+    sinks: tl.tensor,
     table_width: tl.int32,
     rows: tl.int32,
     scale: tl.float32,
@@ -39,11 +40,14 @@ def split_attention_kernel(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     PADDED: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
 ) -> None:
     """One program: all queries of one sequence for one KV head, over one split of the context."""
@@ -66,9 +70,9 @@ def split_attention_kernel(
     live = (lanes < BLOCK_Q * GROUP) & (local < queries)
     positions = tl.where(live & (length > 0), length - queries + local, -1)
     dims = tl.arange(0, PADDED)
-    places = ((first + local).to(tl.int64) * (KV_HEADS * GROUP) + head)[:, None] * HEAD_SIZE + dims[None, :]
+    lane = (first + local).to(tl.int64) * (KV_HEADS * GROUP) + head
     real = live[:, None] & (dims < HEAD_SIZE)[None, :]
-    q = tl.load(query + places, mask=real, other=0.0)
+    q = tl.load(query + lane[:, None] * HEAD_SIZE + dims[None, :], mask=real, other=0.0)
     slopes = positions
     if alibi is not None:
         slopes = tl.load(alibi + head, mask=live, other=0.0)
@@ -91,25 +95,34 @@ def split_attention_kernel(
         scale,
         KV_HEADS,
         HEAD_SIZE,
+        VALUE_SIZE,
+        VALUE_PADDED,
         BLOCK_SIZE,
         TILE,
         WINDOW,
+        CHUNK,
         SOFT_CAP,
         alibi is not None,
     )
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=live, other=0.0)
+        sink = tl.where(item == first_item, sink, float("-inf"))  # in one of the splits
+        accumulator, maximum, total = add_sink(accumulator, maximum, total, sink)
     result = accumulator * (value_scale / tl.where(total > 0, total, 1.0))[:, None]
+    value_dims = tl.arange(0, VALUE_PADDED)
+    real = live[:, None] & (value_dims < VALUE_SIZE)[None, :]
     if splits == 1:
-        tl.store(out + places, result.to(out.dtype.element_ty), mask=real)
+        tl.store(out + lane[:, None] * VALUE_SIZE + value_dims[None, :], result.to(out.dtype.element_ty), mask=real)
     else:
         lane = (item.to(tl.int64) * BLOCK_Q + local) * (KV_HEADS * GROUP) + head
-        tl.store(partial + lane[:, None] * HEAD_SIZE + dims[None, :], result, mask=real)
+        tl.store(partial + lane[:, None] * VALUE_SIZE + value_dims[None, :], result, mask=real)
         logarithm = tl.where(total > 0, maximum + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
         tl.store(logsum + lane, logarithm, mask=live)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """The result of `plan_splits`, and buffers for partial results. Layers with the same window share a plan."""
+    """The result of `plan_splits`, and buffers for partial results. Layers with the same constants share a plan."""
 
     capacity: int
     """Result of `plan_splits.capacity`."""
@@ -118,7 +131,7 @@ class SplitPlan:
     split_size: torch.Tensor
     """int32 [1] tiles per item."""
     partial: torch.Tensor
-    """float32 [items, queries, heads, head_size] result of each split."""
+    """float32 [items, queries, heads, value_head_size] result of each split."""
     logsum: torch.Tensor
     """float32 [items, queries, heads] base-2 logarithm of the sum of a split's weights."""
 
@@ -146,7 +159,7 @@ def new_plan(layer: Attention, rows: int, capacity: int, device: torch.device) -
         capacity=capacity,
         cu_splits=torch.zeros(rows + 1, dtype=torch.int32, device=device),
         split_size=torch.ones(1, dtype=torch.int32, device=device),
-        partial=torch.empty(items, queries, layer.heads, layer.head_size, device=device),
+        partial=torch.empty(items, queries, layer.heads, layer.value_head_size, device=device),
         logsum=torch.empty(items, queries, layer.heads, device=device),
     )
 
@@ -160,9 +173,11 @@ def split_attention(
     value_cache: torch.Tensor,
     out: torch.Tensor,
     alibi: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Computes `paged_attention` of the rows with 1 to `most_queries` queries; other rows are not written.
 
+    A layer with chunks is not computed: its programs would share what they do not see.
     `plan_splits` must have run on the same lengths, with this layer's window, `most_queries` and `tiling`.
     """
     sizes = tiling(layer.head_size, query.element_size(), layer.group)
@@ -181,6 +196,7 @@ def split_attention(
         plan.cu_splits,
         plan.split_size,
         alibi,
+        sinks,
         batch.block_tables.shape[1],
         rows,
         layer.scale * layer.key_scale,
@@ -188,8 +204,11 @@ def split_attention(
         KV_HEADS=layer.kv_heads,
         GROUP=layer.group,
         HEAD_SIZE=layer.head_size,
+        VALUE_SIZE=layer.value_head_size,
+        VALUE_PADDED=triton.next_power_of_2(layer.value_head_size),
         BLOCK_SIZE=key_cache.shape[2],
         WINDOW=layer.window,
+        CHUNK=layer.chunk,
         SOFT_CAP=layer.soft_cap,
         **sizes,
     )

@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from pagewire.client.sync import Client
     from pagewire.llm import LLM
     from pagewire.shared import errors
+    from pagewire.shared.chat.parser import read_message
     from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "StructuredOutputsParams", "errors"]
+__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "StructuredOutputsParams", "errors", "read_message"]
 
 _MODULES = {
     "AsyncClient": "pagewire.client.async_client",
@@ -19,6 +20,7 @@ _MODULES = {
     "SamplingParams": "pagewire.shared.messages.client",
     "StructuredOutputsParams": "pagewire.shared.messages.client",
     "errors": "pagewire.shared",
+    "read_message": "pagewire.shared.chat.parser",
 }
 
 

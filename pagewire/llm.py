@@ -12,7 +12,7 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import config
 from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
-from pagewire.shared.messages.client import Choice, PromptLogprobs, Result, SamplingParams, Usage
+from pagewire.shared.messages.client import ChatFormat, Choice, PromptLogprobs, Result, SamplingParams, Usage
 
 REQUEST_TIMEOUT = 24 * 3600.0
 """Seconds until a request's deadline: offline, a request may wait long for its turn."""
@@ -31,6 +31,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     outputs: list[Choice]
     usage: Usage
     finished: bool = True
+    chat_format: ChatFormat | None = None
+    """With which `pagewire.read_message` finds tool calls and reasoning in the texts; None: there are none."""
 
 
 def output_of(request: Mapping[str, Any], result: Result) -> RequestOutput:
@@ -44,6 +46,7 @@ def output_of(request: Mapping[str, Any], result: Result) -> RequestOutput:
         prompt_logprobs=None if result.prompt_logprobs is None else result.prompt_logprobs[0],
         outputs=result.choices,
         usage=result.usage,
+        chat_format=result.chat_format,
     )
 
 
@@ -115,8 +118,8 @@ class LLM:
         Args:
             messages: the turns of a conversation, or several such lists.
             sampling_params: for all conversations, or a list with those of each; None: the model's generation_config.
-            options: `add_generation_prompt`, `continue_final_message` and `chat_template_kwargs`, as
-                `AsyncClient.stream` has them.
+            options: `tools`, `tool_choice`, `parallel_tool_calls`, `add_generation_prompt`, `continue_final_message`
+                and `chat_template_kwargs`, as `AsyncClient.stream` has them.
 
         Raises:
             RequestError: a conversation is refused, or the pipeline has failed.

@@ -81,13 +81,16 @@ def check_free_form(name: str, value: object) -> None:
     """Checks a value of any form: a deep or large one costs many times its bytes wherever it is read.
 
     Raises:
-        InvalidRequest: the value is nested more than `MAX_DEPTH` times or has more than `MAX_VALUES` values.
+        InvalidRequest: the value is nested more than `MAX_DEPTH` times, has more than `MAX_VALUES` values, or has an
+            integer that no message can hold.
     """
     level, count = [value], 0
     for _ in range(MAX_DEPTH):
         count += len(level)
         if count > MAX_VALUES:
             raise InvalidRequest(f"{name} has more than {MAX_VALUES} values: send fewer")
+        if any(isinstance(each, int) and not -(2**63) <= each < 2**64 for each in level):
+            raise InvalidRequest(f"{name} has an integer of more than 64 bits: give a smaller one")
         level = [
             child
             for parent in level

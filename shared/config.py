@@ -46,6 +46,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Make results bitwise independent of the other sequences in a batch; slower, and only on cuda."""
     chat_template: str = ""
     """File with a chat template, or the text of one; by default the model's own."""
+    enable_auto_tool_choice: bool = True
+    """Let the model choose whether it calls the tools of a request."""
+    tool_call_parser: Literal[
+        "auto", "none", "hermes", "llama3_json", "llama4_json", "mistral", "pythonic", "llama4_pythonic"
+    ] = "auto"
+    """How the model writes tool calls; auto: as its chat template shows, none: they stay text."""
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "deepseek_v3", "glm45", "mistral", "qwen3"] = "auto"
+    """How the model writes reasoning; auto: as the tags of its chat template show, none: it stays text."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """Sampling parameters that a request leaves out; auto: the model's generation_config; vllm: vLLM's defaults."""
     logprobs_mode: Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"] = "raw_logprobs"
@@ -109,6 +117,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Format of log lines; by default console on a terminal, else json."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged."""
+    metrics_compat: Literal["vllm"] | None = None
+    """vllm: `/metrics` also has the names that dashboards, load balancers and autoscalers for vLLM read."""
     trace_dir: str = ""
     """Folder that spans are written to; by default none are written."""
     prefix_cache: bool = True

@@ -1,6 +1,6 @@
 """The interface between a service and the process that runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from pagewire.shared.bus import Bus
 from pagewire.shared.config import Settings
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.metrics.metric import Sample
 
 
 class Drain(Enum):
@@ -40,6 +41,9 @@ class Service(Protocol):
 
     def heartbeat(self) -> Heartbeat:
         """Returns the current state of the service."""
+
+    def metrics(self) -> Iterable[Sample]:
+        """Returns the values of its metrics, as counted so far."""
 
     async def drain(self) -> None:
         """Finishes or hands over what the service has; returns when the service may end.

@@ -13,9 +13,29 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 _json = msgspec.json.Encoder(enc_hook=str)
 
 
+class _LevelFilter:
+    """Drops what is below the level. Loggers are cached, so that their own level cannot be changed.
+
+    Attributes:
+        level: the lowest one that is logged now.
+    """
+
+    level = logging.INFO
+
+    def __call__(self, _: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if _LEVELS.get(name, logging.ERROR) < self.level:
+            raise structlog.DropEvent
+        return event
+
+
+_filter = _LevelFilter()
+
+
 def configure(settings: Settings, **bound: str) -> None:
     """Configures the logs of this process. The fields `bound`, such as the service, are added to every line."""
+    _filter.level = _LEVELS[settings.log_level]
     processors: list[Processor] = [
+        _filter,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -32,12 +52,19 @@ def configure(settings: Settings, **bound: str) -> None:
         factory = structlog.WriteLoggerFactory(sys.stderr)
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=factory,
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
+
+
+def toggle_debug(settings: Settings) -> None:
+    """Logs every level from now on, or only those of the settings if every level is logged already."""
+    _filter.level = _LEVELS[settings.log_level] if _filter.level == logging.DEBUG else logging.DEBUG
+    name = next(name for name, level in _LEVELS.items() if level == _filter.level)
+    structlog.get_logger().warning("log_level_changed", log_level=name)
 
 
 def quiet() -> None:

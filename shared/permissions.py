@@ -67,7 +67,7 @@ def _everyone(*requests: str) -> tuple[str, ...]:
 
 
 def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...], answers: bool = False) -> Permissions:
-    """Returns the rights of a service with those that all have: heartbeats, discovery, and inboxes of its own."""
+    """Returns the rights of a service with those that all have: heartbeats, discovery, metrics, inboxes of its own."""
     return Permissions(
         publish=(
             f"{subjects.HEARTBEAT}.{name}.*",
@@ -79,6 +79,7 @@ def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...],
         ),
         subscribe=(
             f"{subjects.HEARTBEAT}.*.*",
+            subjects.METRICS,
             *(f"$SRV.{verb}{suffix}" for verb in _VERBS for suffix in ("", f".pagewire-{name}", f".pagewire-{name}.*")),
             _inbox(name),
             *subscribe,
@@ -155,7 +156,7 @@ ROLES: dict[str, Permissions] = {
     ),
     "gateway": _service(
         "gateway",
-        publish=_everyone(*_REQUESTS),
+        publish=(*_everyone(*_REQUESTS), subjects.METRICS),
         subscribe=tuple(f"{subjects.gateway_inbox(tenant)}.>" for tenant in ("", "*")),
         answers=True,
     ),

@@ -1,5 +1,8 @@
 """Replies to the requests of clients, and to nobody else."""
 
+from collections import Counter
+from collections.abc import Iterator
+
 import structlog
 
 from pagewire.shared import subjects
@@ -7,6 +10,8 @@ from pagewire.shared.bus import Bus, Message
 from pagewire.shared.client_requests import RequestHead, decode_head, encoding_of
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge, RequestError
 from pagewire.shared.frames import Reply, encode_frame, error_frame, error_headers
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
 
 _log = structlog.get_logger()
 
@@ -16,11 +21,18 @@ class Replier:
 
     Attributes:
         dropped: requests so far whose reply subject was no inbox of their client.
+        refused: requests so far that got an error instead of a stream or an answer, by the kind of the error.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.dropped = 0
+        self.refused: Counter[str] = Counter()
         self._bus = bus
+
+    def metrics(self) -> Iterator[Sample]:
+        """Yields the figures of the requests that were not served."""
+        yield table.REPLIES_DROPPED.sample(self.dropped)
+        yield from table.REFUSED.samples(self.refused.items())
 
     def accepts(self, reply: str, tenant: str = "") -> bool:
         """Returns whether `reply` is an inbox of the tenant, and counts the request as dropped if it is not.
@@ -52,6 +64,7 @@ class Replier:
         """
         encoding = encoding_of(message.headers)
         head = head or decode_head(message.data, encoding)
+        self.refused[error.kind] += 1
         frame = error_frame(error, head.request_id or request_id)
         try:
             self._bus.publish(message.reply, encode_frame(frame, encoding), headers=error_headers(error))

@@ -19,6 +19,7 @@ from pagewire.shared.context import Context, Drain, Service
 from pagewire.shared.discovery import Responder
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, RequestTimeout, StorageRefused
 from pagewire.shared.heartbeater import Heartbeater
+from pagewire.shared.metrics_reporter import Reporter
 from pagewire.shared.permissions import STORING
 from pagewire.shared.process import (
     END_NOW,
@@ -114,6 +115,8 @@ async def _process(name: str, cls: Callable[[Context], Service], settings: Setti
     telemetry.configure(name, instance, settings)
     shutdown = Shutdown(supervised=PARENT in os.environ)
     shutdown.listen()
+    if PARENT in os.environ or not sys.stderr.isatty():  # else SIGHUP says that the terminal is gone
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, logs.toggle_debug, settings)
     serving = asyncio.create_task(_connect_and_run(name, cls, settings, instance, shutdown))
     stopping = asyncio.create_task(shutdown.closing.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -172,10 +175,16 @@ async def run_service(
     heartbeater = Heartbeater(bus, name, instance)
     service = cls(Context(settings, bus, instance, heartbeater.announce, shutdown.follows))
     await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()
+    reporter = Reporter(bus, settings, heartbeater, service)
+    await reporter.listen()
     serving = asyncio.create_task(service.run())
     heartbeats = asyncio.create_task(heartbeater.run(service))
     draining = asyncio.create_task(_drain(service, heartbeater, shutdown, settings.drain_timeout))
     tasks = {serving, heartbeats, draining}
+    if telemetry.wants_collector("METRICS"):
+        from pagewire.shared import otlp_metrics  # slow to import
+
+        tasks.add(asyncio.create_task(otlp_metrics.push(reporter.report)))
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

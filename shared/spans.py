@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from pagewire.shared.errors import ConfigurationError
@@ -27,6 +27,9 @@ class Span(msgspec.Struct, omit_defaults=True):
     attributes: dict[str, str | bool | int | float | list[str | bool | int | float]] = {}
     """Attributes set by the service, such as `request_id`."""
 
+
+MAX_WAITING = 16384
+"""Spans that wait for an exporter, at most; one more replaces the oldest."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 _decoder = msgspec.json.Decoder(Span)
@@ -64,6 +67,52 @@ class SpanFile(SpanExporter):
             parent_id=format_span_id(span.parent.span_id) if span.parent is not None else "",
             attributes={name: _plain(value) for name, value in (span.attributes or {}).items()},
         )
+
+
+class CountedSpans(BatchSpanProcessor):
+    """Hands spans to an exporter in batches, and counts those that get lost."""
+
+    def __init__(self, exporter: SpanExporter, schedule_delay_millis: float | None = None) -> None:
+        self._ended = 0
+        self._overflowed = 0
+        self._counting = _CountingExporter(exporter)
+        super().__init__(self._counting, max_queue_size=MAX_WAITING, schedule_delay_millis=schedule_delay_millis)
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Takes a span."""
+        if span.context.trace_flags.sampled:
+            self._ended += 1
+            if self._ended - self._counting.taken - self._overflowed > MAX_WAITING:
+                self._overflowed += 1
+        super().on_end(span)
+
+    def dropped(self) -> int:
+        """Returns how many spans the exporter has refused, or the queue had no room for."""
+        return self._counting.refused + self._overflowed
+
+
+class _CountingExporter(SpanExporter):
+    """Passes spans on.
+
+    Attributes:
+        taken: spans that the exporter was given.
+        refused: those of them that have not reached its destination.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.taken = 0
+        self.refused = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.taken += len(spans)
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            self.refused += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
 
 
 def _plain(value: object) -> str | bool | int | float | list[str | bool | int | float]:

@@ -32,6 +32,8 @@ REPLAY = "pagewire.svc.replay"
 """`.<executor>`."""
 CLAIM = "pagewire.svc.claim"
 """`.<executor>`."""
+METRICS = "pagewire.svc.metrics"
+"""What the gateway asks every service for the values of its metrics."""
 HEARTBEAT = "pagewire.svc.heartbeat"
 """`.<service>.<instance>`. An empty message says that the process of the instance has ended."""
 

@@ -6,7 +6,7 @@ OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER=otlp is set, and to f
 
 import atexit
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -20,6 +20,7 @@ _NANOSECONDS = 1_000_000_000
 _propagator = TraceContextTextMapPropagator()
 _tracer: Tracer = trace.NoOpTracer()
 _on = False
+_dropped: list[Callable[[], int]] = []
 
 
 def configure(service: str, instance: str, settings: Settings) -> None:
@@ -29,24 +30,26 @@ def configure(service: str, instance: str, settings: Settings) -> None:
         ConfigurationError: the setting `trace_dir` names a folder that cannot be written to.
     """
     global _tracer, _on
-    to_collector = _wants_collector()
+    to_collector = wants_collector("TRACES")
     if not (settings.trace_dir or to_collector):
         return
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from pagewire.shared.spans import CountedSpans, SpanFile
 
     resource = Resource.create({"service.name": f"pagewire-{service}", "service.instance.id": instance})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if settings.trace_dir:
-        from pagewire.shared.spans import SpanFile
-
-        exporter = SpanFile(settings.trace_dir, service, instance)
-        provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=16384, schedule_delay_millis=200))
+        to_file = CountedSpans(SpanFile(settings.trace_dir, service, instance), schedule_delay_millis=200)
+        provider.add_span_processor(to_file)
+        _dropped.append(to_file.dropped)
     if to_collector:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), max_queue_size=16384))
+        sent = CountedSpans(OTLPSpanExporter())
+        provider.add_span_processor(sent)
+        _dropped.append(sent.dropped)
     atexit.register(provider.shutdown)
     _tracer, _on = provider.get_tracer("pagewire"), True
 
@@ -54,6 +57,11 @@ def configure(service: str, instance: str, settings: Settings) -> None:
 def tracer() -> Tracer:
     """Returns the tracer; while tracing is off it has no effect."""
     return _tracer
+
+
+def dropped_spans() -> int:
+    """Returns how many spans have not reached their destination."""
+    return sum(count() for count in _dropped)
 
 
 def extract(headers: Mapping[str, str]) -> Context | None:
@@ -78,6 +86,11 @@ def traceparent(span: trace.Span) -> str:
     return f"00-{trace_id}-{span_id}-{context.trace_flags:02x}"
 
 
+def trace_id(parent: str) -> str:
+    """Returns the id of the trace that a traceparent names; empty if it names none."""
+    return parent.split("-")[1] if parent.count("-") == 3 else ""
+
+
 def span(name: str, parent: str, start: float, end: float, attributes: dict[str, AttributeValue] | None = None) -> None:
     """Records a finished span; no effect while tracing is off or without a parent.
 
@@ -94,9 +107,10 @@ def span(name: str, parent: str, start: float, end: float, attributes: dict[str,
     finished.end(int(end * _NANOSECONDS))
 
 
-def _wants_collector() -> bool:
-    exporters = os.environ.get("OTEL_TRACES_EXPORTER", "")
+def wants_collector(kind: str) -> bool:
+    """Returns whether the environment names a collector of TRACES or METRICS."""
+    exporters = os.environ.get(f"OTEL_{kind}_EXPORTER", "")
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or exporters == "none":
         return False
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT")
     return "otlp" in exporters or any(os.environ.get(name) for name in endpoints)

@@ -15,6 +15,7 @@ from pagewire.services.gateway import app
 from pagewire.services.gateway.completions import Completions
 from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -82,7 +83,7 @@ async def gateway(wrap: Wrap) -> AsyncIterator[Rig]:
     client = AsyncClient(bus=tap)
     health = Health(tap, lambda: None)
     endpoints = {_PATH: Endpoint(Completions(), client, tap.max_payload)}
-    rig = _Readers(app.build(client, endpoints, health), tap)
+    rig = _Readers(app.build(client, endpoints, health, MetricsPage(tap, vllm=False)), tap)
 
     def on_generate(message: Message) -> None:
         accepted = Accepted("r", subjects.CANCEL, subjects.RESUME, 1)

@@ -132,8 +132,7 @@ def _built(
     longest = max(cell.context for cell in cells) + 1  # the token that the last position samples
     model = with_kernels(plain.requires_grad_(requires_grad=False).eval(), longest, runtime.device)
     capacity = Capacity(blocks, BLOCK_SIZE, slots, longest, model.spec.vocab_size)
-    heads = int(config["num_attention_heads"])
-    pool = KVPool(model.spec, heads, capacity, dtype, runtime, max_tokens, cached)
+    pool = KVPool(model.spec, capacity, dtype, runtime, max_tokens, cached)
     for keys, values in pool.caches:
         for part in (keys, values):
             part.copy_(torch.randn(part.shape[1:], generator=random, dtype=dtype, device=runtime.device))

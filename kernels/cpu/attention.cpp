@@ -97,8 +97,8 @@ public:
     Attention(const Batch& batch, const Shape& shape, const Inputs& in, T* keys, T* values)
         : batch(batch), shape(shape), in(in), keys(keys), values(values),
           group(shape.heads / shape.kv_heads), dims((shape.dim + NUMBERS - 1) / NUMBERS),
-          padded((shape.dim + LANES - 1) / LANES * LANES), value_rows((shape.block_size + NUMBERS - 1) / NUMBERS),
-          lines((shape.block_size + LANES - 1) / LANES),
+          padded((shape.value_dim + LANES - 1) / LANES * LANES), value_rows((shape.block_size + NUMBERS - 1) / NUMBERS),
+          bounded(shape.window || shape.chunk), lines((shape.block_size + LANES - 1) / LANES),
           piece_blocks(std::max<int64_t>(1, PIECE / shape.block_size)), columns(piece_blocks * lines * LANES) {
         int64_t most = std::max<int64_t>(1, TILE / group), token = 0;
         for (int64_t row = 0; row < batch.rows; row++)
@@ -175,6 +175,7 @@ private:
     Partial partial(float* at) const { return {at, at + widest, at + 2 * widest}; }
 
     int64_t first_seen(int64_t position) const {
+        if (shape.chunk) return position / shape.chunk * shape.chunk;
         return shape.window ? std::max<int64_t>(0, position - shape.window + 1) : 0;
     }
 
@@ -191,7 +192,7 @@ private:
         for (int64_t i = 0; i < tile.count; i++) {
             int64_t block = (tile.position + i) / shape.block_size, at = (tile.position + i) % shape.block_size;
             const float* k = in.k + (tile.token + i) * in.k_stride + head * shape.dim;
-            const float* v = in.v + (tile.token + i) * in.v_stride + head * shape.dim;
+            const float* v = in.v + (tile.token + i) * in.v_stride + head * shape.value_dim;
             T* key = key_block(tile, block, head) + at;
             Stored* value = (Stored*)(value_block(tile, block, head) + at / NUMBERS * padded) + at % NUMBERS;
             for (int64_t j = 0; j < shape.dim; j += LANES) {
@@ -199,8 +200,10 @@ private:
                 store((Stored*)some, load_some(k + j, shape.dim - j));
                 int64_t count = std::min<int64_t>(LANES / NUMBERS, dims - j / NUMBERS);
                 for (int64_t l = 0; l < count; l++) key[(j / NUMBERS + l) * shape.block_size] = some[l];
+            }
+            for (int64_t j = 0; j < shape.value_dim; j += LANES) {
                 Stored numbers[LANES];
-                store(numbers, load_some(v + j, shape.dim - j));
+                store(numbers, load_some(v + j, shape.value_dim - j));
                 for (int64_t l = 0; l < LANES; l++) value[(j + l) * NUMBERS] = numbers[l];
             }
         }
@@ -208,7 +211,7 @@ private:
 
     // Reads the tile's queries and scales them: token by token, and head by head within a token.
     void read_queries(const Tile& tile, int64_t head, Factor* query) const {
-        float scale = 1.0f / std::sqrt((float)shape.dim);
+        float scale = shape.scale;
         for (int64_t i = 0; i < tile.count * group; i++, query += dims) {
             const float* q = in.q + (tile.token + i / group) * in.q_stride + (head * group + i % group) * shape.dim;
             query[dims - 1] = {};
@@ -219,9 +222,12 @@ private:
 
     void write_out(const Tile& tile, int64_t head, const Partial& joined) const {
         for (int64_t i = 0; i < tile.count * group; i++) {
-            float* out = in.out + ((tile.token + i / group) * shape.heads + head * group + i % group) * shape.dim;
-            for (int64_t j = 0; j < shape.dim; j += LANES)
-                store_some(out + j, load(joined.values + i * padded + j) / joined.total[i], shape.dim - j);
+            int64_t dim = shape.value_dim, query_head = head * group + i % group;
+            float* out = in.out + ((tile.token + i / group) * shape.heads + query_head) * dim;
+            float total = joined.total[i];
+            if (in.sinks) total += std::exp(in.sinks[query_head] - joined.most[i]);
+            for (int64_t j = 0; j < dim; j += LANES)
+                store_some(out + j, load(joined.values + i * padded + j) / total, dim - j);
         }
     }
 
@@ -292,12 +298,15 @@ private:
         };
         if (shape.block_size % LANES) multiply([](const T* p, int64_t count) { return load_some(p, count); });
         else multiply([](const T* p, int64_t) { return load(p); });
+        if (shape.soft_cap)
+            UNROLLED for (int m = 0; m < M; m++)
+                UNROLLED for (int n = 0; n < N; n++) sums[m][n] = soft_capped(sums[m][n], shape.soft_cap);
         float* column = own.scores + row * columns + line * LANES;
         UNROLLED for (int m = 0; m < M; m++)
             UNROLLED for (int n = 0; n < N; n++)
                 if (line + n < stop) store(column + m * columns + n * LANES, sums[m][n]);
         for (int n = 0; n < N && line + n < stop; n++) {
-            if (counts[n] == LANES && positions[n] + LANES - 1 <= tile.position && !shape.window) continue;
+            if (counts[n] == LANES && positions[n] + LANES - 1 <= tile.position && !bounded) continue;
             for (int m = 0; m < M; m++) {
                 float* scores = column + m * columns + n * LANES;
                 int64_t position = tile.position + (row + m) / group;
@@ -380,6 +389,7 @@ private:
     int64_t group;               // query heads per KV head
     int64_t dims;                // elements per key
     int64_t padded, value_rows;  // elements per row of values, with padding; rows per block
+    bool bounded;                // whether a query does not see all earlier positions
     int64_t lines;               // registers for the keys of a block
     int64_t piece_blocks, columns;
     std::vector<Tile> tiles;

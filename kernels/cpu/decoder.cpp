@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "kernels.hpp"
 #include "vector.hpp"
@@ -87,9 +88,10 @@ private:
             rms_norm(q, stride, nullptr, layer.q_norm, model.eps, q, stride, tokens, heads, dim, model.threads);
             rms_norm(k, stride, nullptr, layer.k_norm, model.eps, k, stride, tokens, kv_heads, dim, model.threads);
         }
+        double scale = 1.0 / std::sqrt((double)dim);
         rotate(q, stride, model.table, positions, tokens, heads + kv_heads, dim, model.threads);
-        Shape shape = {heads, kv_heads, dim, model.block_size, layer.window, model.dtype, model.threads};
-        Inputs inputs = {q, k, v, stride, stride, stride, inner.get()};
+        Shape shape = {heads, kv_heads, dim, dim, model.block_size, layer.window, 0, model.dtype, model.threads, scale, 0};
+        Inputs inputs = {q, k, v, stride, stride, stride, nullptr, inner.get()};
         double began = now();
         attend(&batch, &shape, &inputs, pool.keys, pool.values);
         seconds[1] += now() - began;

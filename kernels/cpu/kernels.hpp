@@ -21,16 +21,20 @@ struct Batch {
 };
 
 struct Shape {
-    int64_t heads, kv_heads, dim, block_size;
+    int64_t heads, kv_heads, dim, value_dim, block_size;  // `dim` of queries and keys
     int64_t window;  // number of positions that a query sees, its own included; 0: all
+    int64_t chunk;   // a query sees only the positions of its own chunk of this length; 0: all
     int64_t dtype;   // dtype of the pool
     int64_t threads;
+    double scale;     // factor of the product of query and key
+    double soft_cap;  // scores become cap * tanh(score / cap); 0: no cap
 };
 
 struct Inputs {
     const float *q, *k, *v;
     int64_t q_stride, k_stride, v_stride;  // numbers from one token to the next
-    float* out;                            // [tokens, heads, dim], contiguous
+    const float* sinks;                    // per query head, the score of a key without value; null: none
+    float* out;                            // [tokens, heads, value_dim], contiguous
 };
 
 extern "C" {

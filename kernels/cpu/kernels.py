@@ -5,7 +5,7 @@ All of them compute in float32, for any dtype of weights and KV, except for prod
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, addressof, byref, c_char, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, addressof, byref, c_char, c_double, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from pagewire.kernels.attention_layer import Attention
 
 Int64 = npt.NDArray[np.int64]
 
@@ -37,8 +39,10 @@ class Batch(ctypes.Structure):
 class Shape(ctypes.Structure):
     """The sizes and constants of a layer's attention."""
 
-    _fields_ = tuple(
-        (name, c_int64) for name in ("heads", "kv_heads", "dim", "block_size", "window", "dtype", "threads")
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "kv_heads", "dim", "value_dim", "block_size", "window", "chunk")),
+        *((name, c_int64) for name in ("dtype", "threads")),
+        *((name, c_double) for name in ("scale", "soft_cap")),
     )
 
 
@@ -48,7 +52,7 @@ class Inputs(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v")),
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
-        ("out", c_void_p),
+        *((name, c_void_p) for name in ("sinks", "out")),
     )
 
 
@@ -126,7 +130,7 @@ class CpuKernels:
         return function
 
     def pool_shapes(
-        self, blocks: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype
+        self, blocks: int, layer: Attention, block_size: int, dtype: torch.dtype
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the shapes of a layer's keys and values in the KV pool.
 
@@ -134,9 +138,9 @@ class CpuKernels:
         in bf16 and 1 otherwise. D of the values is padded to whole registers.
         """
         together = self.paired if dtype == torch.bfloat16 else 1
-        filled = -(-dim // self._lanes) * self._lanes
-        keys = (blocks, kv_heads, -(-dim // together), block_size, together)
-        return keys, (blocks, kv_heads, -(-block_size // together), filled, together)
+        filled = -(-layer.value_head_size // self._lanes) * self._lanes
+        keys = (blocks, layer.kv_heads, -(-layer.head_size // together), block_size, together)
+        return keys, (blocks, layer.kv_heads, -(-block_size // together), filled, together)
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
         """Returns float32 rows [T, D], by int64 `ids` [T], of a contiguous table [V, D] in any dtype of weights."""
@@ -210,22 +214,44 @@ class CpuKernels:
             self.threads,
         )
 
-    def attend(self, batch: Batch, window: int, pool: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Writes k and v [T, Hkv, D] to the pool and returns the attention of q [T, Hq, D].
+    def attend(
+        self,
+        batch: Batch,
+        layer: Attention,
+        pool: Sequence[Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Writes k [T, Hkv, D] and v [T, Hkv, Dv] to the pool and returns the attention [T, Hq, Dv] of q [T, Hq, D].
 
         Args:
             batch: result of `batch_of`.
-            window: number of positions that a query sees, its own included; 0: all.
+            layer: the constants of the attention; without scales of keys and values.
             pool: keys and values in the shapes of `pool_shapes`.
             q: [T, Hq, D], contiguous in all but T.
             k: [T, Hkv, D], contiguous in all but T.
-            v: [T, Hkv, D], contiguous in all but T.
+            v: [T, Hkv, Dv], contiguous in all but T.
+            sinks: [Hq] score of a key without value, contiguous; None: there is none.
         """
         keys, values = pool
-        kv_heads, block_size = keys.shape[1], keys.shape[3]
-        out = torch.empty(q.shape)
-        shape = Shape(q.shape[1], kv_heads, q.shape[2], block_size, window, DTYPES[keys.dtype], self.threads)
-        inputs = Inputs(q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0), out.data_ptr())
+        out = torch.empty(*q.shape[:2], layer.value_head_size)
+        shape = Shape(
+            layer.heads,
+            layer.kv_heads,
+            layer.head_size,
+            layer.value_head_size,
+            keys.shape[3],
+            layer.window,
+            layer.chunk,
+            DTYPES[keys.dtype],
+            self.threads,
+            layer.scale,
+            layer.soft_cap,
+        )
+        tensors = q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0)
+        inputs = Inputs(*tensors, None if sinks is None else sinks.data_ptr(), out.data_ptr())
         self._attend(byref(batch), byref(shape), byref(inputs), keys.data_ptr(), values.data_ptr())
         return out
 

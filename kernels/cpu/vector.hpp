@@ -199,3 +199,14 @@ inline Vec exponential(Vec x) {
     return x < -87.0f ? Vec{} : x > 88.0f ? splat(INFINITE) : p * power;
 #endif
 }
+
+// Returns cap * tanh(x / cap). The polynomial is exact where the exponential's result would cancel.
+inline Vec soft_capped(Vec x, float cap) {
+    Vec y = x / cap, square = y * y;
+    Vec p = splat(62.0f / 2835);
+    p = p * square - 17.0f / 315;
+    p = p * square + 2.0f / 15;
+    p = p * square - 1.0f / 3;
+    Vec near = y + y * square * p, far = 1.0f - 2.0f / (exponential(y + y) + 1.0f);
+    return cap * (square < 0.09f ? near : far);
+}

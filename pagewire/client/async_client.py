@@ -123,6 +123,9 @@ class AsyncClient:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         model: str = "",
         request_id: str = "",
         priority: int = 0,
@@ -143,6 +146,9 @@ class AsyncClient:
                 is continued.
             continue_final_message: whether the model continues the last message.
             chat_template_kwargs: variables for the model's chat template, such as `enable_thinking`.
+            tools: functions that the model may call, in OpenAI's shape; `pagewire.read_message` finds the calls.
+            tool_choice: none, auto, required, or `{"type": "function", "function": {"name": ...}}`.
+            parallel_tool_calls: whether an answer may have more than one call.
             model: the served name; by default the client's.
             request_id: [A-Za-z0-9_-]{1,64}; by default random. The same id with the same body is the same request.
             priority: requests with lower values run earlier.
@@ -169,6 +175,8 @@ class AsyncClient:
             "cache_salt": cache_salt,
             "timeout_ms": int(timeout * 1000),
         }
+        if tools or tool_choice is not None:
+            request |= {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         try:
             body = msgspec.to_builtins(request)
             checked = msgspec.convert(body, GenerateRequest)

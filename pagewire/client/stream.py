@@ -28,6 +28,7 @@ from pagewire.shared.messages.client import (
     BATCH_INBOX,
     FRESH,
     Accepted,
+    ChatFormat,
     Delta,
     ErrorFrame,
     Final,
@@ -64,6 +65,7 @@ class Stream:
         request_id: id of the request.
         model: the served name; if it was not given, it is empty until the request is sent.
         prompt_tokens: number of tokens of all prompts; None until the request is accepted.
+        chat_format: how to find tool calls and reasoning in the texts; None: there are none, or it is not accepted yet.
         final: the last frame, with the usage; None until the stream ends.
     """
 
@@ -84,6 +86,7 @@ class Stream:
         self.request_id = request.request_id or ""
         self.prompt_tokens: int | None = None
         self.final: Final | None = None
+        self.chat_format: ChatFormat | None = None
         self._bus = bus
         self._directory = directory
         self._batch_inbox = batch_inbox
@@ -220,6 +223,7 @@ class Stream:
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
+            self.chat_format = frame.chat_format
         elif isinstance(frame, Final):
             self._on_final(frame)
         elif isinstance(frame, Result):

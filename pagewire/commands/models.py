@@ -1,18 +1,24 @@
-"""Lists the models with a short name, or removes a fetched one."""
+"""Lists the models with a short name or the families that can be served, or removes a fetched model."""
 
 import argparse
 
-from pagewire.shared import model_folder, named_models
+from pagewire.shared import model_folder, named_models, supported_models
 from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
+from pagewire.shared.supported_models import Outcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag to remove a model."""
+    """Adds the flags to remove a model and to list families."""
     parser.add_argument("--remove", metavar="NAME", help="delete this fetched model")
+    parser.add_argument(
+        "--supported", action="store_true", help="list every model_type of config.json, and why some are refused"
+    )
 
 
 def run(given: argparse.Namespace) -> int:
-    """Prints one line per model: name, size, whether it is fetched, and a description."""
+    """Prints one line per model: name, size, whether it is fetched, and a description; or one per family."""
+    if given.supported:
+        return _print_supported()
     if given.remove is not None:
         print(f"removed {named_models.remove(given.remove)}")
         return 0
@@ -23,4 +29,13 @@ def run(given: argparse.Namespace) -> int:
     size = sum(file.stat().st_size for file in model_folder.BUNDLED.iterdir())
     about = "a small storyteller that comes with Pagewire"
     print(f"{named_models.BUNDLED:<24}{size / 1e6:>8.0f} MB  {'here':<10}{about}")
+    return 0
+
+
+def _print_supported() -> int:
+    sweep = supported_models.read()
+    for family in sweep.families:
+        shown = "yes" if family.outcome in {Outcome.NATIVE, Outcome.EXACT} else f"no: {family.detail}"
+        print(f"{family.model_type:<26}{shown}")
+    print(supported_models.summary(sweep))
     return 0

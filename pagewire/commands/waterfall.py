@@ -1,10 +1,12 @@
-"""Draws the spans of one request as a waterfall in the terminal."""
+"""Draws the spans of one request as a waterfall in the terminal, and lists slow requests."""
 
 from collections.abc import Iterable, Sequence
 
 from pagewire.shared import subjects
 from pagewire.shared.spans import Span
 
+HTTP_PREFIXES = ("chatcmpl-", "cmpl-")
+"""What precedes the id of a request in an HTTP answer."""
 STAGES = ("receive", "queue", "prefill", "decode", "stream")
 """Names of every request's spans, in the order in which they begin."""
 
@@ -15,15 +17,40 @@ def of_request(spans: Iterable[Span], request_id: str) -> list[Span]:
     The requests of all tenants are found by the id that their clients know.
     """
     found = list(spans)
+    wanted = {request_id, *(request_id.removeprefix(prefix) for prefix in HTTP_PREFIXES)}
     named = ((span, str(span.attributes.get("request_id"))) for span in found)
-    traces = {span.trace_id for span, name in named if request_id in {name, subjects.owner_and_text(name)[1]}}
+    traces = {span.trace_id for span, name in named if wanted & {name, subjects.owner_and_text(name)[1]}}
     return sorted((span for span in found if span.trace_id in traces), key=lambda span: (span.start, span.end))
+
+
+def slowest(spans: Iterable[Span], count: int) -> list[list[Span]]:
+    """Returns the spans of the `count` traces that took longest, longest first."""
+    traces: dict[str, list[Span]] = {}
+    for span in spans:
+        traces.setdefault(span.trace_id, []).append(span)
+    return sorted(traces.values(), key=duration, reverse=True)[:count]
+
+
+def duration(spans: Sequence[Span]) -> float:
+    """Returns the seconds from the first start to the last end."""
+    return max(span.end for span in spans) - min(span.start for span in spans)
+
+
+def table(traces: Iterable[Sequence[Span]]) -> list[str]:
+    """Returns one line per request: its id, its milliseconds, and those of each stage."""
+    lines = [f"{'request':<32}{'ms':>10}" + "".join(f"{stage:>10}" for stage in STAGES)]
+    for spans in traces:
+        names = (str(span.attributes["request_id"]) for span in spans if "request_id" in span.attributes)
+        name = subjects.owner_and_text(next(names, ""))[1]
+        stages = "".join(f"{seconds * 1000:>10.1f}" for seconds, _ in shares(spans).values())
+        lines.append(f"{name:<32}{duration(spans) * 1000:>10.1f}{stages}")
+    return lines
 
 
 def draw(spans: Sequence[Span], width: int = 60) -> list[str]:
     """Returns one line per span: stage, service, start and duration in milliseconds, and a bar on a common scale."""
     begin = min(span.start for span in spans)
-    whole = max(span.end for span in spans) - begin
+    whole = duration(spans)
     scale = width / whole if whole > 0 else 0.0
     lines = [f"{'stage':<10}{'service':<14}{'start ms':>10}{'ms':>10}"]
     for span in spans:
@@ -37,6 +64,6 @@ def draw(spans: Sequence[Span], width: int = 60) -> list[str]:
 
 def shares(spans: Sequence[Span]) -> dict[str, tuple[float, float]]:
     """Returns each stage's seconds and its share of the time from the first start to the last end."""
-    whole = max(span.end for span in spans) - min(span.start for span in spans)
+    whole = duration(spans)
     seconds = {stage: sum(span.end - span.start for span in spans if span.name == stage) for stage in STAGES}
     return {stage: (time, time / whole if whole else 0.0) for stage, time in seconds.items()}

@@ -1,12 +1,14 @@
 """What follows when a stream is over: its record, its last frames, its work item, and its sequences."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import structlog
 from opentelemetry.trace import format_trace_id
 
 from pagewire.services.detokenizer.frame_sender import FrameSender
+from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.stream import Stream, StreamState
@@ -38,8 +40,15 @@ class Finalizer:
     """
 
     def __init__(
-        self, bus: Bus, tasks: asyncio.TaskGroup, registry: Registry, sender: FrameSender, records: RecordWriter
+        self,
+        bus: Bus,
+        tasks: asyncio.TaskGroup,
+        registry: Registry,
+        sender: FrameSender,
+        records: RecordWriter,
+        metrics: StreamMetrics,
     ) -> None:
+        self._metrics = metrics
         self._bus = bus
         self._records = records
         self._tasks = tasks
@@ -80,6 +89,7 @@ class Finalizer:
         stream.state = StreamState.ENDED
         self._registry.move_to_ended(stream)
         _report(stream)
+        self._metrics.on_end(stream)
         self._sender.enqueue(stream)
         self._sender.drain()
         if stream.subscribers:
@@ -157,6 +167,17 @@ def _report(stream: Stream) -> None:
     outcome = stream.error.kind if stream.error is not None else ",".join(finishes)
     context = stream.span.get_span_context()
     trace_id = format_trace_id(context.trace_id) if context.is_valid else ""
-    _log.info("request_ended", request_id=stream.request_id, trace_id=trace_id, tokens=stream.tokens, finish=outcome)
+    began, first = stream.opened_at, stream.first_token_at
+    _log.info(
+        "request_ended",
+        request_id=stream.request_id,
+        trace_id=trace_id,
+        prompt_tokens=stream.prompt_tokens,
+        cached_tokens=stream.cached_tokens,
+        tokens=stream.tokens,
+        finish=outcome,
+        first_token_ms=round((first - began) * 1000, 1) if first else None,
+        ms=round((time.monotonic() - began) * 1000, 1),
+    )
     stream.span.set_attributes({"request_id": stream.request_id, "tokens": stream.tokens, "finish": outcome})
     stream.span.end()

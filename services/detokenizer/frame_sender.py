@@ -308,7 +308,9 @@ def _last_frame(
         )
         for index, completion in enumerate(stream.completions)
     ]
-    return encode_frame(Result(stream.public_id, choices, usage, *_prompts(stream, spell)), encoding), None
+    return encode_frame(
+        Result(stream.public_id, choices, usage, *_prompts(stream, spell), chat_format=stream.chat_format), encoding
+    ), None
 
 
 def _prompts(

@@ -1,6 +1,7 @@
 """The detokenizer: turns the tokens of steps into text, and sends clients everything but refusals."""
 
 import asyncio
+from collections.abc import Iterator
 
 import structlog
 from tokenizers import Tokenizer
@@ -10,6 +11,7 @@ from pagewire.services.detokenizer.fence import RENEW_EVERY, Fence, Frozen, fenc
 from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
 from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
 from pagewire.services.detokenizer.handlers import BoundedTaskGroup, ClientHandlers, ServiceHandlers
+from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.step_feed import StepFeed
@@ -19,6 +21,8 @@ from pagewire.shared.bus import Subscription
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, UNSENT, Heartbeat
 from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.peers import Peers
 from pagewire.shared.polling import poll
 from pagewire.shared.replies import Replier
@@ -46,11 +50,19 @@ class Detokenizer:
         self._sender = FrameSender(bus)
         self._monitor = DisconnectMonitor(bus)
         self._records = RecordWriter(bus, self._tasks)
-        self._finalizer = Finalizer(bus, self._tasks, self._registry, self._sender, self._records)
+        self._metrics = metrics = StreamMetrics()
+        self._finalizer = Finalizer(bus, self._tasks, self._registry, self._sender, self._records, metrics)
         notifier = AbortNotifier(bus, self._tasks)
         self._steps = StepFeed(bus, self._tasks, self._apply)
         self._streams = Streams(
-            context.instance, self._registry, self._sender, self._monitor, notifier, self._finalizer, self._steps
+            context.instance,
+            self._registry,
+            self._sender,
+            self._monitor,
+            notifier,
+            self._finalizer,
+            self._steps,
+            metrics,
         )
         self._schedulers = Peers(bus, on_ended=self._streams.on_scheduler_ended)
         self._awaits_successor = False
@@ -64,7 +76,7 @@ class Detokenizer:
             "streams": len(self._registry),
             "frames": self._sender.frames,
             UNSENT: self._sender.waiting,
-            "tokens": self._streams.tokens,
+            "tokens": self._metrics.tokens,
             "dropped_replies": self._replier.dropped,
             "records_failed": self._records.failed,
             "records_lost": self._records.lost,
@@ -73,6 +85,17 @@ class Detokenizer:
         }
         ready = self._adopter.ready and not self._fence.closed
         return Heartbeat("detokenizer", self._context.instance, ready, term, 0, step, load, reads)
+
+    def metrics(self) -> Iterator[Sample]:
+        """Yields the figures of streams, steps and records."""
+        yield table.STREAMS.sample(len(self._registry))
+        yield from self._metrics.samples()
+        yield from self._replier.metrics()
+        yield table.GAPS.sample(self._steps.gaps)
+        yield table.REPAIRS.sample(self._steps.repairs)
+        yield table.RECORDS_FAILED.sample(self._records.failed)
+        yield table.RECORDS_LOST.sample(self._records.lost)
+        yield table.RECORDS_WAITING.sample(self._records.waiting)
 
     async def run(self) -> None:
         """Serves until cancelled. What is still open then is adopted by another detokenizer.

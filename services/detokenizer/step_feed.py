@@ -68,7 +68,12 @@ class _Executor:
 
 
 class StepFeed:
-    """Reads the steps of every executor in order, and asks for a replay of those that were lost."""
+    """Reads the steps of every executor in order, and asks for a replay of those that were lost.
+
+    Attributes:
+        gaps: times so far that steps were missing.
+        repairs: how many of these gaps a replay has closed.
+    """
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup, on_output: Callable[[StepOutput], None]) -> None:
         self._bus = bus
@@ -76,6 +81,8 @@ class StepFeed:
         self._on_output = on_output
         self._executors: dict[str, _Executor] = {}
         self._replaying: set[str] = set()
+        self.gaps = 0
+        self.repairs = 0
 
     @property
     def positions(self) -> dict[int, int]:
@@ -165,6 +172,7 @@ class StepFeed:
     def _start_replay(self, executor: str, state: _Executor) -> None:
         if executor not in self._replaying:
             self._replaying.add(executor)
+            self.gaps += 1
             self._tasks.create_task(self._replay(executor, state))
 
     async def _replay(self, executor: str, state: _Executor) -> None:
@@ -181,6 +189,8 @@ class StepFeed:
                         return
                     _log.error("steps_lost", executor=executor, term=reader.term, first=missing[0], last=missing[1])
                     self._deliver(state, skipped_to)
+                    return
+            self.repairs += 1
         except (BusError, *UNREADABLE) as error:
             # The next step or heartbeat tries again; without either, the scheduler declares the executor lost.
             _log.warning("replay_failed", executor=executor, reason=str(error))
@@ -204,6 +214,10 @@ class StepEffects:
     """Streams with a sequence whose logits were not finite."""
     tokens: int = 0
     """Tokens that were appended."""
+    begun: list[Stream] = field(default_factory=list)
+    """Streams of which a completion has its first token."""
+    before: dict[float, int] = field(default_factory=dict)
+    """Completions with a new token, by the time of the token before it."""
 
 
 def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
@@ -244,9 +258,10 @@ class SequenceMap:
         if not sequences:
             self._terms.pop(attach.term, None)
 
-    def apply(self, output: StepOutput, only: Stream | None = None) -> StepEffects:
-        """Appends the tokens of a step to their choices; with `only`, to those of one stream."""
+    def apply(self, output: StepOutput, now: float, only: Stream | None = None) -> StepEffects:
+        """Appends the tokens of a step, which is read `now`, to their choices; with `only`, to those of one stream."""
         effects = StepEffects()
+        before = effects.before
         sequences = self._terms.get(output.term)
         if sequences is None:
             return effects
@@ -288,7 +303,11 @@ class SequenceMap:
                 continue
             effects.tokens += new
             effects.touched.add(stream)
+            if choice.token_at:
+                before[choice.token_at] = before.get(choice.token_at, 0) + 1
+            choice.token_at = now
             if len(choice.tokens) == new:
+                effects.begun.append(stream)
                 stream.cached_tokens += choice.count_cached(start)
             if choice.finish is not None:
                 effects.ended.add(stream)

@@ -15,7 +15,7 @@ from pagewire.shared.errors import REQUEST_ERRORS, Internal, PagewireError, Requ
 from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
-from pagewire.shared.messages.client import Accepted, Delta
+from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
 from pagewire.shared.messages.done import Done, DoneChoice, TokenLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
@@ -78,6 +78,7 @@ class Choice(Completion):
         prompt_length: position of the first generated token in its sequence.
         prompt_logprobs: of each token of the prompt, None for those that were not reported yet; empty if the request
             does not ask for them, or this is not the first completion of its prompt.
+        token_at: when the step with its last token was read, in monotonic seconds; 0: none was read here.
     """
 
     __slots__ = (
@@ -89,6 +90,7 @@ class Choice(Completion):
         "_stops",
         "prompt_length",
         "prompt_logprobs",
+        "token_at",
     )
 
     def __init__(self, request: OpenStream, decoder: TextDecoder, prompt_length: int, *, first: bool) -> None:
@@ -99,6 +101,7 @@ class Choice(Completion):
         self._reported: dict[int, TokenLogprobs] = {}
         self._reports = request.logprobs or request.prompt_logprobs
         self.prompt_length = prompt_length
+        self.token_at = 0.0
         self._counts_cached = first
         self._request = request
         self._decoder = decoder
@@ -214,6 +217,8 @@ class Stream:
     stored: bool = False
     """The work queue has the request, as its tokenizer says or was seen."""
     opened_at: float = field(default_factory=time.monotonic)
+    first_token_at: float = 0.0
+    """When the step with its first token was read, in monotonic seconds; 0: none was read here."""
     incomplete: bool = False
     """Tokens are missing; they were asked for, and rows behind them are dropped."""
     prompts: tuple[bytes, ...] = ()
@@ -226,6 +231,8 @@ class Stream:
     """Tokens when a scheduler was lost last."""
     secret: bytes = b""
     """Ends the subjects that cancel and resume the stream."""
+    chat_format: ChatFormat | None = None
+    """What clients are told of the format of the texts."""
 
     @property
     def tenant(self) -> str:
@@ -309,6 +316,7 @@ class Stream:
             secret=self.secret,
             prompts=self.prompts,
             prompt_logprobs=self.prompt_logprobs,
+            chat_format=self.chat_format,
         )
 
 
@@ -403,4 +411,5 @@ def restore(done: Done) -> Stream:
         secret=done.secret,
         prompts=done.prompts,
         restored_prompt_logprobs=done.prompt_logprobs,
+        chat_format=done.chat_format,
     )

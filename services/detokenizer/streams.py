@@ -8,6 +8,7 @@ import structlog
 
 from pagewire.services.detokenizer.finalizer import AbortNotifier, Finalizer
 from pagewire.services.detokenizer.frame_sender import DisconnectMonitor, FrameSender
+from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.step_feed import SequenceMap, StepFeed
 from pagewire.services.detokenizer.stream import Choice, Stream, StreamState, Subscriber, open_choices
@@ -37,11 +38,7 @@ _log = structlog.get_logger()
 
 
 class Streams:
-    """Every request whose client this instance sends frames to.
-
-    Attributes:
-        tokens: tokens received so far.
-    """
+    """Every request whose client this instance sends frames to."""
 
     def __init__(
         self,
@@ -52,8 +49,9 @@ class Streams:
         notifier: AbortNotifier,
         finalizer: Finalizer,
         steps: StepFeed,
+        metrics: StreamMetrics,
     ) -> None:
-        self.tokens = 0
+        self._metrics = metrics
         self._instance = instance
         self._registry = registry
         self._sender = sender
@@ -100,6 +98,7 @@ class Streams:
             left = max(0.0, request.deadline - time.time()) if request.deadline else request.timeout_ms / 1000
             stream = self._add_stream(request, vocabulary, headers, left)
             stream.adopted = True
+            self._metrics.adopted += 1
             self._subscribe(stream, request, sent)
             _log.info("stream_adopted", request_id=stream.request_id)
         elif stream.state is StreamState.ENDED and not stream.subscribers and stream.digest == request.digest:
@@ -184,8 +183,13 @@ class Streams:
 
         With `only`, the step is applied to that stream alone.
         """
-        effects = self._sequences.apply(output, only)
-        self.tokens += effects.tokens
+        now = time.monotonic()
+        effects = self._sequences.apply(output, now, only)
+        self._metrics.tokens += effects.tokens
+        if only is None:  # a step that is applied later says nothing about latencies
+            self._metrics.on_tokens(effects.before, now)
+            for stream in effects.begun:
+                self._metrics.on_first_token(stream, now)
         for stream, sequences in effects.stopped.items():
             assert stream.attachment is not None
             self._notifier.abort(stream.attachment, sequences, AbortReason.STOP_STRING)
@@ -195,6 +199,7 @@ class Streams:
             if stream.finished and stream.state is StreamState.OPEN:
                 self._finish(stream)
         for stream in effects.not_finite:
+            self._metrics.not_finite += 1
             self.abort(stream, Internal(NOT_FINITE))
         for stream in effects.gapped:
             self._ask_again(stream)
@@ -281,6 +286,7 @@ class Streams:
             span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
             secret=request.secret,
             prompts=request.prompts if request.prompt_logprobs else (),
+            chat_format=request.chat_format,
         )
         loop = asyncio.get_running_loop()
         late = DeadlineExceeded("timeout_ms has passed: allow more time or ask for fewer tokens")
@@ -325,7 +331,7 @@ class Streams:
             subjects.for_tenant(f"{verb}.{self._instance}.{stream.public_id}.{stream.secret.hex()}", stream.tenant)
             for verb in (subjects.CANCEL, subjects.RESUME)
         )
-        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens)
+        return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, stream.chat_format)
 
     def _accept_known(self, choice: Choice, tokens: list[int], finish: int) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.
@@ -336,7 +342,9 @@ class Streams:
             return
         last = len(tokens) - 1
         for position in range(len(choice.tokens), len(tokens)):
-            self.tokens += choice.accept(position, tokens[position], finish if position == last else Finish.NONE)
+            self._metrics.tokens += choice.accept(
+                position, tokens[position], finish if position == last else Finish.NONE
+            )
 
     def _abort_sequences(self, stream: Stream, reason: AbortReason) -> None:
         """Has the scheduler abort the sequences of a stream that have not ended."""

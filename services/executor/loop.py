@@ -16,7 +16,7 @@ from pagewire.services.executor.grammars import Opener
 from pagewire.services.executor.in_flight_step import CandidateColumns, Columns, LogprobColumns
 from pagewire.services.executor.in_flight_steps import InFlightSteps
 from pagewire.services.executor.inbox import NewPlans, PlanInbox
-from pagewire.services.executor.results import Counters, PlanRefused, StepResult
+from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.services.executor.slots import PlanViolation, SlotTable, reports_prompt
 from pagewire.shared.messages import pack, unpack
@@ -37,8 +37,8 @@ class _Sampling(NamedTuple):
 
 
 class StepLoop:
-    """Applies plans and runs steps. Only the thread of `run` may use this class, except for `overdue`, `broken` and
-    `counters`.
+    """Applies plans and runs steps. Only the thread of `run` may use this class, except for `overdue`, `broken`,
+    `counters` and `metrics`.
 
     Up to `Device.depth` steps are in flight: while the device computes one, the host launches the next and packs the
     output of the previous one. Outputs are emitted in order of launch.
@@ -78,6 +78,7 @@ class StepLoop:
         self._unanswered: list[Plan] = []
         self._in_flight = InFlightSteps(device)
         self.counters = Counters()
+        self.metrics = StepMetrics()
         self.broken = False
         """Whether an exception ends the loop: nothing can run any more."""
 
@@ -145,6 +146,7 @@ class StepLoop:
         step = self._slots.launch()
         if step is None:
             return False
+        self.metrics.lease_left.observe(self._lease_until - self._runs)
         self._runs += 1
         self._in_flight.launch(step, self._plan, self._unanswered)
         self._unanswered = []
@@ -163,8 +165,13 @@ class StepLoop:
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1
-        counters.rows += len(step.batch.slots)
-        counters.tokens += len(step.batch.token_ids)
+        rows, positions = len(step.batch.slots), len(step.batch.token_ids)
+        counters.rows += rows
+        counters.tokens += positions
+        if positions > rows:
+            counters.prefilled += positions - int(np.count_nonzero(step.batch.query_lens == 1))
+        self.metrics.size.observe(positions)
+        self.metrics.duration.observe(elapsed)
         counters.sampled += int(np.count_nonzero(np.frombuffer(columns.tokens, "<u4") != NO_TOKEN))
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows

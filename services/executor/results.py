@@ -1,10 +1,13 @@
 """What the step loop reports to the service: results, one by one, and counters."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Histogram, Sample
 
 
 class StepResult(NamedTuple):
@@ -40,7 +43,32 @@ class Counters:
     """Rows of these steps."""
     tokens: int = 0
     """Token positions of these steps, which budgets count."""
+    prefilled: int = 0
+    """Those of rows that compute more than one position, as a prompt does."""
     sampled: int = 0
     """Tokens that were sampled and reported."""
     num_slots: int = 0
     """Slots in use now."""
+
+
+class StepMetrics:
+    """The figures of all steps, written by the step thread."""
+
+    def __init__(self) -> None:
+        self.duration = Histogram(table.STEP_TIME)
+        self.size = Histogram(table.STEP_TOKENS)
+        self.lease_left = Histogram(table.LEASE_LEFT)
+
+    def samples(self, counters: Counters) -> Iterator[Sample]:
+        """Yields these figures and those of the counters."""
+        yield table.STEPS.sample(counters.steps)
+        yield table.STEP_TIME.sample(self.duration)
+        yield table.STEP_TOKENS.sample(self.size)
+        yield table.LEASE_LEFT.sample(self.lease_left)
+        yield table.STEP_PHASES.sample(counters.prefilled, "prefill")
+        yield table.STEP_PHASES.sample(counters.tokens - counters.prefilled, "decode")
+        yield table.STEP_ROWS.sample(counters.rows)
+        yield table.SAMPLED.sample(counters.sampled)
+        yield table.BUSY.sample(counters.busy_s)
+        yield table.STARVED.sample(counters.waiting_s)
+        yield table.SLOTS.sample(counters.num_slots)

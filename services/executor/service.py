@@ -1,6 +1,7 @@
 """The executor: belongs to one scheduler at a time, runs its plans, and publishes the output of each step."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -25,6 +26,7 @@ from pagewire.shared.errors import BusError, WireVersionError
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.peers import Peers
 from pagewire.shared.polling import poll
 from pagewire.shared.process import wait_for_predecessors
@@ -80,6 +82,10 @@ class Executor:
             step=self._last_step,
             load=load,
         )
+
+    def metrics(self) -> Iterable[Sample]:
+        """Returns the figures of the steps."""
+        return () if self._steps is None else self._steps.metrics.samples(self._steps.counters)
 
     async def drain(self) -> None:
         """Waits until the scheduler has left this executor, after a successor, if one comes, has started."""

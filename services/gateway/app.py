@@ -15,6 +15,8 @@ from pagewire.services.gateway import errors
 from pagewire.services.gateway.authentication import Authentication, FindTenant
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.prometheus import CONTENT_TYPE
 from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.shared.errors import ModelNotFound, PagewireError
 
@@ -22,13 +24,19 @@ Endpoints = Mapping[str, GeneratingEndpoint]
 """The generating endpoints by path."""
 
 
-def build(client: AsyncClient, endpoints: Endpoints, health: Health, find_tenant: FindTenant | None = None) -> ASGIApp:
+def build(
+    client: AsyncClient,
+    endpoints: Endpoints,
+    health: Health,
+    metrics: MetricsPage,
+    find_tenant: FindTenant | None = None,
+) -> ASGIApp:
     """Returns the application. With `find_tenant`, all paths but those of `authentication.PUBLIC` need a key."""
-    app = Shortcut(endpoints, _starlette(client, endpoints, health))
+    app = Shortcut(endpoints, _starlette(client, endpoints, health, metrics))
     return app if find_tenant is None else Authentication(app, find_tenant)
 
 
-def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASGIApp:
+def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health, metrics: MetricsPage) -> ASGIApp:
     async def alive(_: Request) -> Response:
         return PlainTextResponse("alive")
 
@@ -46,11 +54,15 @@ def _starlette(client: AsyncClient, endpoints: Endpoints, health: Health) -> ASG
                 return _json(model)
         raise ModelNotFound(f"no model {name} is served: GET /v1/models lists the served models")
 
+    async def figures(_: Request) -> Response:
+        return Response(await metrics.text(health.instances), media_type=CONTENT_TYPE)
+
     return Starlette(
         routes=[
             Route("/livez", alive),
             Route("/readyz", ready),
             Route("/health", ready),
+            Route("/metrics", figures),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],

@@ -1,6 +1,6 @@
 """Decodes the body of `/v1/chat/completions`, including vLLM's extra fields."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -8,7 +8,7 @@ from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.sampling_fields import read_body, split_sampling
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.messages.client import ChatMessage
+from pagewire.shared.messages.client import ChatMessage, ToolChoice
 
 
 class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -33,6 +33,14 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     """Whether the log-probabilities of tokens are part of the answer."""
     top_logprobs: int = 0
     """Number of the likeliest tokens that are shown with each token; needs `logprobs`."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    """Whether the model may call tools, must call some, or must call a named one."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have more than one call."""
+    include_reasoning: bool = True
+    """Whether the reasoning is part of the answer."""
     echo: bool = False
     add_special_tokens: bool = False
 

@@ -1,5 +1,6 @@
 """A route that turns each HTTP request into a request to the pipeline, with a whole answer or a stream of events."""
 
+import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,9 +16,12 @@ from pagewire.services.gateway import errors
 from pagewire.services.gateway.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.events import DONE, Events, data
 from pagewire.services.gateway.request import StreamOptions
+from pagewire.shared import telemetry
 from pagewire.shared.errors import Internal, PagewireError
 from pagewire.shared.messages.client import Delta, Result
 
+CLIENT_GONE = 499
+"""Status in the log of a request whose client has closed the connection, as nginx writes it."""
 TIMEOUT = 600.0
 """Timeout of an HTTP request, in seconds."""
 
@@ -42,6 +46,8 @@ class Call:
     """Whether only the prompt is wanted: the one token that is generated is dropped."""
     top_logprobs: int = 0
     """Likeliest tokens that a chat shows at each position."""
+    reasoning: bool = True
+    """Whether the reasoning is part of a chat's answer."""
 
 
 class Api(Protocol):
@@ -75,10 +81,12 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         self.running += 1
+        began, status, stream = time.monotonic(), 200, None
+        traceparent = _traceparent(scope)
         try:
             call = self._api.read(await read_body(scope, receive, self._body_limit))
             client = await self._client.for_tenant(scope.get("tenant", ""))
-            stream = client.stream(timeout=TIMEOUT, traceparent=_traceparent(scope), **call.arguments)
+            stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
             async with while_connected(receive):
                 if call.streamed:
                     await self._send_events(stream, call, send)
@@ -86,16 +94,27 @@ class Endpoint:
                     answer = await self._api.answer(self._client, call, stream, await stream.result())
                     await Response(_encode(answer), media_type="application/json")(scope, receive, send)
         except ClientGone:
-            pass
+            status = CLIENT_GONE
         except PagewireError as error:
-            await errors.response(error)(scope, receive, send)
+            response = errors.response(error)
+            status = response.status_code
+            await response(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
             _log.error("request_failed", exc_info=error)
+            status = 500
             fault = Internal("the request met a fault of the server: its log has the details")
             await errors.response(fault)(scope, receive, send)
         finally:
             self.running -= 1
             self.served += 1
+            _log.info(
+                "http_request",
+                path=scope["path"],
+                status=status,
+                request_id=stream.request_id if stream is not None else "",
+                trace_id=telemetry.trace_id(traceparent),
+                ms=round((time.monotonic() - began) * 1000, 1),
+            )
 
     async def _send_events(self, stream: Stream, call: Call, send: Send) -> None:
         """Sends a stream of events. An error before the first token is raised, so that it sets the response's status.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pagewire.shared.bus import Bus
 from pagewire.shared.messages.heartbeat import STORE_REFUSES
+from pagewire.shared.metrics.table import SERVICES
 from pagewire.shared.peers import Peers
 
 REQUIRED = ("tokenizer", "detokenizer", "scheduler")
@@ -41,6 +42,11 @@ class Health:
             if not any(beat.ready for beat in alive):
                 return f"no {service} is ready"
         return ""
+
+    @property
+    def instances(self) -> int:
+        """Instances of all services that are alive."""
+        return sum(len(self._peers.alive(service)) for service in SERVICES)
 
     def has_successor(self, instance: str, port: float) -> bool:
         """Returns whether a gateway other than `instance` is ready at the same port."""

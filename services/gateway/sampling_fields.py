@@ -14,7 +14,6 @@ IGNORED = frozenset(
     {
         "cache_prompt",
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -32,6 +31,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
@@ -49,7 +49,10 @@ RESPONSE_FORMAT = "response_format"
 NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options", RESPONSE_FORMAT}
 """Fields of `NEUTRAL` that are refused with any other value, unless the route supports them."""
 
-FREE_FORM = frozenset({"chat_template_kwargs", "structured_outputs", RESPONSE_FORMAT})
+BESIDE_TOOLS = frozenset({"parallel_tool_calls", "tool_choice"})
+"""Fields of `NEUTRAL` whose neutral values have an effect where the route supports tools."""
+
+FREE_FORM = frozenset({"chat_template_kwargs", "structured_outputs", "tools", RESPONSE_FORMAT})
 """Fields whose values may have any form."""
 LONGEST_NEUTRAL = 256
 """Bytes of the longest neutral value, with room for spaces."""
@@ -71,7 +74,7 @@ def read_body(body: bytes, known: Collection[str], kind: str) -> dict[str, Any]:
         fields = {name: _value(name, value, known) for name, value in raw.items() if name not in IGNORED}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
-    effective = {name: value for name, value in fields.items() if not _is_neutral(name, value)}
+    effective = {name: value for name, value in fields.items() if not _is_neutral(name, value, known)}
     for name, value in effective.items():
         if name in NOT_BUILT and name not in known:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
@@ -111,10 +114,9 @@ def _value(name: str, raw: msgspec.Raw, known: Collection[str]) -> object:
     return text
 
 
-def _is_neutral(name: str, value: object) -> bool:
+def _is_neutral(name: str, value: object, known: Collection[str]) -> bool:
     # Types are compared too, because 0 equals False, and logprobs 0 has an effect.
-    return (
-        value is None
-        or name in IGNORED
-        or any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, ()))
+    return value is None or (
+        not (name in BESIDE_TOOLS and name in known)
+        and any(value == neutral and type(value) is type(neutral) for neutral in NEUTRAL.get(name, ()))
     )

@@ -1,6 +1,7 @@
 """The gateway: an OpenAI-compatible HTTP server that is an ordinary client of the pipeline."""
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 
 import structlog
@@ -13,11 +14,14 @@ from pagewire.services.gateway.completions import Completions
 from pagewire.services.gateway.endpoint import Api, Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.http_protocol import Connections
+from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.rotation import Rotation
 from pagewire.shared import listener
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.polling import poll
 
 APIS: dict[str, Api] = {"/v1/completions": Completions(), "/v1/chat/completions": ChatCompletions()}
@@ -45,7 +49,8 @@ class Gateway:
         self._endpoints = {path: Endpoint(api, self._client, body_limit=limit) for path, api in APIS.items()}
         self._health = Health(context.bus, on_change=context.announce)
         find = find_tenant(settings.api_key, self._keys)
-        application = app.build(self._client, self._endpoints, self._health, find)
+        metrics = MetricsPage(context.bus, vllm=settings.metrics_compat == "vllm")
+        application = app.build(self._client, self._endpoints, self._health, metrics, find)
         self._rotation = Rotation(application, tuple(APIS))
         self._server = server.Server(self._rotation, self._listener, self._connections, self._tls)
 
@@ -56,10 +61,17 @@ class Gateway:
             "connections": float(len(self._connections.open)),
             "refused": float(self._connections.refused),
             "running": float(self._running),
-            "requests": float(sum(endpoint.served for endpoint in self._endpoints.values())),
+            "requests": float(self._served),
         }
         ready = not self._health.missing()
         return Heartbeat("gateway", self._context.instance, ready, term=0, plan=0, step=0, load=load)
+
+    def metrics(self) -> Iterator[Sample]:
+        """Yields the figures of HTTP."""
+        yield table.CONNECTIONS.sample(len(self._connections.open))
+        yield table.HTTP_LIMITED.sample(self._connections.refused)
+        yield table.HTTP_RUNNING.sample(self._running)
+        yield table.HTTP_REQUESTS.sample(self._served)
 
     async def drain(self) -> None:
         """Finishes the requests in progress and closes all connections.
@@ -99,6 +111,10 @@ class Gateway:
             async with asyncio.timeout(OTHERS_READY_WITHIN):
                 await poll(lambda: not self._health.missing())
         self._rotation.begin()
+
+    @property
+    def _served(self) -> int:
+        return sum(endpoint.served for endpoint in self._endpoints.values())
 
     @property
     def _running(self) -> int:

@@ -84,12 +84,43 @@ class Completion(msgspec.Struct):
     object: Literal["text_completion"] = "text_completion"
 
 
+class FunctionCall(msgspec.Struct, omit_defaults=True):
+    """Which function is called, or in a stream the next part of that."""
+
+    arguments: str
+    """JSON as the model has written it."""
+    name: str | None = None
+    """None in a stream after the first part."""
+
+
+class ToolCall(msgspec.Struct):
+    """A call of a tool."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """The next part of a call of a tool; the first one has all fields."""
+
+    index: int
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class ChatMessage(msgspec.Struct):
     """The assistant's message."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    """If there is any; also as `reasoning_content`, its older name."""
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    """If there are any."""
 
 
 class ChatChoice(msgspec.Struct):
@@ -121,6 +152,10 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
     role: Literal["assistant"] | None = None
     """Only in the first event of a choice."""
     content: str | None = None
+    reasoning: str | None = None
+    """Also as `reasoning_content`, its older name."""
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):

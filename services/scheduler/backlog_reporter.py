@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import structlog
 
@@ -28,6 +29,10 @@ class BacklogReporter:
 
     The queues belong to all schedulers of a model together, so only one of them counts what is stored: the one with the
     lowest instance id among those that report.
+
+    Attributes:
+        queued: requests in the store that no scheduler has, by class; empty: another scheduler counts them.
+        left: bytes that the store takes beside them.
     """
 
     def __init__(self, bus: Bus, model: str, instance: str, manager: RequestManager) -> None:
@@ -38,6 +43,10 @@ class BacklogReporter:
         self._manager = manager
         self._lower_until = 0.0
         """Until when a scheduler with a lower id counts what is stored; monotonic seconds."""
+        self.queued: tuple[int, ...] = ()
+        self.left = 0
+        self._held: dict[str, tuple[tuple[int, ...], float]] = {}
+        """By other scheduler: the requests that it has, by class, and when it has said so."""
 
     async def run(self) -> None:
         """Samples and reports until cancelled."""
@@ -62,14 +71,17 @@ class BacklogReporter:
 
     def _describe(self, lengths: QueueLengths | None) -> Backlog:
         manager, policy, meter = self._manager, self._manager.policy, self._manager.meter
-        started = [0] * len(subjects.CLASSES)
+        started, held = [0] * len(subjects.CLASSES), [0] * len(subjects.CLASSES)
         for request in manager.requests.values():
             started[subjects.class_of(request.work.priority)] += not request.queued
+            held[subjects.class_of(request.work.priority)] += 1
         stored = [0] * len(subjects.CLASSES)
         for queue, items in lengths.items.items() if lengths is not None else ():
             name = queue.split(".")[1]
             if name in subjects.CLASSES:
                 stored[subjects.CLASSES.index(name)] += items
+        self._count_queued(stored if lengths is not None else (), held)
+        self.left = lengths.left if lengths is not None else 0
         return Backlog(
             scheduler=self._instance,
             started=tuple(started),
@@ -79,9 +91,19 @@ class BacklogReporter:
             stored=tuple(stored) if lengths is not None else (),
             last=lengths.last if lengths is not None else 0,
             delay=meter.delay(),
+            held=tuple(held),
         )
+
+    def _count_queued(self, stored: Sequence[int], held: Sequence[int]) -> None:
+        oldest = time.monotonic() - SILENCE
+        self._held = {name: last for name, last in self._held.items() if last[1] > oldest}
+        everywhere = [held, *(counts for counts, _ in self._held.values() if counts)]
+        self.queued = tuple(max(0, stored[i] - sum(counts[i] for counts in everywhere)) for i in range(len(stored)))
 
     def _on_backlog(self, message: Message) -> None:
         report = _backlog.try_decode(message.data)
-        if report is not None and report.scheduler < self._instance:
+        if report is None or report.scheduler == self._instance:
+            return
+        self._held[report.scheduler] = report.held, time.monotonic()
+        if report.scheduler < self._instance:
             self._lower_until = time.monotonic() + SILENCE

@@ -72,12 +72,16 @@ class ExecutorClient:
         leaving: set once the executor says that it is about to end, and that the scheduler shall leave it.
         lost: set once the term has ended, or the executor cannot be reached or obeys another scheduler.
         failed: whether the executor is lost, and what it ran may be the cause.
+        gaps: times so far that steps were missing.
+        repairs: how many of these gaps a replay has closed.
     """
 
     def __init__(self, bus: Bus, name: str, term: int, on_step: Callable[[StepOutput], None]) -> None:
         self.name = name
         self.term = term
         self.failed = False
+        self.gaps = 0
+        self.repairs = 0
         self.leaving = asyncio.Event()
         self.lost = asyncio.Event()
         self.subscribed = asyncio.Event()
@@ -156,6 +160,7 @@ class ExecutorClient:
     async def _fetch_missing(self) -> None:
         if (missing := self._reader.missing) is None:
             return
+        self.gaps += 1
         request = encode(Replay(term=self.term, first=missing[0], last=missing[1]))
         try:
             async for message in self._bus.request_many(f"{subjects.REPLAY}.{self.name}", request, stall=SILENCE):
@@ -165,6 +170,8 @@ class ExecutorClient:
             return  # the next heartbeat asks again
         if self._reader.missing is not None and self._reader.missing[0] == missing[0]:
             self.mark_lost(f"step {missing[0]} is gone from its ring")
+        else:
+            self.repairs += 1
 
     def note_reconnection(self) -> None:
         """Says that messages may have been missed until now, so that the executor need not have been silent."""

@@ -46,6 +46,7 @@ class Policy:
         now: Unix time in seconds, set by the caller: a sequence that waits past its deadline gets no slot.
         expired: ids of the sequences that ended so, for the caller to take.
         max_row_tokens: the most tokens that a row of a step has brought.
+        prefilled: sequences that have sampled in the last step read, for the first time since they got their slot.
     """
 
     def __init__(self, term: int, limits: Limits) -> None:
@@ -65,6 +66,7 @@ class Policy:
         self.now = 0.0
         self.expired: list[int] = []
         self.max_row_tokens = 1
+        self.prefilled: list[Sequence] = []
         self._last_order: list[int] = []
         self._last_budget = 0
 
@@ -90,6 +92,7 @@ class Policy:
         """Records what a step did. Outputs of one term arrive in order and without a gap."""
         sequences = self.sequences
         by_id, needs_blocks, charge = sequences.by_id, sequences.needs_blocks, self.waiting.charge
+        prefills, prefilled = sequences.prefills, []
         self.step = output.step
         self.num_steps += bool(output.sequences)
         ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
@@ -105,7 +108,8 @@ class Policy:
             sequence.last_step = self.num_steps
             tokens = sequence.tokens
             if token != NO_TOKEN and computed == len(tokens):
-                sequences.prefills.pop(i, None)
+                if i in prefills:
+                    prefilled.append(prefills.pop(i))
                 tokens.append(token)
                 charge(sequence.user, 1)
                 if computed + 1 >= sequence.allocate_at:
@@ -115,6 +119,7 @@ class Policy:
                 sequences.finish(sequence)
                 if finish == Finish.NOT_FINITE:
                     self.beam_search.fail(sequence)
+        self.prefilled = prefilled
         for sequence, row_tokens in longer:
             self._append_more(sequence, row_tokens)
         if output.candidate_counts:

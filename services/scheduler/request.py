@@ -42,6 +42,12 @@ class Request:
     """Tokens per choice that the client has certainly got from earlier detokenizers; empty: unknown."""
     attaching: int = 0
     """Exchanges with a detokenizer that are going on."""
+    slot_at: float = 0.0
+    """When it got its first slot, in monotonic seconds; 0: not yet."""
+    queue_time: float = 0.0
+    """Seconds from the storing of its item to its first slot."""
+    first_token_at: float = 0.0
+    """When its first token was read, in monotonic seconds; 0: not yet."""
     ended_at: tuple[int, int] | None = None
     """Term and step of its last token, once all sequences have ended on the device."""
 

@@ -96,6 +96,7 @@ class RequestManager:
 
     def end_term(self) -> None:
         """Ends the term. Nothing is pulled until the next term begins."""
+        self.meter.metrics.end_term(self.policy)
         self.policy = None
         self._attacher.end_term()
         self._trial_lengths = {}

@@ -21,6 +21,8 @@ class SequenceTable:
         by_id: sequences that have not ended.
         running: in order of rank.
         needs_blocks: running sequences whose blocks do not last for the steps ahead, by id.
+        cache_queries: tokens so far that were looked for in the prefix cache, once for each sequence.
+        cache_hits: those of them that it had.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -32,6 +34,8 @@ class SequenceTable:
         self.prefills = PrefillQueue()
         self.pending_frees = PendingFrees()
         self.needs_blocks: dict[int, Sequence] = {}
+        self.cache_queries = 0
+        self.cache_hits = 0
         self._prefix_cache = PrefixCache(self.pool, limits.block_size) if limits.prefix_cache else None
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
 
@@ -59,6 +63,9 @@ class SequenceTable:
         self.waiting.pop(sequence)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
+            if self._prefix_cache is not None:
+                self.cache_queries += len(sequence.tokens)
+                self.cache_hits += sequence.num_computed_tokens
             self.waiting.charge(sequence.user, len(sequence.tokens) - sequence.num_computed_tokens)
         self.assign_slot(sequence, num_steps)
         self.prefills[sequence.id] = sequence

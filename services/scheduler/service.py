@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 
 import msgspec
@@ -12,6 +13,7 @@ from pagewire.services.scheduler.backlog_reporter import BacklogReporter
 from pagewire.services.scheduler.block_pool import IntegrityError
 from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor, free_executors
 from pagewire.services.scheduler.limits import limits_of
+from pagewire.services.scheduler.metrics import request_samples
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
 from pagewire.services.scheduler.readers import Readers
@@ -25,6 +27,8 @@ from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortS
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claimed, Plan
 from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.model_folder import served_name
 from pagewire.shared.peers import Peers
 from pagewire.shared.polling import poll
@@ -53,6 +57,7 @@ class Scheduler:
         self._peers = Peers(context.bus, on_change=self._on_peers)
         self._readers = Readers(context.bus, self._send_plans)
         self._manager = RequestManager(context, self._peers, self._token, self._send_plans)
+        self._backlog = BacklogReporter(self._bus, self._token, context.instance, self._manager)
         self._violations = 0
 
     async def run(self) -> None:
@@ -65,7 +70,7 @@ class Scheduler:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._manager.run())
-                tasks.create_task(BacklogReporter(self._bus, self._token, self._context.instance, self._manager).run())
+                tasks.create_task(self._backlog.run())
                 subject = f"{subjects.PREFIXES}.{self._token}.{self._context.instance}"
                 tasks.create_task(advertise_prefixes(self._bus, subject, self._manager.cached_prefixes))
                 tasks.create_task(self._check_when_idle())
@@ -159,7 +164,11 @@ class Scheduler:
             changing = tasks.create_task(self._change_executor(executor))
             await reading
             changing.cancel()
+        self._manager.meter.metrics.gaps += executor.gaps
+        self._manager.meter.metrics.repairs += executor.repairs
+        executor.gaps = executor.repairs = 0
         if executor.failed:
+            self._manager.meter.metrics.executors_lost += 1
             self._manager.on_executor_lost()
         self._manager.end_term()
         self._context.announce()
@@ -213,6 +222,10 @@ class Scheduler:
             self._fail_step(output)
             return
         policy.on_step(output)
+        for sequence in policy.prefilled:
+            request = self._manager.by_sequence.get(sequence.caller_ids[0])
+            if request is not None:
+                self._manager.meter.metrics.on_first_token(request)
         if any(output.finishes):
             rows = zip(unpack(output.sequences), output.finishes, strict=True)
             self._manager.on_finished((sequence for sequence, finish in rows if finish), unread=True)
@@ -266,6 +279,19 @@ class Scheduler:
                 except IntegrityError as error:
                     self._violations += 1
                     _log.error("integrity_violated", reason=str(error))
+
+    def metrics(self) -> Iterator[Sample]:
+        """Yields the figures of requests, blocks and repairs."""
+        manager, counted, executor = self._manager, self._manager.meter.metrics, self._executor
+        yield from request_samples(manager.requests.values(), self._backlog.queued)
+        yield from counted.samples(manager.policy)
+        if executor is not None and not executor.lost.is_set():
+            yield table.PAIR.sample(1.0, executor.name)
+        yield table.GAPS.sample(counted.gaps + (executor.gaps if executor is not None else 0))
+        yield table.REPAIRS.sample(counted.repairs + (executor.repairs if executor is not None else 0))
+        yield table.VIOLATIONS.sample(self._violations)
+        if self._backlog.queued:
+            yield table.STORE_LEFT.sample(self._backlog.left)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the state of this scheduler: it is ready while it has an executor."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from pagewire.services.scheduler.event_rate import EventRate
+from pagewire.services.scheduler.metrics import RequestMetrics
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.service_rate import ServiceRate
@@ -13,6 +14,7 @@ class ServiceMeter:
     """The starts, tokens and ends of requests. Times are monotonic seconds."""
 
     def __init__(self, now: float) -> None:
+        self.metrics = RequestMetrics()
         self._starts = [EventRate(now) for _ in subjects.CLASSES]
         self._rate: ServiceRate | None = None
         self._sampled_at = now
@@ -29,9 +31,11 @@ class ServiceMeter:
         """Records that a request has its first slot. The tokens of an earlier run are not counted again."""
         self._starts[subjects.class_of(request.work.priority)].add(1, now)
         self._counted += _generated(request)
+        self.metrics.on_slot(request)
 
     def end(self, request: Request) -> None:
         """Records that a request has ended."""
+        self.metrics.on_end(request)
         if not request.queued:
             self._ended += _generated(request)
             if self._rate is not None:

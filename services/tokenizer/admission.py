@@ -8,7 +8,7 @@ it too, but only those of the next `AGEING` seconds, because the schedulers let 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagewire.shared import subjects
@@ -16,6 +16,8 @@ from pagewire.shared.bus import Bus, Message
 from pagewire.shared.errors import Overloaded
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.backlog import Backlog
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.peers import SILENCE, Peers
 
 MARGIN = 0.8
@@ -149,6 +151,11 @@ class Admission:
         """Figures for the heartbeat."""
         wait = self._wait(subjects.class_of(0))
         return {"refused": self.refused, "queued": sum(self._load.waiting), "expected_wait": wait or 0.0}
+
+    def metrics(self) -> Iterator[Sample]:
+        """Yields the same figures as metrics."""
+        yield table.ADMISSION_REFUSALS.sample(self.refused)
+        yield table.EXPECTED_WAIT.sample(self.gauges["expected_wait"])
 
     def _wait(self, rank: int) -> float | None:
         load = self._load

@@ -1,7 +1,7 @@
 """The subscriptions of a tokenizer and what answers them."""
 
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from pagewire.shared.client_requests import decode_head, decode_request, encodin
 from pagewire.shared.context import Context
 from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
 from pagewire.shared.messages.client import FRESH, ModelList, TokenizeReply, TokenizeRequest
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.peers import Peers
 from pagewire.shared.replies import Replier
 
@@ -62,6 +63,11 @@ class Handlers:
     def load(self) -> dict[str, float]:
         """Requests from client inboxes so far, those dropped for want of an inbox, and the figures of the queue."""
         return {"requests": self._requests, "dropped": self._replier.dropped, **self._admission.gauges}
+
+    def metrics(self) -> Iterator[Sample]:
+        """Yields the figures of refusals and of the queue."""
+        yield from self._replier.metrics()
+        yield from self._admission.metrics()
 
     async def subscribe(self) -> None:
         """Subscribes to what clients ask of a tokenizer."""

@@ -14,6 +14,7 @@ from opentelemetry.trace import Span, format_trace_id
 
 from pagewire.services.tokenizer import sampling
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
+from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools, with_forced_call
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.validation import (
@@ -32,7 +33,7 @@ from pagewire.shared.bus import Message
 from pagewire.shared.client_requests import decode_request, encode_request, encoding_of
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, RequestError
 from pagewire.shared.messages import pack
-from pagewire.shared.messages.client import BATCH_INBOX, FRESH, GenerateRequest, SamplingParams
+from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ChatFormat, GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.work import Sampling, WorkItem
 from pagewire.shared.replies import Replier
@@ -118,13 +119,15 @@ class InputProcessor:
         encoding = encoding_of(message.headers)
         request = decode_request(message.data, GenerateRequest, encoding)
         request.sampling = self._model.generation.complete(request.sampling, message.data, encoding)
+        check_tools(request, self._model.formats)
+        request.sampling = with_forced_call(request)
         prompt = validate(request, self._model.vocab_size, self._max_logprobs)
         request_id = request.request_id or drawn_id
         _note(span, request_id=request_id)
         expires = arrived + request.timeout_ms / 1000
         try:
             async with asyncio.timeout(_seconds_left(expires)):
-                ids = await self._tokenize(prompt)
+                ids, form = await self._tokenize(request, prompt)
                 words = await self._bad_words(request.sampling)
                 grammar = await self._model.grammars.grammar(request.sampling.structured_outputs)
         except TimeoutError as error:
@@ -159,23 +162,42 @@ class InputProcessor:
         headers: dict[str, str] = {}
         telemetry.inject(headers, span)
         return await self._dispatcher.dispatch(
-            open_stream(request, caller, ids, digest, timeout_ms=math.ceil(left * 1000)),
+            self._open_stream(request, caller, ids, digest, math.ceil(left * 1000), form),
             work_item(request, caller, ids, resolved),
             headers,
             refusal,
         )
 
-    async def _tokenize(self, prompt: TextPrompts | TokenPrompts | ChatPrompt) -> Sequence[Sequence[int]]:
+    def _open_stream(
+        self,
+        request: GenerateRequest,
+        caller: Caller,
+        prompts: Sequence[Sequence[int]],
+        digest: bytes,
+        timeout_ms: int,
+        form: ChatFormat | None,
+    ) -> OpenStream:
+        opening = open_stream(request, caller, prompts, digest, timeout_ms)
+        if form is None:
+            return opening
+        skips = opening.skip_special and not self._model.formats.hides(form)
+        return msgspec.structs.replace(opening, chat_format=form, skip_special=skips)
+
+    async def _tokenize(
+        self, request: GenerateRequest, prompt: TextPrompts | TokenPrompts | ChatPrompt
+    ) -> tuple[Sequence[Sequence[int]], ChatFormat | None]:
+        """Returns the ids of each prompt, and how the answers to a conversation become messages."""
         match prompt:
             case TextPrompts(texts):
                 check_texts(texts, self._limits)
-                return await self._model.encoder.encode(texts)
+                return await self._model.encoder.encode(texts), None
             case ChatPrompt(conversation):
                 text = await self._renderer.render(conversation)
                 check_texts([text], self._limits)
-                return await self._model.encoder.encode([text], special=False)
+                form = chat_format(request, self._model.formats, text)
+                return await self._model.encoder.encode([text], special=False), form
             case TokenPrompts(prompts):
-                return prompts
+                return prompts, None
 
     async def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
         texts = sampling.bad_word_texts(params)

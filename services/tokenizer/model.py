@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
+from pagewire.services.tokenizer.chat.formats import Formats
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.generation_config import GenerationDefaults, generation_defaults
@@ -23,6 +24,8 @@ class Model:
     encoder: Encoder
     grammars: GrammarChecker
     chat: ChatTemplates
+    formats: Formats
+    """Of tool calls and reasoning."""
     generation: GenerationDefaults
     eos: frozenset[int]
     """Tokens that end a text."""
@@ -45,13 +48,15 @@ class Model:
         config = model_folder.read_config(path)
         tokenizer = load_tokenizer(path)
         vocab_size: int = config.get("vocab_size", len(tokenizer))
+        chat = find_chat_template(tokenizer, settings.chat_template)
         eos = model_folder.eos_ids(path)
         own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
         return cls(
             name=model_folder.served_name(settings),
             encoder=Encoder(tokenizer),
             grammars=GrammarChecker(GrammarCompiler(lambda: tokenizer.backend_tokenizer, vocab_size, eos)),
-            chat=find_chat_template(tokenizer, settings.chat_template),
+            chat=chat,
+            formats=Formats.find(settings, chat, tokenizer),
             generation=generation_defaults(own_defaults, vocab_size),
             eos=eos,
             max_model_len=model_folder.max_model_len(settings, config),

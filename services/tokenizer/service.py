@@ -1,6 +1,7 @@
 """The tokenizer: takes requests from clients, refuses those that cannot be served, and dispatches the others."""
 
 import asyncio
+from collections.abc import Iterator
 
 import structlog
 
@@ -14,6 +15,8 @@ from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared.config import seconds
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import STORE_REFUSES, Heartbeat
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.peers import Peers
 from pagewire.shared.polling import poll
 
@@ -43,6 +46,13 @@ class Tokenizer:
             load |= self._handlers.load
         self._announced = self._ready()
         return Heartbeat("tokenizer", self._context.instance, self._announced, term=0, plan=0, step=0, load=load)
+
+    def metrics(self) -> Iterator[Sample]:
+        """Yields the figures of requests and of the store."""
+        yield table.IN_FLIGHT.sample(len(self._tasks))
+        yield table.STORE_REFUSES.sample(float(bool(self._monitor.refusal)))
+        if self._handlers is not None:
+            yield from self._handlers.metrics()
 
     async def drain(self) -> None:
         """Leaves the queue group once another tokenizer is there, and dispatches what has arrived.

@@ -97,6 +97,8 @@ class _StreamState(msgspec.Struct):
 
     subjects: dict[str, int] | None = None
     """Number of messages by subject."""
+    bytes: int = 0
+    """Size of all messages."""
     last_seq: int = 0
     """Number of the last message that was stored."""
 
@@ -214,7 +216,8 @@ class NatsStore:
             raise NotNow(info.error.description)
         counts = info.state.subjects or {}
         lengths = {subject.removeprefix(f"{subjects.WORK}."): count for subject, count in counts.items()}
-        return QueueLengths(lengths, info.state.last_seq)
+        left = int(self._max_store * SHARES[WORK_STREAM]) - info.state.bytes
+        return QueueLengths(lengths, info.state.last_seq, left)
 
     async def list_work(self, prefix: str, after: int = 0) -> list[StoredItem]:
         """See `Store`."""

@@ -69,6 +69,8 @@ class QueueLengths:
     """By queue; empty queues are left out."""
     last: int
     """The number that `put_work` returned for the last item that is counted, in these queues or in others."""
+    left: int = 0
+    """Bytes that all queues together still take."""
 
 
 class Store(Protocol):

@@ -22,3 +22,5 @@ class Backlog(Wire, frozen=True):
     """Number that the store gave to the last item that `stored` counts."""
     delay: float = 0.0
     """Seconds by which requests start later than at `rate`, because those that run have begun only lately."""
+    held: tuple[int, ...] = ()
+    """Requests here that have not ended."""

@@ -129,6 +129,19 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
             raise ValueError("the message has no content: give a text, or a list of text parts")
 
 
+class FunctionName(msgspec.Struct):
+    """The name of a tool."""
+
+    name: str
+
+
+class ToolChoice(msgspec.Struct):
+    """The one tool that must be called."""
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
 class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A request to `pagewire.v1.generate.<model>`."""
 
@@ -156,6 +169,27 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     """Only requests with the same salt share cached prefixes, so that timing reveals no other user's prompts."""
     timeout_ms: int = 60_000
     """Deadline, counted from arrival."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call, in OpenAI's shape; with `messages` only."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    """Whether the model may call tools, must call some, or must call a named one; None: it may, if there are any."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have more than one call."""
+
+
+class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the text of an answer becomes a message: see `pagewire.shared.chat.parser`."""
+
+    tool_calls: str = ""
+    """Format of tool calls in it; empty: none are looked for."""
+    reasoning: str = ""
+    """Format of reasoning at its beginning; empty: none is looked for."""
+    opened: bool = False
+    """Whether the prompt ends with the tag that begins reasoning."""
+    single: bool = False
+    """Whether only the first call counts."""
+    tool: str = ""
+    """Name of the one tool that must be called."""
 
 
 class Usage(msgspec.Struct):
@@ -220,6 +254,8 @@ class Accepted(msgspec.Struct, tag="accepted", tag_field="type"):
     """Subject to request frames from again."""
     prompt_tokens: int
     """Number of tokens of all prompts."""
+    chat_format: ChatFormat | None = None
+    """How to find tool calls and reasoning in the texts; None: there are none."""
 
 
 class Queued(msgspec.Struct, tag="queued", tag_field="type"):
@@ -270,6 +306,8 @@ class Result(msgspec.Struct, tag="result", tag_field="type"):
     prompt_token_ids: list[list[int]] | None = None
     """Of each prompt, if the request asks for `prompt_logprobs`."""
     prompt_logprobs: list[PromptLogprobs] | None = None
+    chat_format: ChatFormat | None = None
+    """How to find tool calls and reasoning in the texts; None: there are none."""
 
 
 class ErrorFrame(msgspec.Struct, tag="error", tag_field="type", omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple
 
+from pagewire.shared.messages.client import ChatFormat
 from pagewire.shared.messages.codec import Wire
 
 
@@ -54,3 +55,5 @@ class Done(Wire, frozen=True):
     """Packed ids of each prompt, if the request asks for log-probabilities of prompts."""
     prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
     """Of each token of each prompt; None for the first tokens."""
+    chat_format: ChatFormat | None = None
+    """`OpenStream.chat_format` of the request."""

@@ -2,6 +2,7 @@
 
 from enum import IntEnum
 
+from pagewire.shared.messages.client import ChatFormat
 from pagewire.shared.messages.codec import Wire
 
 
@@ -60,6 +61,8 @@ class OpenStream(Wire, frozen=True):
     """Whether log-probabilities of tokens are reported."""
     prompt_logprobs: bool = False
     """Whether log-probabilities of the prompts' tokens are reported."""
+    chat_format: ChatFormat | None = None
+    """What the client is told of the format of the texts."""
 
 
 class OpenState(IntEnum):

@@ -37,6 +37,9 @@ REQUESTS: list[dict[str, Any]] = [
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]},
         ],
         "chat_template_kwargs": {"enable_thinking": True},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
     },
 ]
 NAMES = [*GenerateRequest.__struct_fields__, *SamplingParams.__struct_fields__]

@@ -29,7 +29,9 @@ BODIES: list[dict[str, Any]] = [
         ],
         "max_completion_tokens": 4,
         "chat_template_kwargs": {"a": [1]},
-        "tools": [],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
     },
 ]
 NAMES = sorted(

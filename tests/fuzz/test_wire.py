@@ -57,7 +57,7 @@ def test_columns_of_steps() -> None:
         except UNREADABLE:
             return
         for ready in StepReader().feed(output):
-            SequenceMap().apply(ready)
+            SequenceMap().apply(ready, 0.0)
         rows = {len(column) for column in (output.sequences, output.starts, output.counts)}
         assert rows == {4 * len(output.finishes)}
         first, more = output.split_tokens()

@@ -20,6 +20,10 @@ class Case:
     key_cache: torch.Tensor
     value_cache: torch.Tensor
 
+    def poisoned(self) -> torch.Tensor:
+        """An output of NaN, all of which must be written."""
+        return self.query.new_full((*self.query.shape[:2], self.value_cache.shape[3]), torch.nan)
+
     @property
     def live(self) -> int:
         return int(self.batch.cu_queries[-1])
@@ -45,8 +49,10 @@ def paged_case(
     width = max(blocks, default=0) + 2
     pool = sum(blocks) + 5
     slots = torch.randperm(len(rows) + 3, generator=random)[: len(rows)].int()
-    shape = (pool, layer.kv_heads, block_size, layer.head_size)
-    key, value = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    key, value = (
+        torch.full((pool, layer.kv_heads, block_size, size), torch.nan)
+        for size in (layer.head_size, layer.value_head_size)
+    )
     free = torch.randperm(pool, generator=random).tolist()
     tables = torch.full((len(rows) + 3, width), free.pop(), dtype=torch.int32)
     for slot, count, (_, length) in zip(slots.tolist(), blocks, rows, strict=True):
@@ -54,9 +60,9 @@ def paged_case(
             block = free.pop()
             tables[slot, index] = block
             filled = min(block_size, length - index * block_size)
-            cut = (layer.kv_heads, filled, layer.head_size)
-            key[block, :, :filled] = torch.randn(cut, generator=random)
-            value[block, :, :filled] = torch.randn(cut, generator=random)
+            for cache in (key, value):
+                cut = (layer.kv_heads, filled, cache.shape[3])
+                cache[block, :, :filled] = torch.randn(cut, generator=random)
     queries = torch.tensor([0] + [count for count, _ in rows]).cumsum(0).int()
     query = torch.randn(int(queries[-1]) + padding, layer.heads, layer.head_size, generator=random)
     lengths = torch.tensor([length for _, length in rows], dtype=torch.int32)

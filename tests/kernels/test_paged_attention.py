@@ -13,10 +13,10 @@ from pagewire.kernels.paged_attention import paged_attention, reference
 from tests.kernels.batches import DEVICE, Case, assert_close, paged_case, poisoned
 
 
-def check(layer: Attention, case: Case, alibi: torch.Tensor | None = None) -> None:
-    out = poisoned(case.query)
-    paged_attention(layer, case.batch, case.query, case.key_cache, case.value_cache, out, alibi)
-    expected = reference(layer, case.batch, case.query, case.key_cache, case.value_cache, alibi)
+def check(layer: Attention, case: Case, alibi: torch.Tensor | None = None, sinks: torch.Tensor | None = None) -> None:
+    out = case.poisoned()
+    paged_attention(layer, case.batch, case.query, case.key_cache, case.value_cache, out, alibi, sinks=sinks)
+    expected = reference(layer, case.batch, case.query, case.key_cache, case.value_cache, alibi, sinks)
     assert_close(out[: case.live], expected, case.query.dtype)
     assert out[case.live :].isnan().all(), "a token outside every sequence was written"
 
@@ -35,6 +35,17 @@ def test_mixed_batch_of_prompts_decodes_and_verify_tokens() -> None:
 @pytest.mark.parametrize("options", [{"window": 5}, {"soft_cap": 3.0}, {"window": 17, "soft_cap": 5.0}])
 def test_window_and_soft_cap(options: dict[str, Any]) -> None:
     check(layer(**options), paged_case(layer(**options), MIXED))
+
+
+@pytest.mark.parametrize("options", [{"chunk": 8}, {"chunk": 20}, {"value_size": 24}, {"value_size": 80}])
+def test_chunks_and_values_of_another_size(options: dict[str, Any]) -> None:
+    check(layer(**options), paged_case(layer(**options), MIXED))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 5}])
+def test_sinks(options: dict[str, Any]) -> None:
+    sinks = torch.tensor([-1.0, 0.0, 2.0, 100.0], device=DEVICE)
+    check(layer(**options), paged_case(layer(**options), MIXED), sinks=sinks)
 
 
 def test_alibi() -> None:

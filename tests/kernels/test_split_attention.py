@@ -29,11 +29,17 @@ def planned(shape: Attention, case: Case, room: int) -> SplitPlan:
     return plan
 
 
-def check(shape: Attention, case: Case, room: int = 6, alibi: torch.Tensor | None = None) -> SplitPlan:
+def check(
+    shape: Attention,
+    case: Case,
+    room: int = 6,
+    alibi: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+) -> SplitPlan:
     plan = planned(shape, case, room)
-    out = poisoned(case.query)
-    split_attention(shape, case.batch, plan, case.query, case.key_cache, case.value_cache, out, alibi)
-    expected = reference(shape, case.batch, case.query, case.key_cache, case.value_cache, alibi)
+    out = case.poisoned()
+    split_attention(shape, case.batch, plan, case.query, case.key_cache, case.value_cache, out, alibi, sinks)
+    expected = reference(shape, case.batch, case.query, case.key_cache, case.value_cache, alibi, sinks)
     short = torch.zeros(len(case.query), dtype=torch.bool)
     for first, last in case.batch.cu_queries.cpu().unfold(0, 2, 1).tolist():
         short[first:last] = last - first <= most_queries(shape)
@@ -72,6 +78,13 @@ def test_longer_rows_are_left_to_the_mixed_kernel() -> None:
     paged_attention(shape, case.batch, *inputs, minimum=most_queries(shape) + 1)
     expected = reference(shape, case.batch, case.query, case.key_cache, case.value_cache)
     assert_close(out, expected, torch.float32)
+
+
+def test_sinks_and_values_of_another_size() -> None:
+    shape = layer(4, 2, window=20, value_size=24)
+    sinks = torch.tensor([-1.0, 0.0, 2.0, 100.0], device=DEVICE)
+    check(shape, paged_case(shape, [(1, 300), (2, 75), (1, 1)]), sinks=sinks)
+    check(layer(value_size=40), paged_case(layer(value_size=40), DECODES), sinks=sinks)
 
 
 @pytest.mark.parametrize("options", [{"window": 20}, {"window": 1}, {"soft_cap": 3.0}])

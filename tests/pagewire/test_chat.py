@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pagewire import LLM, AsyncClient, Client, SamplingParams
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatFormat
 from pagewire.shared.model_folder import BUNDLED
 from pagewire.shared.tokenizer import load_tokenizer
 from tests.pagewire.serving import Served, serving
@@ -161,7 +162,7 @@ def test_without_a_number_a_chat_runs_to_the_context_limit(chat: Any) -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "the role wizard is none of"),
         ({"messages": HELLO, "temperature": 9}, "temperature"),
-        ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools is not supported"),
+        ({"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools cannot be used"),
         ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format is malformed"),
         (
             {"messages": HELLO, "extra_body": {"structured_outputs": {"regex": "(a"}}},
@@ -208,8 +209,11 @@ def test_offline_with_a_template_and_defaults_of_its_own(tmp_path: Path, expecte
     (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
     change(folder / "generation_config.json", temperature=0.0, max_new_tokens=12)
     template = tmp_path / "template.jinja"
-    template.write_text((BUNDLED / "chat_template.jinja").read_text() + "{{ mood }}")
-    with LLM(str(folder), chat_template=str(template)) as llm:
+    template.write_text(
+        (BUNDLED / "chat_template.jinja").read_text()
+        + "{{ mood }}{% for tool in tools or [] %} {{ tool.function.name }}{% endfor %}"
+    )
+    with LLM(str(folder), chat_template=str(template), tool_call_parser="hermes") as llm:
         (one,) = llm.chat(HELLO)
         assert (one.outputs[0].text, one.usage.completion_tokens) == (expected, 12)
         (given,) = llm.chat(HELLO, SamplingParams(temperature=0.0, max_tokens=3))
@@ -220,5 +224,7 @@ def test_offline_with_a_template_and_defaults_of_its_own(tmp_path: Path, expecte
         (moody,) = llm.chat(HELLO, chat_template_kwargs={"mood": " Alas"})
         (spelled,) = llm.generate(LAID_OUT + " Alas")
         assert moody.outputs[0].text == spelled.outputs[0].text
+        (shown,) = llm.chat(HELLO, tools=[{"type": "function", "function": {"name": "Alas"}}])
+        assert (shown.outputs, shown.chat_format) == (spelled.outputs, ChatFormat("hermes"))
         with pytest.raises(InvalidRequest, match="the role wizard"):
             llm.chat([{"role": "wizard", "content": "x"}])

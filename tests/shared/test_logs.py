@@ -62,3 +62,22 @@ def test_people_get_words_and_a_traceback_without_local_variables(terminal: bool
 def test_colours_are_for_terminals() -> None:
     assert "\x1b[" in lines(terminal=True, TERM="xterm", PAGEWIRE_LOG_FORMAT="console")[0]
     assert "\x1b[" not in lines(terminal=False, TERM="xterm", PAGEWIRE_LOG_FORMAT="console")[0]
+
+
+def test_the_level_changes_while_the_process_runs() -> None:
+    body = """
+import structlog
+from pagewire.shared import config, logs
+
+settings = config.load({"log-level": "warning"})
+logs.configure(settings, service="probe", instance="probe1")
+log = structlog.get_logger()
+for i in range(3):
+    log.debug("seen", turn=i)
+    log.info("seen", turn=i)
+    logs.toggle_debug(settings)
+"""
+    run = subprocess.run([sys.executable, "-c", body], capture_output=True, check=True, timeout=60)
+    written = [json.loads(line) for line in run.stderr.splitlines()]
+    assert [(line["level"], line["turn"]) for line in written if line["event"] == "seen"] == [("debug", 1), ("info", 1)]
+    assert [line["log_level"] for line in written if "log_level" in line] == ["debug", "warning", "debug"]

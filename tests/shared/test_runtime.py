@@ -45,6 +45,9 @@ class Service:
     def heartbeat(self):
         return Heartbeat("probe", self.context.instance, True, 0, 0, 0, {})
 
+    def metrics(self):
+        return ()
+
     async def drain(self):
         print("drains", self.context.follows().name, flush=True)
         while self.context.settings.model == "busy":
@@ -241,6 +244,9 @@ class Counting:
     def heartbeat(self) -> Heartbeat:
         self.beats += 1
         return Heartbeat("probe", self.context.instance, False, 0, 0, 0, {})
+
+    def metrics(self) -> tuple[()]:
+        return ()
 
     async def drain(self) -> None:
         self.drains += 1

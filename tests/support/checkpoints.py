@@ -17,6 +17,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -86,7 +88,17 @@ CONFIGS: dict[str, Any] = {
     "opt": lambda **common: OPTConfig(**_OPT, **common),
     "opt-post-norm": lambda **common: OPTConfig(**_OPT, **common, do_layer_norm_before=False, word_embed_proj_dim=48),
 }
-"""Name of a checkpoint, to the configuration of its model."""
+"""Name of a checkpoint of a native family, to the configuration of its model."""
+
+OTHERS: dict[str, Any] = {
+    "gpt-neox": lambda **common: GPTNeoXConfig(
+        **_SHAPE, **common, intermediate_size=96, rotary_pct=0.5, initializer_range=0.25
+    ),
+    "gpt-oss": lambda **common: GptOssConfig(
+        **_GATED, **common, head_dim=16, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
+    ),
+}
+"""The same for families that transformers builds."""
 
 
 class Reference(NamedTuple):
@@ -100,7 +112,7 @@ class Reference(NamedTuple):
 
 @functools.cache
 def checkpoint(name: str) -> Path:
-    """The folder of a checkpoint of `CONFIGS`, in Hugging Face format. Do not write to it: copy it first."""
+    """The folder of a checkpoint of `CONFIGS` or `OTHERS`, in Hugging Face format. Do not write to it: copy it."""
     version = hashlib.sha256(Path(__file__).read_bytes() + transformers.__version__.encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"pagewire-checkpoints-{os.getuid()}-{version}" / name
     if not folder.exists():
@@ -141,31 +153,31 @@ def reference(folder: Path, prompt_ids: Sequence[int], max_new_tokens: int, *, i
 
 
 def _write(name: str, folder: Path) -> None:
-    tokenizer = _tokenizer()
-    eos = tokenizer.eos_token_id
+    words = tokenizer()
+    eos = words.eos_token_id
     ids = {"vocab_size": VOCABULARY, "eos_token_id": eos, "bos_token_id": eos, "pad_token_id": None}
     torch.manual_seed(len(name))
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](**ids))
+    model = AutoModelForCausalLM.from_config((CONFIGS | OTHERS)[name](**ids))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:  # biases start as zeros and norms as ones: nothing would notice if they were lost
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
     model.save_pretrained(folder, max_shard_size="100KB" if name.endswith("sharded") else "50GB")
-    tokenizer.save_pretrained(folder)
+    words.save_pretrained(folder)
     folder.chmod(0o755)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of `VOCABULARY` ids: every text has ids, every id has a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[EOS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([_TEXT], trainer)
-    assert tokenizer.get_vocab_size() == VOCABULARY
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, bos_token=EOS)
+    made.train_from_iterator([_TEXT], trainer)
+    assert made.get_vocab_size() == VOCABULARY
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=EOS, bos_token=EOS)

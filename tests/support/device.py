@@ -18,7 +18,7 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
-from pagewire.services.executor.models.registry import load_model
+from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.model_folder import read_config
 from pagewire.shared.sampling import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY
@@ -86,7 +86,8 @@ class Driver:
         backend: Backend
         if compiled:
             self.kernels = kernels = CpuKernels(build.load(), threads)
-            self.compiled = CompiledLM(self.model, kernels, CONTEXT, one_dnn=one_dnn)
+            if is_native(read_config(folder)):
+                self.compiled = CompiledLM(self.model, kernels, CONTEXT, one_dnn=one_dnn)
             backend = CompiledBackend(kernels, spec, capacity, stored)
         else:
             backend = PyTorchBackend(spec, capacity, stored)

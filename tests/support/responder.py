@@ -12,6 +12,7 @@ from pagewire.shared.frames import encode_frame, error_frame, error_headers
 from pagewire.shared.messages.client import (
     Accepted,
     CancelReply,
+    ChatFormat,
     Choice,
     Delta,
     Final,
@@ -48,6 +49,7 @@ class Responder:
         tenants: who sent each request.
         script: frames that follow `accepted`; by default the words, the final frame and the empty message.
         full: what `resume` repeats from.
+        chat_format: what `accepted` says of the texts.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -60,6 +62,7 @@ class Responder:
         self.reply = ""
         self.script: Callable[[GenerateRequest], list[Frame | RequestError | None]] = self.answer
         self.full: list[Frame | None] = []
+        self.chat_format: ChatFormat | None = None
 
     async def start(self) -> "Responder":
         handlers = {
@@ -114,7 +117,7 @@ class Responder:
             cancel, resume = (
                 subjects.for_tenant(f"{verb}.{request_id}", tenant) for verb in (subjects.CANCEL, subjects.RESUME)
             )
-            self.send(Accepted(request_id, cancel, resume, prompt_tokens=3))
+            self.send(Accepted(request_id, cancel, resume, prompt_tokens=3, chat_format=self.chat_format))
         self.send(*self.script(request))
 
     def _resume(self, message: Message) -> None:

@@ -47,6 +47,19 @@ def texts() -> list[str]:
     ]
 
 
+def hard_cases(name: str) -> list[tuple[list[int], str]]:
+    """The ids of the hard strings for a tokenizer, and the texts that its library decodes them to."""
+    cases = (DATA / "detokenization" / "cases_dev.jsonl").read_text().splitlines()
+    found = [json.loads(case)["tok"][name] for case in cases]
+    return [(case["ids"], case["decoded"]) for case in found]
+
+
+def declarations() -> dict[str, str]:
+    """The Universal Declaration of Human Rights in ten scripts, by the names of the files."""
+    files = sorted((DATA / "multilingual").glob("*.txt"))
+    return {path.stem: path.read_text(errors="ignore") for path in files}  # some end within a character
+
+
 def whole_text(name: str, ids: list[int], *, skip_special: bool = True) -> str:
     """The text of `ids` as the library decodes them at once.
 

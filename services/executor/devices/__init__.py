@@ -1,5 +1,6 @@
 """The devices that an executor can run on, behind one protocol."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -9,17 +10,18 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.attention import KVCache
-from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
+from pagewire.services.executor.devices.capacity import check_length, free_memory, pool_blocks
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import Bf16, CpuDevice, bf16_support
+from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.devices.sim import SimDevice
 from pagewire.services.executor.models.compiled import CompiledLM
-from pagewire.services.executor.models.registry import load_model
+from pagewire.services.executor.models.model import ModelSpec
+from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import eos_ids, max_model_len, read_config
@@ -71,20 +73,28 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     bf16, kernels = bf16_support(Path("/proc/cpuinfo")), _kernels(threads)
     one_dnn = bf16 == Bf16.MATRICES
 
+    native = is_native(config)
+    emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and (kernels is None or not native)
+    model = load_model(folder, config, "float32" if emulated else settings.dtype)
+
     def compute_on(count: int) -> None:
         if kernels is not None:
             kernels.threads = count
         # Beside the kernels, torch has only small operations left.
-        torch.set_num_threads(count if one_dnn or kernels is None else 1)
+        torch.set_num_threads(count if one_dnn or kernels is None or not native else 1)
 
     shared_cores = Cores(threads, compute_on)
-    emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and kernels is None
-    model = load_model(folder, config, "float32" if emulated else settings.dtype)
     spec, dtype = model.spec, model.embedding.dtype
+    check_length(spec, length)
     if kernels is None:
         block_bytes = KVCache.bytes_per_block(spec, settings.block_size, dtype)
     else:
         block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, dtype)
+    if not native:
+        from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
+
+        prove(model, functools.partial(_backend, kernels), settings.block_size, length)
+    elif kernels is not None:
         model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
     free = free_memory() // settings.data_parallel_size
     blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free)
@@ -92,9 +102,13 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     mode = LogprobsMode(settings.logprobs_mode)
     capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
+    return CpuDevice(model, capacity, _backend(kernels, spec, capacity, dtype), shared_cores, mode)
+
+
+def _backend(kernels: CpuKernels | None, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> Backend:
     if kernels is None:
-        return CpuDevice(model, capacity, PyTorchBackend(spec, capacity, dtype), shared_cores, mode)
-    return CpuDevice(model, capacity, CompiledBackend(kernels, spec, capacity, dtype), shared_cores, mode)
+        return PyTorchBackend(spec, capacity, dtype)
+    return CompiledBackend(kernels, spec, capacity, dtype)
 
 
 def _open_cuda(settings: Settings, folder: Path) -> Device:

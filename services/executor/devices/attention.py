@@ -1,35 +1,49 @@
 """Paged attention on the CPU: gathers each row's blocks, then one fused attention per group of similar rows."""
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.devices.protocol import Int64, StepBatch
 from pagewire.services.executor.models.model import ModelSpec
 
 
 class KVCache:
-    """The KV pool: per layer, keys and values [num_blocks, block_size, Hkv, d]."""
+    """The KV pool: per layer, keys [num_blocks, block_size, Hkv, d] and values [num_blocks, block_size, Hkv, dv]."""
 
     def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        shape = (len(spec.windows), 2, num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
-        # Memory of numpy's zeros is only taken where it is written. The pool must be zero: a masked position has the
-        # weight 0, and 0 times the NaN of an uninitialised block is NaN.
-        pool = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
         self.block_size = block_size
-        self.windows = spec.windows
+        self.spec = spec.layers
         self.dtype = dtype
-        self.layers = [(layer[0], layer[1]) for layer in pool]
+        self.layers = [
+            (
+                _zeros(dtype, num_blocks, block_size, layer.kv_heads, layer.head_size),
+                _zeros(dtype, num_blocks, block_size, layer.kv_heads, layer.value_head_size),
+            )
+            for layer in spec.layers
+        ]
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
         """Returns the bytes of one block over all layers."""
-        return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+        numbers = sum(layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in spec.layers)
+        return numbers * block_size * dtype.itemsize
+
+
+def _zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Returns zeros. Memory of numpy's zeros is only taken where it is written.
+
+    The pool must be zero: a masked position has the weight 0, and 0 times the NaN of an uninitialised block is NaN.
+    """
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +70,10 @@ class PagedAttention:
         begun = positions % size == 0
         self._begun = torch.from_numpy(tables[owners[begun], positions[begun] // size])
         self._groups = {
-            window: list(_groups(batch, tables, size, window, cache.dtype)) for window in set(cache.windows)
+            bounds: list(_groups(batch, tables, size, bounds, cache.dtype)) for bounds in set(map(_bounds, cache.spec))
         }
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""
         keys, values = self._cache.layers[layer]
         if self._cache.dtype == torch.float16:
@@ -71,20 +85,41 @@ class PagedAttention:
             values.index_fill_(0, self._begun, 0.0)
         keys.flatten(0, 1).index_copy_(0, self._written, k)
         values.flatten(0, 1).index_copy_(0, self._written, v)
-        out = torch.empty_like(q)
-        for group in self._groups[self._cache.windows[layer]]:
-            out[group.tokens] = _attend(group, q[group.tokens], keys, values)
+        spec = self._cache.spec[layer]
+        out = q.new_empty(*q.shape[:2], spec.value_head_size)
+        attend = _attend
+        if spec.soft_cap or sinks is not None:
+            attend = functools.partial(_attend_by_parts, sinks=sinks)
+        for group in self._groups[_bounds(spec)]:
+            out[group.tokens] = attend(spec, group, q[group.tokens], keys, values)
         return out
 
 
-def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torch.dtype) -> Iterator[Group]:
+class Bounds(NamedTuple):
+    """What a query sees; see `Attention` of the kernels."""
+
+    window: int
+    chunk: int
+
+    def first(self, positions: Int64) -> Int64:
+        """Returns the first position that a query at each of `positions` sees."""
+        if self.chunk:
+            return positions // self.chunk * self.chunk
+        return np.maximum(positions - self.window + 1, 0) if self.window else np.zeros_like(positions)
+
+
+def _bounds(layer: Attention) -> Bounds:
+    return Bounds(layer.window, layer.chunk)
+
+
+def _groups(batch: StepBatch, tables: Int64, size: int, bounds: Bounds, dtype: torch.dtype) -> Iterator[Group]:
     """Yields groups of rows of equal width whose numbers of blocks round up to the same power of two.
 
     So at most half of a group's blocks are padding.
     """
     offsets = np.cumsum(batch.query_lens) - batch.query_lens
     ends = batch.num_computed_tokens + batch.query_lens
-    first_blocks = np.maximum(batch.num_computed_tokens - window + 1, 0) // size if window else np.zeros_like(ends)
+    first_blocks = bounds.first(batch.num_computed_tokens) // size
     counts = -(-ends // size) - first_blocks
     kinds = batch.query_lens * 64 + np.ceil(np.log2(counts)).astype(np.int64)
     for kind in np.unique(kinds):
@@ -96,9 +131,7 @@ def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torc
         columns = np.minimum(np.arange(most), counts[rows, None] - 1) + first_blocks[rows, None]
         key_positions = (first_blocks[rows, None] * size + np.arange(most * size))[:, None, :]
         query_positions = (batch.num_computed_tokens[rows, None] + queries)[:, :, None]
-        hidden = key_positions > query_positions
-        if window:
-            hidden |= key_positions <= query_positions - window
+        hidden = (key_positions > query_positions) | (key_positions < bounds.first(query_positions))
         mask = torch.zeros(len(rows), 1, width, most * size, dtype=dtype)
         yield Group(
             tokens=torch.from_numpy((offsets[rows, None] + queries).ravel()),
@@ -107,17 +140,38 @@ def _groups(batch: StepBatch, tables: Int64, size: int, window: int, dtype: torc
         )
 
 
-def _attend(group: Group, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Returns the attention of a group's queries `q` [N * W, Hq, d], in the same shape."""
-    rows, _, width, length = group.mask.shape
+def _gather(group: Group, cache: Tensor) -> Tensor:
+    """Returns a group's keys or values [N, Hkv, B * block_size, d] of a layer's pool."""
+    rows, _, _, length = group.mask.shape
+    return cache.index_select(0, group.blocks).view(rows, length, *cache.shape[2:]).transpose(1, 2)
+
+
+def _attend(layer: Attention, group: Group, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Returns the attention [N * W, Hq, dv] of a group's queries `q` [N * W, Hq, d]."""
+    rows, _, width, _ = group.mask.shape
     _, heads, dim = q.shape
-    kv_heads = keys.shape[2]
-    k = keys.index_select(0, group.blocks).view(rows, length, kv_heads, dim).transpose(1, 2)
-    v = values.index_select(0, group.blocks).view(rows, length, kv_heads, dim).transpose(1, 2)
+    kv_heads, scale = layer.kv_heads, layer.scale
+    k, v = _gather(group, keys), _gather(group, values)
     if width == 1:
         # The query heads of a KV head are treated as its queries, which is faster than repeating keys and values.
         folded = q.view(rows, kv_heads, heads // kv_heads, dim)
-        return F.scaled_dot_product_attention(folded, k, v, attn_mask=group.mask).view(rows, heads, dim)
+        return F.scaled_dot_product_attention(folded, k, v, attn_mask=group.mask, scale=scale).view(rows, heads, -1)
     q = q.view(rows, width, heads, dim).transpose(1, 2)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=heads != kv_heads)
-    return out.transpose(1, 2).reshape(rows * width, heads, dim)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=heads != kv_heads, scale=scale)
+    return out.transpose(1, 2).reshape(rows * width, heads, -1)
+
+
+def _attend_by_parts(
+    layer: Attention, group: Group, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None
+) -> Tensor:
+    """Returns what `_attend` returns, with a soft cap or with `sinks` [Hq]."""
+    rows, _, width, length = group.mask.shape
+    k, v = (_gather(group, cache).repeat_interleave(layer.group, 1) for cache in (keys, values))
+    scores = q.view(rows, width, layer.heads, -1).transpose(1, 2).float() @ k.float().mT * layer.scale
+    if layer.soft_cap:
+        scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    scores += group.mask
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().view(1, -1, 1, 1).expand(rows, -1, width, 1)), dim=-1)
+    weights = scores.softmax(-1)[..., :length].to(v.dtype)
+    return (weights @ v).transpose(1, 2).reshape(rows * width, layer.heads, -1)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 
@@ -38,6 +39,19 @@ def pool_blocks(
             f"{max(limit_bytes, 0) / 1e9:.1f} GB are free: lower kv-cache-memory or num-kv-blocks, or leave both out"
         )
     return blocks
+
+
+def check_length(spec: ModelSpec, max_model_len: int) -> None:
+    """Checks that a model is exact in a context of `max_model_len` tokens.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if spec.max_length is not None and max_model_len > spec.max_length:
+        raise ConfigurationError(
+            f"beyond {spec.max_length} tokens this model's longrope depends on the longest sequence of a step: "
+            f"set max-model-len to at most {spec.max_length}"
+        )
 
 
 def free_memory() -> int:

@@ -20,26 +20,24 @@ class CompiledBackend:
 
     def __init__(self, kernels: CpuKernels, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
         self._kernels = kernels
-        self._windows = spec.windows
+        self._spec = spec.layers
         self._table = SamplingTable()
         self._edits = (LogitEdits * capacity.max_num_seqs)()
         self._edited: list[SlotEdits | None] = [None] * capacity.max_num_seqs  # what `_edits` points to
         self._stop_ids: Int64 | None = None
-        keys, values = kernels.pool_shapes(
-            capacity.num_blocks, spec.num_kv_heads, spec.head_dim, capacity.block_size, dtype
-        )
-        self.layers = [(_zeros(dtype, *keys), _zeros(dtype, *values)) for _ in spec.windows]
+        shapes = [kernels.pool_shapes(capacity.num_blocks, layer, capacity.block_size, dtype) for layer in spec.layers]
+        self.layers = [(_zeros(dtype, *keys), _zeros(dtype, *values)) for keys, values in shapes]
 
     @staticmethod
     def bytes_per_block(kernels: CpuKernels, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
         """Returns the bytes of one block over all layers."""
-        shapes = kernels.pool_shapes(1, spec.num_kv_heads, spec.head_dim, block_size, dtype)
-        return len(spec.windows) * sum(map(math.prod, shapes)) * dtype.itemsize
+        shapes = (kernels.pool_shapes(1, layer, block_size, dtype) for layer in spec.layers)
+        return sum(math.prod(shape) for pair in shapes for shape in pair) * dtype.itemsize
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
         rows = batch_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
-        return Attention(self._kernels, rows, self._windows, self.layers)
+        return Attention(self._kernels, rows, self._spec, self.layers)
 
     def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
         """See `Backend.edit`."""

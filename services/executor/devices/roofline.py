@@ -82,15 +82,16 @@ def shape_of(config: dict[str, Any]) -> Shape:
     """
     model = build_model(config)
     spec, embedded = model.spec, model.embedding.numel()
+    first = spec.layers[0]
     weights = sum(parameter.numel() for parameter in model.parameters())
     outside = embedded if model.lm_head is None else 2 * embedded
     return Shape(
         hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
+        heads=first.heads,
+        kv_heads=first.kv_heads,
+        head_dim=first.head_size,
         vocab=spec.vocab_size,
-        windows=spec.windows,
+        windows=tuple(layer.window for layer in spec.layers),
         layer_weights=weights - outside,
         weights=weights,
     )

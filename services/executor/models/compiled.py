@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from pagewire.kernels import attention_layer
 from pagewire.kernels.cpu.decoder import CompiledDecoder, Layer, Pool
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels, Int64
 from pagewire.services.executor.models.decoder import DecoderLM
@@ -27,14 +28,16 @@ class Attention(msgspec.Struct, frozen=True):
 
     kernels: CpuKernels
     batch: Batch
-    windows: Sequence[int]
-    """Window of each layer; see `ModelSpec.windows`."""
+    layers: Sequence[attention_layer.Attention]
+    """See `ModelSpec.layers`."""
     pools: Sequence[Pool]
     """KV pool of each layer."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""
-        return self.kernels.attend(self.batch, self.windows[layer], self.pools[layer], q, k, v)
+        if q.dtype != torch.float32:
+            return self(layer, q.float(), k.float(), v.float(), sinks).to(q.dtype)
+        return self.kernels.attend(self.batch, self.layers[layer], self.pools[layer], q, k, v, sinks)
 
 
 class CompiledLM(CausalLM):
@@ -202,10 +205,10 @@ def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn
 
 def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
     """Returns all layers of `model`, whose modules are already replaced, as one call; None if any uses oneDNN."""
-    decoder, windows = model.model, model.spec.windows
+    decoder = model.model
     if any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
         return None
-    layers = [_layer(layer, window) for layer, window in zip(decoder.layers, windows, strict=True)]
+    layers = [_layer(layer, spec.window) for layer, spec in zip(decoder.layers, model.spec.layers, strict=True)]
     norm: Any = decoder.norm
     rotary: Any = decoder.rotary
     first: Any = decoder.layers[0]

@@ -61,7 +61,7 @@ class DecoderConfig(Common, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """See `ModelSpec.windows`."""
+        """Per layer, number of positions that a query sees, its own included; 0: all."""
         return (0,) * self.num_hidden_layers
 
 
@@ -139,7 +139,8 @@ class DecoderLM(CausalLM):
     """Llama, Mistral, Qwen2 or Qwen3, depending on the configuration."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        spec = ModelSpec(config.vocab_size, config.kv_heads, config.head_size, config.windows)
+        heads = config.num_attention_heads, config.kv_heads, config.head_size
+        spec = ModelSpec.of_equal_heads(config.vocab_size, *heads, config.windows)
         super().__init__(spec, config.hidden_size, config.tie_word_embeddings)
         self.model = Decoder(config)
 

@@ -11,5 +11,5 @@ class MistralConfig(DecoderConfig, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """See `ModelSpec.windows`: the same window for every layer, or none."""
+        """See `Attention.window`, per layer: the same window for every layer, or none."""
         return (self.sliding_window or 0,) * self.num_hidden_layers

@@ -1,6 +1,7 @@
 """The interface of a language model: a function of a flat batch, to which the device passes the attention."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,17 +10,22 @@ import numpy.typing as npt
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pagewire.kernels.attention_layer import Attention
+
 
 class AttentionFn(Protocol):
     """Causal attention over the contexts of all rows. The device implements it, because it owns the KV cache.
 
-    A call writes `k` and `v` at the positions of the batch and then attends from `q` with the scale d ** -0.5. The rows
-    and their blocks are prepared once per step, outside of the model. A layer's kernel launches depend on shapes only,
-    so the device can capture the whole model as a graph.
+    A call writes `k` and `v` at the positions of the batch and then attends from `q` as `ModelSpec.layers` says. The
+    rows and their blocks are prepared once per step, outside of the model. A layer's kernel launches depend on shapes
+    only, so the device can capture the whole model as a graph.
     """
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[T, Hq, d], [T, Hkv, d], [T, Hkv, d] -> [T, Hq, d]; query head h reads KV head h // (Hq // Hkv)."""
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """[T, Hq, d], [T, Hkv, d], [T, Hkv, dv] -> [T, Hq, dv]; query head h reads KV head h // (Hq // Hkv).
+
+        `sinks` float32 [Hq] is each head's score of a key without value, which takes part in the softmax.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +34,19 @@ class ModelSpec:
 
     vocab_size: int
     """Rows of the embedding."""
-    num_kv_heads: int
-    """Number of KV heads per layer."""
-    head_dim: int
-    """Dimension of a head."""
-    windows: tuple[int, ...]
-    """Per layer, number of positions that a query sees, its own included; 0: all."""
+    layers: tuple[Attention, ...]
+    """The attention of each layer."""
+    max_length: int | None = None
+    """Context up to which a token's result is independent of the batch; None: any."""
+
+    @classmethod
+    def of_equal_heads(
+        cls, vocab_size: int, heads: int, kv_heads: int, head_dim: int, windows: Sequence[int]
+    ) -> "ModelSpec":
+        """Returns a spec whose layers differ only in their windows; see `Attention.window`."""
+        return cls(
+            vocab_size, tuple(Attention(heads, kv_heads, head_dim, head_dim**-0.5, window) for window in windows)
+        )
 
 
 class CausalLM(nn.Module, ABC):

@@ -122,7 +122,8 @@ class OPT(CausalLM):
     def __init__(self, config: OPTConfig) -> None:
         heads = config.num_attention_heads
         windows = (0,) * config.num_hidden_layers
-        spec = ModelSpec(config.vocab_size, heads, config.hidden_size // heads, windows)
+        sizes = heads, heads, config.hidden_size // heads
+        spec = ModelSpec.of_equal_heads(config.vocab_size, *sizes, windows)
         super().__init__(spec, config.embedding_width, config.tie_word_embeddings)
         self.model = nn.ModuleDict({"decoder": Decoder(config)})
 

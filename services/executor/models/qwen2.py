@@ -22,7 +22,7 @@ class QwenConfig(DecoderConfig, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """See `ModelSpec.windows`: the sliding layers have a window if `use_sliding_window` is set."""
+        """See `Attention.window`, per layer: the sliding layers have a window if `use_sliding_window` is set."""
         window = self.sliding_window or 0 if self.use_sliding_window else 0
         if self.layer_types is not None:
             return tuple(window if kind == "sliding_attention" else 0 for kind in self.layer_types)

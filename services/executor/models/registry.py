@@ -16,6 +16,7 @@ from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
 from pagewire.services.executor.models.weights import load_weights
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.gguf.reader import SUFFIX
 
 
 def _decoder(kind: type[DecoderConfig]) -> Callable[[dict[str, Any]], CausalLM]:
@@ -29,18 +30,18 @@ FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
     "Qwen3ForCausalLM": _decoder(Qwen3Config),
     "OPTForCausalLM": lambda config: OPT(parse(OPTConfig, config)),
 }
-"""Maps an architecture, as config.json names it, to a function that builds the module of a config.json."""
+"""Maps an architecture, as config.json names it, to a function that builds the module of a config.json.
+
+All others are built by `transformers`."""
 
 
 def build_model(config: dict[str, Any]) -> CausalLM:
-    """Returns the module that a config.json describes, without memory for its weights (on torch's meta device).
+    """Returns the module of a config.json of `FAMILIES`, without memory for its weights (on torch's meta device).
 
     Raises:
         ConfigurationError: the architecture is not supported.
     """
-    common = parse(Common, config)
-    if common.quantization_config is not None:
-        raise ConfigurationError("quantized weights are not supported: use the unquantized model")
+    common = _common(config)
     build = next((FAMILIES[name] for name in common.architectures if name in FAMILIES), None)
     if build is None:
         names = ", ".join(common.architectures) or "none"
@@ -49,12 +50,30 @@ def build_model(config: dict[str, Any]) -> CausalLM:
         return build(config)
 
 
+def is_native(config: dict[str, Any]) -> bool:
+    """Returns whether the model of a config.json is one of `FAMILIES`."""
+    return any(name in FAMILIES for name in parse(Common, config).architectures)
+
+
 def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
 
     Raises:
         ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
     """
+    common = _common(config)
+    if not is_native(config) and folder.suffix != SUFFIX:
+        # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
+        from pagewire.services.executor.models.transformers_backend.loading import load_decoder
+
+        return load_decoder(folder, config, weights_dtype(dtype, common))
     model = build_model(config)
-    load_weights(model, folder, weights_dtype(dtype, parse(Common, config)))
+    load_weights(model, folder, weights_dtype(dtype, common))
     return model.eval()
+
+
+def _common(config: dict[str, Any]) -> Common:
+    common = parse(Common, config)
+    if common.quantization_config is not None:
+        raise ConfigurationError("quantized weights are not supported: use the unquantized model")
+    return common

@@ -35,4 +35,5 @@ def conversation_of(request: GenerateRequest, messages: Sequence[ChatMessage]) -
         add_generation_prompt=not request.continue_final_message if generation_prompt is None else generation_prompt,
         continue_final_message=request.continue_final_message,
         variables=variables,
+        tools=request.tools or None,
     )

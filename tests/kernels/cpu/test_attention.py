@@ -1,7 +1,7 @@
 """Paged attention against plain attention in float64, over blocks in any order, with poison in all others."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.kernels import CpuKernels, batch_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -32,6 +33,24 @@ class Heads(NamedTuple):
     dim: int
     block_size: int
     window: int = 0
+    chunk: int = 0
+    soft_cap: float = 0.0
+    scale: float = 0.0
+    value_dim: int = 0
+    sinks: bool = False
+
+    @property
+    def layer(self) -> Attention:
+        return Attention(
+            self.heads,
+            self.kv_heads,
+            self.dim,
+            self.scale or self.dim**-0.5,
+            self.window,
+            self.chunk,
+            self.soft_cap,
+            value_size=self.value_dim,
+        )
 
 
 class Case:
@@ -43,7 +62,8 @@ class Case:
         ends = [row.start + row.width for row in rows]
         needs = [-(-end // heads.block_size) for end in ends]
         self.keys = [self._normal(end, heads.kv_heads, heads.dim) for end in ends]
-        self.values = [self._normal(end, heads.kv_heads, heads.dim) for end in ends]
+        self.values = [self._normal(end, heads.kv_heads, heads.layer.value_head_size) for end in ends]
+        self.sinks = self._normal(heads.heads) if heads.sinks else None
         self.queries = [self._normal(row.width, heads.heads, heads.dim) for row in rows]
         blocks = sum(needs) + 2
         free = self.random.permutation(blocks).tolist()
@@ -51,7 +71,7 @@ class Case:
         self.tables = np.full((len(rows) + 1, max(needs)), 1 << 40)  # an entry that is not a slot's own would crash
         for slot, need in zip(self.slots, needs, strict=True):
             self.tables[slot, :need] = [free.pop() for _ in range(need)]
-        shapes = kernels.pool_shapes(blocks, heads.kv_heads, heads.dim, heads.block_size, dtype)
+        shapes = kernels.pool_shapes(blocks, heads.layer, heads.block_size, dtype)
         self.pool = tuple(torch.full(shape, math.nan, dtype=dtype) for shape in shapes)
         together = shapes[0][-1]
         odd = -heads.dim % together
@@ -61,7 +81,8 @@ class Case:
                 at = position % heads.block_size
                 key = F.pad(self.keys[index][position], (0, odd))
                 self.pool[0][block, :, :, at] = key.view(heads.kv_heads, -1, together)
-                self.pool[1][block, :, at // together, : heads.dim, at % together] = self.values[index][position]
+                value = self.values[index][position]
+                self.pool[1][block, :, at // together, : value.shape[1], at % together] = value
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.from_numpy(self.random.normal(0, 1, shape)).to(self.dtype).float()
@@ -75,10 +96,15 @@ class Case:
             torch.cat([part[row.start :] for part, row in zip(parts, rows, strict=True)])
             for parts in (self.keys, self.values)
         ]
-        joined = torch.cat((torch.cat(self.queries), *new), dim=1)  # as a projection leaves them: one beside the other
-        split = torch.split(joined, [self.heads.heads, self.heads.kv_heads, self.heads.kv_heads], dim=1)
+        parts = [part.flatten(1) for part in (torch.cat(self.queries), *new)]
+        joined = torch.cat(parts, dim=1)  # as a projection leaves them: one beside the other
+        split = torch.split(joined, [part.shape[1] for part in parts], dim=1)
+        q, k, v = (
+            part.view(len(part), count, part.shape[1] // count)
+            for part, count in zip(split, (self.heads.heads, self.heads.kv_heads, self.heads.kv_heads), strict=True)
+        )
         batch = batch_of(self.slots, num_computed_tokens, query_lens, self.tables)
-        out = (kernels or self.kernels).attend(batch, self.heads.window, self.pool, *split)
+        out = (kernels or self.kernels).attend(batch, self.heads.layer, self.pool, q, k, v, self.sinks)
         return list(torch.split(out, query_lens.tolist()))
 
     def check(self) -> None:
@@ -89,11 +115,19 @@ class Case:
         start, width = self.rows[index]
         group = self.heads.heads // self.heads.kv_heads
         keys, values = (part[index].double().repeat_interleave(group, 1) for part in (self.keys, self.values))
-        scores = torch.einsum("qhd,khd->hqk", self.queries[index].double(), keys) / math.sqrt(self.heads.dim)
+        scores = torch.einsum("qhd,khd->hqk", self.queries[index].double(), keys) * self.heads.layer.scale
+        if cap := self.heads.soft_cap:
+            scores = cap * torch.tanh(scores / cap)
         query = torch.arange(start, start + width)[:, None]
         key = torch.arange(start + width)
         hidden = (key > query) | (key <= query - self.heads.window if self.heads.window else key < 0)
-        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        if chunk := self.heads.chunk:
+            hidden |= key < query // chunk * chunk
+        scores = scores.masked_fill(hidden, -math.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.double()[:, None, None].expand(-1, width, 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = scores.softmax(-1)[..., : start + width]
         return torch.einsum("hqk,khd->qhd", weights, values)
 
 
@@ -125,6 +159,17 @@ def test_head_sizes(kernels: CpuKernels, dim: int, dtype: torch.dtype) -> None:
     rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(0, 1)]
     Case(kernels, rows, Heads(4, 2, dim, 16), dtype).check()
     Case(kernels, rows, Heads(4, 2, dim, 16, window=100), dtype).check()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "options",
+    [{"soft_cap": 2.0}, {"sinks": True}, {"value_dim": 24}, {"value_dim": 72}, {"chunk": 48}, {"scale": 0.4}],
+    ids=str,
+)
+def test_what_other_families_ask_for(kernels: CpuKernels, options: dict[str, Any], dtype: torch.dtype) -> None:
+    rows = [Row(0, 33), Row(700, 1), Row(256, 1), Row(255, 2), Row(90, 20)]
+    Case(kernels, rows, Heads(4, 2, 40, 16, **options), dtype).check()
 
 
 def test_as_many_query_heads_as_no_tile_holds(kernels: CpuKernels) -> None:

@@ -45,7 +45,15 @@ def client(memory: MemoryBroker, responder: Responder) -> AsyncClient:
 
 
 def test_the_package_exports_what_users_need_and_nothing_else() -> None:
-    assert sorted(pagewire.__all__) == ["AsyncClient", "Client", "LLM", "SamplingParams", "errors"]
+    assert sorted(pagewire.__all__) == [
+        "AsyncClient",
+        "Client",
+        "LLM",
+        "SamplingParams",
+        "StructuredOutputsParams",
+        "errors",
+        "read_message",
+    ]
     assert all(hasattr(pagewire, name) for name in pagewire.__all__)
 
 

@@ -1,3 +1,5 @@
+import pytest
+
 from pagewire.commands import waterfall
 from pagewire.shared.spans import Span
 from pagewire.shared.subjects import owned
@@ -27,6 +29,20 @@ def test_a_request_is_its_whole_trace_in_order() -> None:
 
 def test_the_request_of_a_tenant_is_found_by_the_id_that_its_client_knows() -> None:
     assert [span.name for span in waterfall.of_request(SPANS, "r4")] == ["stream"]
+
+
+@pytest.mark.parametrize("name", ["r1", "cmpl-r1", "chatcmpl-r1"])
+def test_the_id_of_an_http_answer_names_its_request(name: str) -> None:
+    assert len(waterfall.of_request(SPANS, name)) == 4
+
+
+def test_the_slowest_requests_are_listed_with_their_stages() -> None:
+    slow = [*SPANS, span("receive", 5.0, 7.5, trace="t3", request=owned("alice", "r3"))]
+    assert [spans[0].trace_id for spans in waterfall.slowest(slow, 2)] == ["t3", "t1"]
+    head, *lines = waterfall.table(waterfall.slowest(slow, 2))
+    assert head.split() == ["request", "ms", *waterfall.STAGES]
+    assert lines[0].split() == ["r3", "2500.0", "2500.0", "0.0", "0.0", "0.0", "0.0"]
+    assert lines[1].split() == ["r1", "1000.0", "100.0", "100.0", "100.0", "700.0", "0.0"]
 
 
 def test_bars_share_one_scale() -> None:

@@ -12,7 +12,7 @@ from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.abort import AbortReason
 from pagewire.shared.messages.attach import AttachState
-from pagewire.shared.messages.client import Accepted, FinalChoice
+from pagewire.shared.messages.client import Accepted, ChatFormat, FinalChoice
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.detokenizer.rig import END, HELLO, KEY, PROMPT, Reader, finish_hello, ids, rig
@@ -61,6 +61,21 @@ async def test_a_request_without_a_stream_gets_one_reply(folder: Path, encoding:
         assert (choice.text, choice.token_ids) == ("Hello world!", [*ids("Hello world!"), END])
         assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
         assert (result.request_id, result.usage.completion_tokens) == ("r1", 4)
+
+
+async def test_clients_are_told_the_format_of_a_chat(folder: Path) -> None:
+    form = ChatFormat("hermes", opened=True)
+    broker = MemoryBroker()
+    async with rig(folder, broker=broker) as world:
+        reader = await world.open(chat_format=form)
+        assert reader.accepted.chat_format == form
+        await world.attach()
+        world.generate(ids("Hello world!"), Finish.LENGTH)
+        await reader.end()
+    async with rig(folder, broker=broker) as world:  # it knows the request from its record
+        again = await world.reader()
+        assert await world.open_for(again, stream=False) == OpenState.ATTACHED
+        assert (await again.result()).chat_format == form
 
 
 async def test_json_frames_have_every_field_of_the_interface(folder: Path) -> None:

@@ -12,6 +12,7 @@ from pagewire.services.gateway import app
 from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.service import APIS
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -55,7 +56,9 @@ class Gateway:
         self.health = Health(self.bus, self._changed)
         self.endpoints = {path: Endpoint(api, client, body_limit) for path, api in APIS.items()}
         self.completions = self.endpoints["/v1/completions"]
-        self.app: ASGIApp = app.build(client, self.endpoints, self.health, find_tenant(api_key, None))
+        self.app: ASGIApp = app.build(
+            client, self.endpoints, self.health, MetricsPage(self.bus, vllm=True), find_tenant(api_key, None)
+        )
 
     def _changed(self) -> None:
         self.changes += 1

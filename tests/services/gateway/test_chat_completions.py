@@ -164,7 +164,7 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
     assert await blamed(gateway, max_token=3) == "max_token"
     assert await blamed(gateway, max_tokens="3") == "max_tokens"
     assert await blamed(gateway, temperature="hot") == "temperature"
-    assert await blamed(gateway, tools=[{"type": "function"}]) == "tools"
+    assert await blamed(gateway, tools="f") == "tools"
     assert await blamed(gateway, response_format={"type": "xml"}) == "response_format"
     assert await blamed(gateway, top_logprobs=2) == "top_logprobs"
     assert await blamed(gateway, stream=True, prompt_logprobs=1) == "prompt_logprobs"

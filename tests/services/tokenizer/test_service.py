@@ -251,7 +251,7 @@ async def test_absent_seeds_are_drawn_unless_the_deployment_has_one() -> None:
         ({"messages": []}, 400, "invalid_request", "messages is empty"),
         ({"messages": [{"role": "user"}]}, 400, "invalid_request", "$.messages[0]"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "invalid_request", "the role wizard"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": []}, 400, "invalid_request", "tools"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "invalid_request", "tools"),
         ({"prompt": [1] * 2048}, 422, "context_length", "2048"),
         ({"prompt": [1] * 2047}, 422, "context_length", "at most 1"),
         ({"prompt": "x " * 3000}, 422, "context_length", "2048"),
@@ -400,6 +400,23 @@ async def test_the_same_request_meets_the_same_detokenizer() -> None:
                 assert work.detokenizer == rank(work.request_id, ["detok1", "detok2"])[0]
         assert setup.detokenizer.opened
         assert second.opened
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"chat_template_kwargs": {"x": [%d]}',
+        '"tools": [{"function": {"name": "f", "parameters": {"x": %d}}}]',
+        '"messages": [{"role": "assistant", "tool_calls": [{"x": %d}]}]',
+    ],
+)
+async def test_an_integer_that_no_message_can_hold_is_refused_and_chats_go_on(field: str) -> None:
+    async with serving(Settings(model="bundled", tool_call_parser="hermes")) as setup:
+        for number in (2**64, -(2**63) - 1):
+            body = '{"messages": [{"role": "user", "content": "x"}], ' + field % number + "}"
+            frame = await setup.refused(body.encode())
+            assert (frame.code, "64 bits" in frame.message) == (400, True)
+        await setup.send({"messages": [{"role": "user", "content": "x"}]})
 
 
 async def test_an_internal_fault_is_told_without_its_insides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import ModelSpec
 
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+
 
 class KVPool:
     """Keys and values of every layer, and the plans by which programs share contexts.
@@ -27,7 +29,6 @@ class KVPool:
     def __init__(
         self,
         spec: ModelSpec,
-        heads: int,
         capacity: Capacity,
         dtype: torch.dtype,
         runtime: Runtime,
@@ -38,17 +39,23 @@ class KVPool:
 
         Keys and values in float8_e4m3fn have no scale: values beyond 448 are clamped.
         """
-        kv_heads, dim = spec.num_kv_heads, spec.head_dim
-        shape = (len(spec.windows), 2, capacity.num_blocks + 1, kv_heads, capacity.block_size, dim)
-        pool = torch.zeros(shape, dtype=cached or dtype, device=runtime.device)
+
+        def cache(layer: Attention, size: int) -> Tensor:
+            shape = capacity.num_blocks + 1, layer.kv_heads, capacity.block_size, size
+            return torch.zeros(shape, dtype=cached or dtype, device=runtime.device)
+
         self.dummy = capacity.num_blocks
-        self.caches = [(layer[0], layer[1]) for layer in pool]
-        self.layers = [Attention(heads, kv_heads, dim, dim**-0.5, window) for window in spec.windows]
-        self._attended = torch.zeros(max_tokens, heads, dim, dtype=dtype, device=runtime.device)
-        count = programs(runtime.multiprocessors, kv_heads)
+        self.layers = spec.layers
+        self.caches = [(cache(layer, layer.head_size), cache(layer, layer.value_head_size)) for layer in self.layers]
+        self._attended = {
+            sizes: torch.zeros(max_tokens, *sizes, dtype=dtype, device=runtime.device)
+            for sizes in {(layer.heads, layer.value_head_size) for layer in self.layers}
+        }
         self.plans = {
-            layer.window: split_attention.new_plan(layer, capacity.max_num_seqs, count, runtime.device)
-            for layer in {layer.window: layer for layer in self.layers}.values()
+            layer: split_attention.new_plan(
+                layer, capacity.max_num_seqs, programs(runtime.multiprocessors, layer.kv_heads), runtime.device
+            )
+            for layer in dict.fromkeys(self.layers)
         }
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -57,19 +64,21 @@ class KVPool:
             for cache in layer:
                 cache[list(targets)] = cache[list(sources)]
 
-    def attended(self, tokens: int) -> Tensor:
-        """Returns the output buffer of attention [tokens, Hq, d], which all layers and steps share.
+    def attended(self, tokens: int) -> dict[tuple[int, int], Tensor]:
+        """Returns the output buffers of attention [tokens, Hq, dv] by (Hq, dv), which all layers and steps share.
 
-        It is initialised, because kernels do not write the padding after a step's tokens.
+        They are initialised, because kernels do not write the padding after a step's tokens.
         """
-        if tokens <= len(self._attended):
-            return self._attended[:tokens]
-        return torch.zeros(tokens, *self._attended.shape[1:], dtype=self._attended.dtype, device=self._attended.device)
+        return {
+            sizes: out[:tokens] if tokens <= len(out) else out.new_zeros(tokens, *sizes)
+            for sizes, out in self._attended.items()
+        }
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, cached: torch.dtype) -> int:
         """Returns the bytes of one block over all layers."""
-        return len(spec.windows) * 2 * block_size * spec.num_kv_heads * spec.head_dim * cached.itemsize
+        numbers = sum(layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in spec.layers)
+        return numbers * block_size * cached.itemsize
 
 
 class TritonAttention:
@@ -91,37 +100,56 @@ class TritonAttention:
         """Plans the splits of contexts, once per step."""
         if not self._split:
             return
-        for layer in {layer.window: layer for layer in self._pool.layers}.values():
-            plan = self._pool.plans[layer.window]
-            tile = split_attention.tiling(layer.head_size, self._out.element_size(), layer.group)["TILE"]
+        for layer, plan in self._pool.plans.items():
+            size = next(iter(self._out.values())).element_size()
+            tile = split_attention.tiling(layer.head_size, size, layer.group)["TILE"]
             limit = split_attention.most_queries(layer)
             lengths, cu_queries = self._batch.lengths, self._batch.cu_queries
             plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, plan.cu_splits, plan.split_size)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""
-        still = Rotary(q.shape[1], k.shape[1], q.shape[2], rotary=0)
-        angles = self._pool.plans[self._pool.layers[layer].window].logsum  # not read
-        return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, angles)
+        if q.shape[2] == v.shape[2]:
+            still = Rotary(q.shape[1], k.shape[1], q.shape[2], rotary=0)
+            angles = self._pool.plans[self._pool.layers[layer]].logsum  # not read
+            return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, angles, sinks=sinks)
+        for cache, new in zip(self._pool.caches[layer], (k, v), strict=True):
+            size = cache.shape[2]
+            if cache.dtype != new.dtype:
+                new = new.clamp(-FP8_MAX, FP8_MAX)  # noqa: PLW2901
+            cache.transpose(1, 2)[self._inputs.places // size, self._inputs.places % size] = new.to(cache.dtype)
+        return self._attend(layer, q.contiguous(), sinks)
 
     def rotated(
-        self, layer: int, packed: Tensor, rotary: Rotary, angles: Tensor, norms: Sequence[Tensor | None] = (None, None)
+        self,
+        layer: int,
+        packed: Tensor,
+        rotary: Rotary,
+        angles: Tensor,
+        norms: Sequence[Tensor | None] = (None, None),
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Returns the attention of `packed` [T, (Hq + 2 Hkv) * d]: queries, keys and values before norm and rotation.
 
         `angles` float32 [positions, d] has the cosines and sines of every position; `norms` are the RMSNorm weights [d]
-        of the heads of queries and keys.
+        of the heads of queries and keys. For `sinks` see `AttentionFn`.
         """
         keys, values = self._pool.caches[layer]
-        attention, inputs, batch = self._pool.layers[layer], self._inputs, self._batch
-        out = self._out
-        query = torch.empty_like(out)
+        attention, inputs = self._pool.layers[layer], self._inputs
+        query = packed.new_empty(len(packed), attention.heads, attention.head_size)
         rotary_cache(rotary, packed, inputs.positions, inputs.places, angles, query, keys, values, *norms)
+        return self._attend(layer, query, sinks)
+
+    def _attend(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
+        """Returns the attention of `query` [T, Hq, d] over keys and values that are in the pool."""
+        keys, values = self._pool.caches[layer]
+        attention, batch = self._pool.layers[layer], self._batch
+        out = self._out[attention.heads, attention.value_head_size]
         shortest = 1
-        if self._split:
-            plan = self._pool.plans[attention.window]
-            split_attention.split_attention(attention, batch, plan, query, keys, values, out)
+        if self._split and not attention.chunk:
+            plan = self._pool.plans[attention]
+            split_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks=sinks)
             shortest = split_attention.most_queries(attention) + 1
-        if not self._decode:
-            paged_attention(attention, batch, query, keys, values, out, minimum=shortest)
+        if not self._decode or attention.chunk:
+            paged_attention(attention, batch, query, keys, values, out, minimum=shortest, sinks=sinks)
         return out

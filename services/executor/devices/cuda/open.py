@@ -5,7 +5,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from pagewire.services.executor.devices.capacity import pool_blocks
+from pagewire.services.executor.devices.capacity import check_length, pool_blocks
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.columns import StepColumns
@@ -16,7 +16,8 @@ from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.models.registry import load_model
+from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.config import STEP_TOKENS, Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import max_model_len, read_config
@@ -52,10 +53,16 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
         raise ConfigurationError("device cuda does not support a tensor-parallel-size above 1: set it to 1")
     check_cache(settings.kv_cache_dtype, torch.cuda.get_device_capability())
     config = read_config(folder)
-    length, heads = max_model_len(settings, config), int(config["num_attention_heads"])
+    length = max_model_len(settings, config)
     runtime = CudaRuntime()
     plain = load_model(folder, config, settings.dtype)
     spec, dtype = plain.spec, plain.embedding.dtype
+    check_length(spec, length)
+    if not is_native(config):
+        # On the CPU, where the model is now: the kernels of both devices follow the same constants.
+        from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
+
+        prove(plain, PyTorchBackend, settings.block_size, length)
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
     slots, block_size = settings.max_num_seqs, settings.block_size
@@ -63,7 +70,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
 
     # A step of padding only allocates as much memory as the largest step, and the allocator keeps it.
     empty = Capacity(0, block_size, slots, length, spec.vocab_size)
-    dummy_pool = KVPool(spec, heads, empty, dtype, runtime, tokens, cached)
+    dummy_pool = KVPool(spec, empty, dtype, runtime, tokens, cached)
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
     Step(model, dummy_pool, tables, columns, Bucket(min(slots, tokens), tokens, decode=False)).run()
     torch.cuda.synchronize()
@@ -74,7 +81,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     kv_memory = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
     blocks = pool_blocks(settings, length, block_bytes, kv_memory, free - block_bytes)
     capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size)
-    pool = KVPool(spec, heads, capacity, dtype, runtime, tokens, cached)
+    pool = KVPool(spec, capacity, dtype, runtime, tokens, cached)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
     mode = LogprobsMode(settings.logprobs_mode)
     device = CudaDevice(model, capacity, pool, runtime, tokens, batch_invariant=settings.batch_invariant, mode=mode)

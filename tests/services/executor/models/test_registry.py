@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.services.executor.models.registry import FAMILIES, load_model
+from pagewire.services.executor.models.registry import FAMILIES, build_model, load_model
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import read_config
 from tests.support.checkpoints import checkpoint
@@ -22,11 +22,17 @@ def refusal(name: str, **changes: Any) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("named", [["GPT2LMHeadModel"], [], ...])
-def test_an_unknown_architecture_is_answered_with_the_known_ones(named: Any) -> None:
+@pytest.mark.parametrize("named", [["GPT2ForSequenceClassification"], [], ...])
+def test_an_unknown_architecture_is_answered_with_the_known_one(named: Any) -> None:
     message = refusal("llama", architectures=named)
-    assert all(name in message for name in FAMILIES)
-    assert "GPT2LMHeadModel" in message or "none" in message
+    assert "LlamaForCausalLM" in message
+    assert "GPT2ForSequenceClassification" in message or "none" in message
+
+
+def test_a_model_without_a_family_cannot_be_simulated() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        build_model(config_of("llama", architectures=["GPT2LMHeadModel"]))
+    assert all(name in str(raised.value) for name in FAMILIES)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
@@ -78,12 +84,16 @@ def test_the_old_names_of_rope_and_dtype_mean_the_same() -> None:
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
 
 
+def windows(name: str, config: dict[str, Any]) -> list[int]:
+    return [layer.window for layer in load_model(checkpoint(name), config, "auto").spec.layers]
+
+
 def test_windows_are_those_of_the_configuration() -> None:
     sliding = config_of("qwen2-sliding")
     by_rule = sliding | {"layer_types": None}
     for config in (sliding, by_rule):
-        assert load_model(checkpoint("qwen2-sliding"), config, "auto").spec.windows == (0, 24)
+        assert windows("qwen2-sliding", config) == [0, 24]
     off = sliding | {"use_sliding_window": False, "layer_types": None}
-    assert load_model(checkpoint("qwen2-sliding"), off, "auto").spec.windows == (0, 0)
-    assert load_model(checkpoint("mistral"), config_of("mistral"), "auto").spec.windows == (24, 24)
-    assert load_model(checkpoint("mistral"), config_of("mistral", sliding_window=None), "auto").spec.windows == (0, 0)
+    assert windows("qwen2-sliding", off) == [0, 0]
+    assert windows("mistral", config_of("mistral")) == [24, 24]
+    assert windows("mistral", config_of("mistral", sliding_window=None)) == [0, 0]

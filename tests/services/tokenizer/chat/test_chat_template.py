@@ -56,12 +56,12 @@ def expected(tokenizer: PreTrainedTokenizerFast, name: str, arguments: dict[str,
 
 
 def asked(arguments: dict[str, Any]) -> Conversation:
-    """The same as a client asks for it: tools apart, which requests cannot have yet."""
-    fields = {name: value for name, value in arguments.items() if name in OWN and name != "tools"}
+    """The same as a client asks for it."""
+    fields = {name: value for name, value in arguments.items() if name in OWN}
     variables = {name: value for name, value in arguments.items() if name not in OWN}
     request = msgspec.convert({**fields, "chat_template_kwargs": variables}, GenerateRequest)
     assert request.messages is not None
-    return msgspec.structs.replace(conversation_of(request, request.messages), tools=arguments.get("tools"))
+    return conversation_of(request, request.messages)
 
 
 @pytest.mark.anyio

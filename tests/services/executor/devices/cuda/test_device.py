@@ -42,7 +42,11 @@ def texts(seed: int, count: int = 2, longest: int = 26, most: int = 2) -> list[T
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "opt", "qwen3"))]
+    "name",
+    [
+        "llama",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "opt", "qwen3", "gpt-neox", "gpt-oss")),
+    ],
 )
 def test_tokens_are_those_of_the_cpu(name: str) -> None:
     expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1))

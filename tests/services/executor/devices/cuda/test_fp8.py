@@ -41,8 +41,8 @@ class Rounding(PyTorchBackend):
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         plain = super().attention(batch, slots, positions)
 
-        def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return plain(layer, q, k.to(FP8).float(), v.to(FP8).float())
+        def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+            return plain(layer, q, k.to(FP8).float(), v.to(FP8).float(), sinks)
 
         return rounded
 
@@ -79,10 +79,10 @@ def test_logits_are_those_of_rounded_keys_and_values(name: str) -> None:
 
 
 def test_a_block_takes_half_of_the_memory_of_a_16_bit_one() -> None:
-    spec = ModelSpec(vocab_size=512, num_kv_heads=8, head_dim=128, windows=(0,) * 4)
+    spec = ModelSpec.of_equal_heads(vocab_size=512, heads=32, kv_heads=8, head_dim=128, windows=(0,) * 4)
     size = KVPool.bytes_per_block(spec, BLOCK_SIZE, FP8)
     assert KVPool.bytes_per_block(spec, BLOCK_SIZE, torch.bfloat16) == 2 * size
-    pool = KVPool(spec, 32, CAPACITY, torch.float32, runtime(), 1, FP8)
+    pool = KVPool(spec, CAPACITY, torch.float32, runtime(), 1, FP8)
     assert sum(keys.nbytes + values.nbytes for keys, values in pool.caches) == (CAPACITY.num_blocks + 1) * size
 
 

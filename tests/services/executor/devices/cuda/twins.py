@@ -37,7 +37,7 @@ def cuda_device(
     folder, where = checkpoint(name), runtime()
     config = read_config(folder)
     plain = load_model(folder, config, "float32")
-    pool = KVPool(plain.spec, config["num_attention_heads"], CAPACITY, torch.float32, where, MAX_TOKENS, cached)
+    pool = KVPool(plain.spec, CAPACITY, torch.float32, where, MAX_TOKENS, cached)
     model = with_kernels(plain, CONTEXT, where.device)
     device = CudaDevice(model, CAPACITY, pool, where, MAX_TOKENS, batch_invariant=batch_invariant)
     if captured:

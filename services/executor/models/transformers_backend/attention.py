@@ -1,0 +1,89 @@
+"""Pagewire's attention as an implementation that `transformers` can choose."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from pagewire.services.executor.models.model import AttentionFn
+from pagewire.shared.errors import ConfigurationError
+
+NAME = "pagewire"
+"""Name of the implementation. No mask is registered for it, so that `transformers` creates none."""
+PROBE = "pagewire_probe"
+"""The same with masks, for `Recorder`."""
+EAGER = "eager"
+"""The attention of a model's own file."""
+HANDLE = "pagewire_kv"
+"""Name of the attribute of an attention module that holds its `Handle`."""
+
+
+class Handle(Protocol):
+    """What a call of attention is passed to."""
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: Any, **options: Any
+    ) -> Tensor:
+        """[1, Hq, T, d], [1, Hkv, T, d], [1, Hkv, T, dv] -> [1, T, Hq, dv], as `transformers` calls it."""
+
+
+class Mask:
+    """A mask as a function of positions. It takes the place of the tensor, which no attention of this project reads."""
+
+    def __init__(self, sees: Callable[..., Any]) -> None:
+        self.sees = sees
+        """(batch, head, query position, key position) -> whether the query sees the key."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigurationError("it reads the mask of attention itself")
+
+    def _read(self, *_others: Any) -> Any:
+        return self.shape
+
+    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __rsub__ = __invert__ = _read
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    handle: Handle = getattr(module, HANDLE)
+    return handle(module, query, key, value, attention_mask, scaling, **options), None
+
+
+def _mask(mask_function: Callable[..., Any], **_options: Any) -> Mask:
+    return Mask(mask_function)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionInterface.register(PROBE, _attend)
+AttentionMaskInterface.register(PROBE, _mask)
+
+
+class Step:
+    """What the layers of a model share: the attention of the step that runs."""
+
+    attend: AttentionFn
+
+
+class PagedLayer:
+    """The `Handle` of a layer: attention over the KV pool of the device."""
+
+    def __init__(self, step: Step, layer: int) -> None:
+        self._step, self._layer = step, layer
+
+    def __call__(
+        self, _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Any, _scaling: Any, **options: Any
+    ) -> Tensor:
+        """See `Handle`. The constants of the layer are those of `ModelSpec.layers`."""
+        q, k, v = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
+        sinks = options.get("s_aux")
+        out = self._step.attend(self._layer, q, k, v, None if sinks is None else sinks.float())
+        return out.to(torch.result_type(query, value))[None] if out.dtype != query.dtype else out[None]

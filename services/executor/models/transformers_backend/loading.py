@@ -1,0 +1,135 @@
+"""Builds and loads a decoder by `transformers`, behind the gate."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from pagewire.kernels.attention_layer import Attention
+from pagewire.services.executor.models.model import ModelSpec
+from pagewire.services.executor.models.transformers_backend.gate import check_config, check_modules, max_length
+from pagewire.services.executor.models.transformers_backend.model import TransformersLM
+from pagewire.services.executor.models.transformers_backend.probe import probe
+from pagewire.shared.errors import ConfigurationError
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+_log = structlog.get_logger()
+
+
+def load_decoder(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> TransformersLM:
+    """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
+
+    Raises:
+        ConfigurationError: the model cannot be served, or its weights do not match its configuration.
+    """
+    parsed = parse_config(config)
+    name = type(parsed).model_type
+    spec = examine(parsed)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=parsed,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"transformers cannot load {folder}: {_first_line(error)}") from error
+    for what in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if found := sorted(map(str, info[what])):
+            shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+            raise ConfigurationError(f"the checkpoint does not fit its config.json, {what.replace('_', ' ')}: {shown}")
+    _log.info("model_by_transformers", family=name, version=transformers.__version__, probed=spec is not None)
+    return finish(model)
+
+
+def parse_config(config: dict[str, Any]) -> PretrainedConfig:
+    """Returns a config.json as `transformers` reads it.
+
+    Raises:
+        ConfigurationError: `transformers` does not know the architecture, or refuses a value.
+    """
+    kind = config.get("model_type")
+    names = ", ".join(config.get("architectures") or ()) or "none"
+    if kind not in transformers.CONFIG_MAPPING:
+        if "auto_map" in config:
+            raise ConfigurationError(
+                f"architecture {names} brings code of its own, which is not run: use a model that transformers "
+                f"{transformers.__version__} has code for"
+            )
+        raise ConfigurationError(
+            f"architecture {names} is not supported: transformers {transformers.__version__} has no model_type {kind}"
+        )
+    try:
+        parsed: PretrainedConfig = AutoConfig.for_model(**config)
+    except Exception as error:  # checks of any family, which raise what they like
+        raise ConfigurationError(f"config.json cannot be used: {_first_line(error)}") from error
+    if type(parsed) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigurationError(f"architecture {names} is not supported: {kind} generates no text")
+    known = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)].__name__
+    # Some families are published under the class name of their authors.
+    if not any(name == known or name.endswith(_CAUSAL) for name in config.get("architectures") or ()):
+        raise ConfigurationError(f"architecture {names} is not supported: {kind} generates text as {known} alone")
+    return parsed
+
+
+def examine(config: PretrainedConfig) -> ModelSpec | None:
+    """Returns the spec of a model without its weights; None if that takes data.
+
+    Raises:
+        ConfigurationError: the model cannot be served.
+    """
+    try:
+        check_config(config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval()
+        check_modules(model)
+        try:
+            spec, _ = _probed(model)
+        except (NotImplementedError, RuntimeError):
+            return None
+        return spec
+    except ConfigurationError as error:
+        raise ConfigurationError(f"model_type {config.model_type} is not supported: {error}") from error
+    except Exception as error:  # code of any family, which raises what it likes
+        raise ConfigurationError(
+            f"model_type {config.model_type} is not supported: transformers cannot build it "
+            f"({type(error).__name__}: {_first_line(error)})"
+        ) from error
+
+
+def finish(model: PreTrainedModel) -> TransformersLM:
+    """Returns a model with its weights, ready for inference.
+
+    Raises:
+        ConfigurationError: the model cannot be served.
+    """
+    try:
+        spec, attentions = _probed(model.eval().requires_grad_(requires_grad=False))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"model_type {model.config.model_type} is not supported: {error}") from error
+    return TransformersLM(model, spec, attentions)
+
+
+def _probed(model: PreTrainedModel) -> tuple[ModelSpec, list[nn.Module]]:
+    recorder, vocab_size = probe(model)
+    layers: tuple[Attention, ...] = tuple(recorder.layers)
+    return ModelSpec(vocab_size, layers, max_length(model.config)), recorder.modules
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,97 @@
+"""A decoder of `transformers` as a model of this project."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
+from pagewire.services.executor.models.transformers_backend.attention import EAGER, HANDLE, NAME, PagedLayer, Step
+from pagewire.services.executor.models.transformers_backend.gate import body_name
+
+
+class _Hidden:
+    """The output of a body, of which only the hidden states are known."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+class _Body(nn.Module):
+    """Takes the place of the layers where the hidden states are known."""
+
+    hidden: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["hidden"] = torch.empty(0)
+
+    def forward(self, *_inputs: Any, **_options: Any) -> _Hidden:
+        """Returns `hidden` [1, R, D] for any input."""
+        return _Hidden(self.hidden)
+
+    def __getattr__(self, _name: str) -> "_Body":
+        return self  # some output layers call a part of the body
+
+
+class TransformersLM(CausalLM):
+    """A model that `transformers` has built and loaded, with Pagewire's attention in its layers."""
+
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec, attentions: list[nn.Module]) -> None:
+        """`attentions` are the modules that attend, in the order of `spec.layers`."""
+        super().__init__(spec, width=1, tied=True)
+        self.model = model
+        self._step = Step()
+        for layer, module in enumerate(attentions):
+            setattr(module, HANDLE, PagedLayer(self._step, layer))
+        model.set_attn_implementation(NAME)
+        # The output layer with all that the model's own code does around it: a copy of the model without its layers.
+        self._hidden = _Body()
+        name = body_name(model)
+        self._body = (getattr(model, name),)  # in a tuple, because it is a part of `model` already
+        self._head = (_shallow_copy(model, name, self._hidden),)
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, D]."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
+        """See `CausalLM.forward`."""
+        self._step.attend = attend
+        out = self._body[0](input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM.logits`."""
+        self._hidden.__dict__["hidden"] = hidden[None]
+        ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+        out = self._head[0](input_ids=ids, use_cache=False)
+        logits: Tensor = out.logits[0]
+        return logits.float()
+
+    def eager_logits(self, token_ids: Tensor) -> Tensor:
+        """Returns the float32 logits [L, V] of a text [L] by the model's own attention, which keeps no state."""
+        self.model.set_attn_implementation(EAGER)
+        try:
+            logits: Tensor = self.model(input_ids=token_ids[None], use_cache=False).logits[0]
+        finally:
+            self.model.set_attn_implementation(NAME)
+        return logits.float()
+
+
+def _shallow_copy(model: PreTrainedModel, name: str, module: nn.Module) -> PreTrainedModel:
+    """Returns a model that shares all modules with `model` but for the one of that name."""
+    copied: PreTrainedModel = object.__new__(type(model))
+    copied.__dict__ = dict(model.__dict__)
+    copied.__dict__["_modules"] = dict(model._modules) | {name: module}
+    return copied

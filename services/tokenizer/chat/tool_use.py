@@ -1,0 +1,119 @@
+"""Checks the tools of a request, and says what its answers look like. No I/O."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pagewire.services.tokenizer.chat.formats import Formats
+from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
+from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED
+from pagewire.shared.client_requests import check_free_form
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import (
+    ChatFormat,
+    ChatMessage,
+    GenerateRequest,
+    SamplingParams,
+    StructuredOutputsParams,
+    ToolChoice,
+)
+
+MAX_TOOLS = 128
+"""Tools of a request, as with OpenAI."""
+
+
+def check_tools(request: GenerateRequest, formats: Formats) -> None:
+    """Checks the tools of a request, and whether they can be used as it says.
+
+    Raises:
+        InvalidRequest: the message names the field and says what to do.
+    """
+    tools, choice = request.tools or [], request.tool_choice
+    if not tools:
+        if choice == "required" or isinstance(choice, ToolChoice):
+            raise InvalidRequest("tool_choice needs tools: give some, or leave it out")
+        return
+    if request.messages is None:
+        raise InvalidRequest("tools need messages: give a conversation instead of a prompt")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"there are {len(tools)} tools, at most {MAX_TOOLS} are allowed")
+    check_free_form("tools", tools)
+    names = [_name_of(tool) for tool in tools]
+    if choice != "none" and not formats.takes_tools:
+        raise InvalidRequest("tools cannot be used: the model's chat template does not show them to the model")
+    forced = choice == "required" or isinstance(choice, ToolChoice)
+    if forced and request.sampling.structured_outputs is not None:
+        raise InvalidRequest("structured_outputs cannot be used with a tool_choice that forces a call: leave one out")
+    match choice:
+        case ToolChoice(function=function):
+            if function.name not in names:
+                raise InvalidRequest(f"tool_choice names {function.name}, but tools has only {', '.join(names)}")
+        case None | "auto" if not formats.auto:
+            raise InvalidRequest("tool_choice auto is switched off here: set it to none or required, or name a tool")
+        case None | "auto" if not formats.tool_calls:
+            raise InvalidRequest(
+                "tool_choice auto needs to know how the model writes calls, which its chat template does not show: "
+                "start the server with --tool-call-parser, or set tool_choice to none"
+            )
+
+
+def with_forced_call(request: GenerateRequest) -> SamplingParams:
+    """Returns the sampling of a request, checked by `check_tools`, with a grammar if the answer must call tools."""
+    named = request.tool_choice if isinstance(request.tool_choice, ToolChoice) else None
+    if not request.tools or (named is None and request.tool_choice != "required"):
+        return request.sampling
+    schema = tool_grammar(request.tools, named, single=not request.parallel_tool_calls)
+    return msgspec.structs.replace(request.sampling, structured_outputs=StructuredOutputsParams(json=schema))
+
+
+def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> ChatFormat | None:
+    """Returns how the answers to a conversation become messages; None if their texts are all that they are.
+
+    Args:
+        request: a request with messages, checked by `check_tools`.
+        formats: those of the model.
+        prompt: the text that the chat template has made of the request.
+    """
+    calls = tool = ""
+    if request.tools and request.tool_choice != "none":
+        match request.tool_choice:
+            case ToolChoice(function=function):
+                calls, tool = NAMED, function.name
+            case "required":
+                calls = REQUIRED
+            case _:
+                calls = formats.tool_calls
+    reasoning = formats.reasoning
+    if not (calls or reasoning):
+        return None
+    # A grammar constrains a text from its first token on: a tag in the prompt means nothing then.
+    free = bool(reasoning) and request.sampling.structured_outputs is None
+    opened = free and _begins_reasoning(request, prompt, *REASONING[reasoning])
+    return ChatFormat(calls, reasoning, opened, single=not request.parallel_tool_calls, tool=tool)
+
+
+def _begins_reasoning(request: GenerateRequest, prompt: str, begin: str, end: str) -> bool:
+    """Returns whether a prompt ends within reasoning: right behind the opening tag, or in a message to continue."""
+    if request.continue_final_message:
+        said = _last_text(request.messages or ())
+        return said.rfind(begin) > said.rfind(end)
+    return prompt.rstrip().endswith(begin)
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    """Returns the name of a function. Raises InvalidRequest if the tool is none."""
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise InvalidRequest('tools must be functions: {"type": "function", "function": {"name": ...}}')
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("tools must have names: each function.name must be a text")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise InvalidRequest(f"tools: the parameters of {name} must be a JSON schema, which is an object")
+    return name
+
+
+def _last_text(messages: Sequence[ChatMessage]) -> str:
+    content = messages[-1].content
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())

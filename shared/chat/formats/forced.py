@@ -1,0 +1,19 @@
+"""What a grammar makes a model write when it must call: no tags, only JSON."""
+
+from pagewire.shared.chat.json_call import call_array
+from pagewire.shared.chat.reader import Reader, Steps
+
+
+def required(reader: Reader) -> Steps[None]:
+    """Reads `[{"name": "f", "parameters": {...}}]`, with at least one call."""
+    reader.mark()
+    yield from reader.space()
+    yield from reader.attempt(call_array(reader))
+    yield from reader.rest(reader.out.content)
+
+
+def named(reader: Reader, name: str) -> Steps[None]:
+    """Reads the arguments of the one call that may be made."""
+    yield from reader.space()
+    reader.call(name)
+    yield from reader.rest(reader.out.arguments)

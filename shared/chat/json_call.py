@@ -1,0 +1,132 @@
+"""A call as a JSON object with a name and arguments, which most formats have in common."""
+
+import json
+from collections.abc import Generator
+from typing import Any
+
+from pagewire.shared.chat.reader import Malformed, Reader, Steps
+
+MAX_NAME = 256
+"""Characters of a name, and of any other key or text, before it is known whether they belong to a call."""
+MAX_HELD = 8192
+"""Characters of arguments that are held back because the name comes after them."""
+
+_ARGUMENTS = ("arguments", "parameters")
+_SCALARS = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzE")
+
+
+def call_object(reader: Reader) -> Steps[None]:
+    """Reads `{"name": "f", "arguments": {...}}`, in any order, with `parameters` as another name, and other keys.
+
+    The arguments go out as they come, to the letter. The call can no longer be refused once its name and the beginning
+    of its arguments are known.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    name, held = "", ""
+    known = begun = False
+    yield from reader.expect("{")
+    while True:
+        yield from reader.space()
+        key = yield from _string(reader)
+        yield from reader.space()
+        yield from reader.expect(":")
+        yield from reader.space()
+        if key == "name" and not name:
+            name = yield from _string(reader)
+            if not name:
+                raise Malformed
+        elif key in _ARGUMENTS and not known:
+            known = True
+            if (yield from reader.peek()) != "{":
+                raise Malformed
+            if name:
+                reader.call(name)
+                begun = True
+                yield from reader.nested(reader.out.arguments)
+            else:
+                held = yield from _held(reader)
+        else:
+            yield from _skip(reader)
+        yield from reader.space()
+        following = yield from reader.next()
+        if following == "}":
+            break
+        if following != ",":
+            raise Malformed
+    if not name:
+        raise Malformed
+    if not begun:
+        reader.call(name)
+        reader.out.arguments(held or "{}")
+
+
+def call_array(reader: Reader) -> Steps[None]:
+    """Reads calls as a JSON array. Where a call after the first is something else, what follows is content.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    yield from reader.expect("[")
+    while True:
+        yield from reader.space()
+        yield from call_object(reader)
+        yield from reader.space()
+        reader.mark()
+        if not (yield from reader.optional(",")):
+            yield from reader.expect("]")
+            return
+
+
+def _held(reader: Reader) -> Steps[str]:
+    """Returns an object or array. Raises Malformed if it does not end, or is too long to be held back."""
+    pieces: list[str] = []
+    size = 0
+
+    def hold(piece: str) -> None:
+        nonlocal size
+        size += len(piece)
+        if size > MAX_HELD:
+            raise Malformed
+        pieces.append(piece)
+
+    if not (yield from reader.nested(hold, strict=True)):
+        raise Malformed
+    return "".join(pieces)
+
+
+def _skip(reader: Reader) -> Steps[None]:
+    """Reads a value that means nothing here."""
+    first = yield from reader.peek()
+    if first == '"':
+        yield from _string(reader)
+    elif first in {"{", "["}:
+        yield from _held(reader)
+    else:
+        for _ in range(MAX_NAME):
+            if (yield from reader.peek()) not in _SCALARS:
+                return
+            yield from reader.next()
+        raise Malformed
+
+
+def _string(reader: Reader) -> Generator[None, None, str]:
+    """Returns the value of a JSON string."""
+    yield from reader.expect('"')
+    raw = '"'
+    while True:
+        character = yield from reader.next()
+        raw += character
+        if character == '"':
+            break
+        if character == "\\":
+            raw += yield from reader.next()
+        if len(raw) > MAX_NAME:
+            raise Malformed
+    try:
+        value: Any = json.loads(raw, strict=False)
+        value.encode()  # half of a surrogate pair is no text
+    except ValueError as error:
+        raise Malformed from error
+    return str(value)

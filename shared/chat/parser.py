@@ -1,0 +1,90 @@
+"""Turns the text of an answer into a message, as the text comes or at once."""
+
+from dataclasses import dataclass, field
+
+from pagewire.shared.chat.formats import NAMED, REASONING, TOOL_CALLS, forced
+from pagewire.shared.chat.formats.think import think
+from pagewire.shared.chat.parts import Kind, Part, PartWriter
+from pagewire.shared.chat.reader import Reader, Steps
+from pagewire.shared.messages.client import ChatFormat
+
+
+class MessageParser:
+    """Finds reasoning and tool calls in the text of one completion.
+
+    Any split of a text gives the same message, and every character of it is passed on as soon as no further text could
+    change what it is. What looks like a call and turns out to be none is content.
+    """
+
+    def __init__(self, form: ChatFormat) -> None:
+        self._out = PartWriter(single=form.single)
+        self._reader = Reader(self._out)
+        self._steps = _message(self._reader, form)
+        next(self._steps)
+
+    def push(self, text: str) -> list[Part]:
+        """Returns the parts that a piece of the text completes."""
+        self._reader.feed(text)
+        next(self._steps)
+        return self._out.take()
+
+    def end(self) -> list[Part]:
+        """Returns the rest of the message, whose text has ended. Must be called once."""
+        self._reader.end()
+        next(self._steps, None)
+        self._out.end()
+        return self._out.take()
+
+
+@dataclass(slots=True)
+class Call:
+    """A call that a model has made."""
+
+    name: str
+    arguments: str = ""
+    """JSON as the model has written it: it may be invalid."""
+
+
+@dataclass(slots=True)
+class Message:
+    """What an assistant says."""
+
+    content: str | None = None
+    """None if there is no text at all."""
+    reasoning: str | None = None
+    calls: list[Call] = field(default_factory=list)
+
+    def add(self, part: Part) -> None:
+        """Appends a part."""
+        match part.kind:
+            case Kind.CONTENT:
+                self.content = (self.content or "") + part.text
+            case Kind.REASONING:
+                self.reasoning = (self.reasoning or "") + part.text
+            case Kind.NAME:
+                self.calls.append(Call(part.text))
+            case Kind.ARGUMENTS:
+                self.calls[part.call].arguments += part.text
+
+
+def read_message(text: str, form: ChatFormat | None) -> Message:
+    """Returns the message of a whole text. `form` is the `chat_format` of the result that has the text."""
+    if form is None:
+        return Message(text)
+    parser = MessageParser(form)
+    message = Message()
+    for part in [*parser.push(text), *parser.end()]:
+        message.add(part)
+    return message
+
+
+def _message(reader: Reader, form: ChatFormat) -> Steps[None]:
+    yield from reader.peek()
+    if form.reasoning:
+        yield from think(reader, REASONING[form.reasoning], opened=form.opened)
+    if form.tool_calls == NAMED:
+        yield from forced.named(reader, form.tool)
+    elif form.tool_calls:
+        yield from TOOL_CALLS[form.tool_calls](reader)
+    else:
+        yield from reader.rest(reader.out.content)

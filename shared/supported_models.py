@@ -1,0 +1,107 @@
+"""What a sweep over every family that `transformers` generates text with has found; see `tests/families`."""
+
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+class Outcome(Enum):
+    """What became of a family."""
+
+    NATIVE = "native"
+    """Exact, by a file of its own."""
+    EXACT = "exact"
+    """Exact, built by transformers."""
+    REFUSED = "refused"
+    """Refused with a line that says why."""
+    WRONG = "wrong"
+    """Served, with other tokens than those of transformers."""
+    CRASHED = "crashed"
+    """Ended by an error that is no refusal."""
+
+
+class Family(msgspec.Struct, frozen=True):
+    """The result of one family."""
+
+    model_type: str
+    """As config.json names it."""
+    architecture: str
+    """Class of transformers."""
+    outcome: Outcome
+    detail: str
+    """What was compared, or why not."""
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """The results of all families."""
+
+    transformers: str
+    """Version."""
+    families: tuple[Family, ...]
+
+    def count(self, *outcomes: Outcome) -> int:
+        """Returns the number of families with one of these outcomes."""
+        return sum(family.outcome in outcomes for family in self.families)
+
+
+def read() -> Sweep:
+    """Returns the last sweep."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Sweep)
+
+
+def write(sweep: Sweep) -> None:
+    """Replaces the last sweep."""
+    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n")
+
+
+def summary(sweep: Sweep) -> str:
+    """Returns one line with the numbers of outcomes."""
+    exact = sweep.count(Outcome.NATIVE, Outcome.EXACT)
+    others = ", ".join(
+        f"{sweep.count(kind)} {kind.value}" for kind in (Outcome.REFUSED, Outcome.WRONG, Outcome.CRASHED)
+    )
+    return f"{len(sweep.families)} families of transformers {sweep.transformers}: {exact} exact, {others}"
+
+
+def page(sweep: Sweep) -> str:
+    """Returns `docs/models.md`."""
+    lines = [_HEAD.format(summary=summary(sweep))]
+    for title, outcomes in (("Served", (Outcome.NATIVE, Outcome.EXACT)), ("Refused", (Outcome.REFUSED,))):
+        lines.append(f"## {title}\n")
+        lines.append(
+            "| model_type | architecture | by | what was compared |" if title == "Served" else "| model_type | why |"
+        )
+        lines.append("|---|---|---|---|" if title == "Served" else "|---|---|")
+        for family in sweep.families:
+            if family.outcome not in outcomes:
+                continue
+            detail = family.detail.replace("|", "\\|")
+            by = "Pagewire" if family.outcome == Outcome.NATIVE else "transformers"
+            row = (
+                [family.model_type, family.architecture, by, detail]
+                if title == "Served"
+                else [family.model_type, detail]
+            )
+            lines.append(f"| {' | '.join(row)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_HEAD = """# Models
+
+{summary}. `make models` repeats the sweep and writes this page; `pagewire models --supported` prints it.
+
+A family with a file in `services/executor/models` runs on Pagewire's own layers. Any other decoder is built by
+transformers, with Pagewire's paged attention in its layers: chunked prompts, the prefix cache, preemption, forks and
+beam search work the same. What keeps other state than keys and values, or attends otherwise than once per layer, is
+refused before its weights are read. What passes is compared at start with the model's own attention on a short random
+text, and refused if the two differ by more than rounding. Models with code of their own (`trust_remote_code`) are not
+run, and longrope is exact up to the length that the model was first trained for.
+
+In the sweep each family is a tiny model with random float32 weights. 8 prompts of mixed lengths, two of which share a
+beginning, are served at once by the whole pipeline with steps of 16 tokens and a KV pool that is too small for them, so
+that prompts are chunked and sequences preempted. All 40 greedy tokens of each must be those of `generate`.
+"""

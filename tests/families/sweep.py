@@ -1,0 +1,169 @@
+"""Serves a tiny model of a family by the whole pipeline, and compares its tokens with those of `generate`."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from pagewire import SamplingParams
+from pagewire.services.executor.models.registry import is_native
+from pagewire.services.executor.models.transformers_backend.loading import examine
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.supported_models import Family, Outcome
+from tests.families.tiny import PUBLISHED, tiny_config, tiny_model
+from tests.support.checkpoints import VOCABULARY, tokenizer
+from tests.support.pipeline import running
+
+LENGTHS = (3, 9, 17, 26, 33, 33, 40, 21)
+SHARED = 24
+"""Tokens that the prompts of 33 tokens begin with together."""
+TOKENS = 40
+GAP = 1e-3
+"""Two best logits closer than this could change places by rounding: such a prompt is replaced by another."""
+ATTEMPTS = 20
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 96,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 16,
+    "block_size": 8,
+    "num_kv_blocks": 30,
+    "log_level": "error",
+}
+
+
+class Case(NamedTuple):
+    """A prompt and its greedy continuation."""
+
+    prompt: list[int]
+    tokens: list[int]
+
+
+def cases(model: PreTrainedModel, lengths: tuple[int, ...], tokens: int) -> list[Case]:
+    """Random prompts with what transformers makes of them."""
+    ids = random.Random(model.config.model_type)
+    found: list[Case] = []
+    for i, length in enumerate(lengths):
+        for _ in range(ATTEMPTS):
+            shared = found[-1].prompt[:SHARED] if i and lengths[i - 1] == length else []
+            prompt = shared + [ids.randrange(2, VOCABULARY) for _ in range(length - len(shared))]
+            made, gap = _generate(model, prompt, tokens)
+            if gap >= GAP:
+                break
+        found.append(Case(prompt, made))
+    return found
+
+
+def _generate(model: PreTrainedModel, prompt: list[int], tokens: int) -> tuple[list[int], float]:
+    with torch.inference_mode():
+        made = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=tokens,
+            min_new_tokens=None,
+            eos_token_id=-1,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    best = torch.cat(made.logits).topk(2).values
+    return made.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min())
+
+
+def architecture_of(family: str) -> str:
+    """The class that config.json names."""
+    return PUBLISHED.get(family) or str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family])
+
+
+def built(family: str) -> PretrainedConfig:
+    """The tiny configuration of a family.
+
+    Raises:
+        ConfigurationError: there is none, and the default one is refused.
+    """
+    try:
+        return tiny_config(family)
+    except Exception as error:
+        try:
+            examine(AutoConfig.for_model(family))
+        except ConfigurationError:
+            raise
+        except Exception as cause:
+            raise ConfigurationError(f"transformers cannot build its default configuration ({cause})") from cause
+        raise AssertionError(f"no tiny model: {error}") from error
+
+
+def save(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
+    """Writes a checkpoint of random weights and returns its model."""
+    model = tiny_model(config)
+    model.generation_config = transformers.GenerationConfig()
+    model.save_pretrained(folder)
+    file = folder / "config.json"
+    saved = json.loads(file.read_text()) | {"architectures": [architecture_of(config.model_type)]}
+    file.write_text(json.dumps(saved))
+    tokenizer().save_pretrained(folder)
+    return model
+
+
+def try_family(family: str, folder: Path) -> Family:
+    """The outcome of a family, whose checkpoint is written to `folder`."""
+    architecture = architecture_of(family)
+    try:
+        config = built(family)
+        config.architectures = [architecture]
+        native = is_native(config.to_dict())
+        if not native:
+            examine(config)
+        tokens, preemptions, cached = asyncio.run(
+            _serve(folder, wanted := cases(save(config, folder), LENGTHS, TOKENS))
+        )
+    except ConfigurationError as error:
+        return Family(family, architecture, Outcome.REFUSED, _line(error, family))
+    except Exception as error:  # noqa: BLE001  # a crash is a result
+        return Family(family, architecture, Outcome.CRASHED, f"{type(error).__name__}: {_line(error, family)}")
+    equal = sum(
+        mine == theirs
+        for case, made in zip(wanted, tokens, strict=True)
+        for mine, theirs in zip(case.tokens, made, strict=True)
+    )
+    total = len(wanted) * TOKENS
+    detail = f"{equal} of {total} tokens equal, {preemptions} preemptions, {cached} cached prompt tokens"
+    if equal < total or not preemptions or not cached:
+        return Family(family, architecture, Outcome.WRONG, detail)
+    return Family(family, architecture, Outcome.NATIVE if native else Outcome.EXACT, detail)
+
+
+async def _serve(folder: Path, wanted: list[Case]) -> tuple[list[list[int]], int, int]:
+    """The tokens of the pipeline, its preemptions and the prompt tokens that it did not compute."""
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    try:
+        async with running(Settings(model=str(folder), **SETTINGS)) as pipeline:
+            results = await asyncio.gather(*(pipeline.client.generate(case.prompt, sampling) for case in wanted))
+            await pipeline.until_idle()
+            preemptions = int(pipeline.load("scheduler")["preemptions"])
+    except BaseExceptionGroup as group:
+        raise _leaf(group) from group
+    return (
+        [result.choices[0].token_ids for result in results],
+        preemptions,
+        sum(result.usage.cached_tokens for result in results),
+    )
+
+
+def _leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _line(error: BaseException, family: str) -> str:
+    text = str(error).removeprefix(f"model_type {family} is not supported: ").strip()
+    return text.splitlines()[0] if text else type(error).__name__

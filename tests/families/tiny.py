@@ -1,0 +1,132 @@
+"""A tiny model of every family that transformers generates text with."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+VOCABULARY = 512
+CONTEXT = 256
+WINDOW = 12
+"""Of sliding layers and chunks: shorter than the texts."""
+LAYERS = 4
+LARGEST = 30_000_000
+"""Parameters of a tiny model."""
+
+FAMILIES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+"""Every model_type with a model that generates text."""
+
+_HEADS, _WIDTH, _HEAD, _EXPERTS = 4, 64, 16, 4
+_SMALL: dict[str, Any] = {
+    # the sizes of a transformer, by all names
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embedding_size", "word_embed_proj_dim"), _WIDTH
+    ),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"), _HEADS),
+    **dict.fromkeys(("num_key_value_heads", "swa_num_key_value_heads", "multi_query_group_num"), 2),
+    **dict.fromkeys(
+        ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "swa_head_dim", "global_head_dim"), _HEAD
+    ),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "decoder_ffn_dim", "shared_intermediate_size"), 96
+    ),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len"), CONTEXT),
+    # mixtures of experts
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "moe_top_k"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_expert_group"), 1),
+    "first_k_dense_replace": 1,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": LAYERS - 1,
+    # latent attention
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "qk_head_dim": 24,
+    "v_head_dim": 12,
+    # windows
+    "sliding_window": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "local_attention": WINDOW,
+    "max_window_layers": 2,
+    # other
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0,
+    "laurel_rank": 4,
+    "altup_num_inputs": 2,
+    "num_hash_layers": 1,
+    "rotary_dim": 8,
+    "dim_model_base": 32,
+    "is_decoder": True,
+}
+_IDS = {"pad_token_id": 1, "eos_token_id": 0, "bos_token_id": 0}
+
+
+def tiny_config(family: str) -> PretrainedConfig:
+    """The default configuration of a family, made small."""
+    default = AutoConfig.for_model(family)
+    known = default.to_dict()
+    changes = {name: value for name, value in _SMALL.items() if known.get(name) is not None}
+    changes |= {name: known[name] for name in ("rope_parameters",) if _is_plain(known.get(name))}
+    if known.get("qk_rope_head_dim") is not None:
+        changes |= {"head_dim": _SMALL["qk_rope_head_dim"], "num_key_value_heads": _HEADS}
+    changes |= _IDS
+    changes |= OVERRIDES.get(family, {})
+    config = AutoConfig.for_model(family, **{name: value for name, value in changes.items() if value is not ...})
+    config.dtype = "float32"
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size} parameters are not tiny")
+    return config
+
+
+def _is_plain(rope: Any) -> bool:
+    """Whether rope parameters fit a head of any size."""
+    return isinstance(rope, dict) and "long_factor" not in rope
+
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},  # as all published ones
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What the defaults of a family leave out, or cannot be made small by name."""
+
+
+PUBLISHED = {
+    "exaone": "ExaoneForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
+    "iquestcoder": "IQuestCoderForCausalLM",
+}
+"""Architectures in published checkpoints, where transformers uses the class of another family."""
+
+
+def tiny_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A model with random weights, large enough that its tokens vary."""
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.dim() < 2:  # biases start as zeros and norms as ones: nothing would notice if they were lost
+                parameter.add_(noise, alpha=0.2)
+            elif parameter in embeddings:
+                parameter.copy_(noise * 0.5)
+            else:
+                parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
+    return model

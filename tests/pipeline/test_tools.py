@@ -1,0 +1,183 @@
+"""Tools and reasoning through all services, with the official `openai` package in front.
+
+The model has random weights: grammars make it write what a real one would.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from pagewire import read_message
+from pagewire.services.gateway import app
+from pagewire.services.gateway.endpoint import Endpoint
+from pagewire.services.gateway.health import Health
+from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.service import APIS
+from pagewire.shared.chat.parser import Call, Message, MessageParser
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import InvalidRequest
+from tests.support.checkpoints import checkpoint
+from tests.support.pipeline import Pipeline, running
+
+pytestmark = pytest.mark.anyio
+
+TEMPLATE = (
+    "{% if tools %}Call as in <tool_call>arguments</tool_call>:"
+    "{% for tool in tools %} {{ tool.function.name }}{% endfor %}{% endif %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments.city }}{% endfor %}{% endfor %}"
+    "<assistant>{% if thinks %}<think>{% elif thinks is defined %}<think></think>{% endif %}"
+)
+QUESTION: Any = [{"role": "user", "content": "Weather?"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "day": {"enum": [1, 2]}},
+            "required": ["city", "day"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"additionalProperties": False}}}
+ARGUMENTS = '{"city":  "Paris", "note": "é🦙 }"}'
+TEXT = f"""<think>
+I look.
+</think>
+
+Wait.
+<tool_call>
+{{"name": "get_weather", "arguments": {ARGUMENTS}}}
+</tool_call>"""
+SPOKEN = Message("Wait.", "I look.", [Call("get_weather", ARGUMENTS)])
+SAYING: Any = {"structured_outputs": {"choice": [TEXT]}}
+OPTIONS: Any = {"model": "llama", "messages": QUESTION, "tools": [TOOL, TIME], "temperature": 1.0, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Async tests run on asyncio, and share a loop."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def pipeline() -> AsyncIterator[Pipeline]:
+    settings = Settings(
+        model=str(checkpoint("llama")),
+        served_model_name="llama",
+        dtype="float32",
+        log_level="error",
+        chat_template=TEMPLATE,
+    )
+    async with running(settings) as pipeline:
+        yield pipeline
+
+
+@pytest.fixture
+async def chat(pipeline: Pipeline) -> AsyncIterator[Any]:
+    """OpenAI's own client, at the chat completions of a gateway."""
+    endpoints = {path: Endpoint(api, pipeline.client, body_limit=100_000) for path, api in APIS.items()}
+    gateway = app.build(pipeline.client, endpoints, Health(pipeline.bus, lambda: None), MetricsPage(pipeline.bus, vllm=False))
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway)) as http:
+        client = openai.AsyncOpenAI(base_url="http://pagewire/v1", api_key="none", max_retries=0, http_client=http)
+        yield client.chat.completions
+
+
+def check(arguments: str) -> bool:
+    """Whether the arguments are what the schema of the tool allows."""
+    found = json.loads(arguments)
+    return set(found) == {"city", "day"} and found["city"] in {"Paris", "Rome"} and found["day"] in {1, 2}
+
+
+async def test_reasoning_and_calls_over_http(chat: Any) -> None:
+    answer = await chat.create(**OPTIONS, extra_body=SAYING)
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Wait.")
+    assert (choice.message.reasoning, choice.message.reasoning_content) == ("I look.", "I look.")
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("get_weather", ARGUMENTS)
+
+    options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": SAYING}
+    *chunks, last = [chunk async for chunk in await chat.create(**OPTIONS, **options)]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == "Wait."
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == "I look."
+    calls = [part for delta in deltas for part in delta.tool_calls or ()]
+    assert (calls[0].function.name, calls[0].id.startswith("call_")) == ("get_weather", True)
+    assert "".join(part.function.arguments for part in calls) == ARGUMENTS
+    assert len(calls) > 5
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["tool_calls"]
+    assert last.usage.completion_tokens == answer.usage.completion_tokens
+
+    # The whole conversation goes back, with what the tool has said.
+    turns = [*QUESTION, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "Sun."}]
+    more = await chat.create(**OPTIONS | {"messages": turns}, extra_body={"structured_outputs": {"choice": ["Sun."]}})
+    assert (more.choices[0].finish_reason, more.choices[0].message.content) == ("stop", "Sun.")
+    assert more.choices[0].message.tool_calls is None
+    assert more.usage.prompt_tokens > answer.usage.prompt_tokens
+
+    # The text is left as it is.
+    plain = await chat.create(**OPTIONS, tool_choice="none", extra_body=SAYING)
+    assert plain.choices[0].message.content == TEXT.partition("\n\n")[2]
+
+
+async def test_forced_calls_follow_the_schemas(chat: Any) -> None:
+    for seed in range(3):
+        options = OPTIONS | {"seed": seed}
+        answer = await chat.create(**options, tool_choice="required", parallel_tool_calls=False)
+        (choice,) = answer.choices
+        (call,) = choice.message.tool_calls
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        arguments = call.function.arguments
+        assert check(arguments) if call.function.name == "get_weather" else json.loads(arguments) == {}
+
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        (choice,) = (await chat.create(**options, tool_choice=named)).choices
+        (call,) = choice.message.tool_calls
+        assert (choice.finish_reason, call.function.name) == ("stop", "get_weather")
+        assert check(call.function.arguments)
+
+
+async def test_calls_over_nats(pipeline: Pipeline) -> None:
+    options: Any = {"tools": [TOOL], "temperature": 1.0, "max_tokens": None, **SAYING}
+    result = await pipeline.client.chat(QUESTION, **options)
+    assert result.choices[0].text == TEXT
+    assert read_message(TEXT, result.chat_format) == SPOKEN
+    stream = pipeline.client.stream_chat(QUESTION, **options)
+    message, parser = Message(), None
+    async for delta in stream:
+        assert stream.chat_format is not None
+        parser = parser or MessageParser(stream.chat_format)
+        for part in parser.push(delta.text):
+            message.add(part)
+    assert parser is not None
+    for part in parser.end():
+        message.add(part)
+    assert message == SPOKEN
+
+
+async def test_a_prompt_can_begin_the_reasoning(pipeline: Pipeline) -> None:
+    async def opened(**kwargs: bool) -> bool:
+        result = await pipeline.client.chat(QUESTION, chat_template_kwargs=kwargs, max_tokens=1)
+        assert result.chat_format is not None
+        return result.chat_format.opened
+
+    assert [await opened(), await opened(thinks=True), await opened(thinks=False)] == [False, True, False]
+
+
+async def test_what_cannot_be_called_is_refused(chat: Any, pipeline: Pipeline) -> None:
+    named = {"type": "function", "function": {"name": "get_time"}}
+    with pytest.raises(openai.BadRequestError, match="tool_choice names get_time"):
+        await chat.create(model="llama", messages=QUESTION, tools=[TOOL], tool_choice=named, stream=True)
+    bad = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
+    with pytest.raises(openai.BadRequestError, match="cannot be compiled"):
+        await chat.create(model="llama", messages=QUESTION, tools=[bad], tool_choice="required")
+    with pytest.raises(InvalidRequest, match="tools need messages"):
+        await pipeline.client.generate("x", tools=[TOOL])

@@ -1,0 +1,13 @@
+"""What the whole pipeline generates with a family that `transformers` builds is what `transformers` generates."""
+
+import pytest
+
+from tests.pipeline.test_exact import check_greedy
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("pool", ["ample", "tiny"])
+async def test_greedy_equals_transformers(pool: str) -> None:
+    row = {"family": "gpt-neox", "window": 2, "budget": 16, "block_size": 8, "pool": pool, "prefix_cache": True}
+    await check_greedy(row)
