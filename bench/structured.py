@@ -8,6 +8,7 @@ decode side by side, once all without a grammar and once with 16 that have one; 
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._stack import processes
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import logs, model_folder
 from pagewire.shared.config import Settings
@@ -81,6 +83,8 @@ class Times:
     rows: str
     mean_ms: list[float] = field(default_factory=list)
     median_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
+    """Milliseconds of the executor's CPU time per token of the whole batch, which other programs hardly change."""
 
 
 def main(arguments: list[str]) -> int:
@@ -122,10 +126,10 @@ def time_table(times: Sequence[Times]) -> list[str]:
     """Returns a line per kind of row, in Markdown; ratios are those of the means, against the first line."""
     first = statistics.mean(times[0].mean_ms) if times else 0.0
     return markdown(
-        "rows | mean ms per token | median | against 64 plain rows",
+        "rows | mean ms per token | median | against 64 plain rows | CPU ms per token of the batch",
         (
             f"{found.rows} | {statistics.mean(found.mean_ms):.2f} | {statistics.mean(found.median_ms):.2f}"
-            f" | {statistics.mean(found.mean_ms) / first:.3f}"
+            f" | {statistics.mean(found.mean_ms) / first:.3f} | {statistics.mean(found.cpu_ms):.3f}"
             for found in times
         ),
     )
@@ -211,15 +215,26 @@ async def _times(stack: Stack, turns: int) -> list[Times]:
     async with AsyncClient(address.nats) as client:
         await _batch(client, STRUCTURED)  # compiles the grammar
         for _ in range(turns):
-            _note(plain, await _batch(client, 0))
+            before = _cpu_ms()
+            _note(plain, await _batch(client, 0), _cpu_ms() - before)
+            before = _cpu_ms()
             rows = await _batch(client, STRUCTURED)
-            _note(structured, rows[:STRUCTURED])
-            _note(beside, rows[STRUCTURED:])
+            used = _cpu_ms() - before
+            _note(structured, rows[:STRUCTURED], used)
+            _note(beside, rows[STRUCTURED:], used)
     return [plain, beside, structured]
 
 
-def _note(times: Times, rows: list[list[float]]) -> None:
-    """Adds the milliseconds between the tokens of some rows."""
+def _cpu_ms() -> float:
+    """Returns the milliseconds of CPU time that the executor has used."""
+    (folder,) = (folder for name, folder in processes() if name == "executor")
+    used = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, used)) * 1e3 / os.sysconf("SC_CLK_TCK")
+
+
+def _note(times: Times, rows: list[list[float]], cpu_ms: float) -> None:
+    """Adds the milliseconds between the tokens of some rows, and what their batch cost."""
+    times.cpu_ms.append(cpu_ms / (ROWS * STEADY))
     gaps = [(after - before) * 1e3 for row in rows for before, after in pairwise(row)]
     times.mean_ms.append(statistics.mean(gaps))
     times.median_ms.append(statistics.median(gaps))

@@ -1,12 +1,27 @@
 """The `pagewire` command; each subcommand is a module of `pagewire.commands`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Protocol
 
-from pagewire.commands import bench, chat, demo, doctor, generate, models, nats_config, pull, serve, status, trace
+from pagewire.commands import (
+    bench,
+    chat,
+    demo,
+    doctor,
+    generate,
+    models,
+    nats_config,
+    pull,
+    run_batch,
+    serve,
+    status,
+    trace,
+)
+from pagewire.shared import flags
 from pagewire.shared.errors import PagewireError
 
 
@@ -26,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "serve": serve,
     "generate": generate,
     "chat": chat,
+    "run-batch": run_batch,
     "pull": pull,
     "models": models,
     "status": status,
@@ -47,13 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of the output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="pagewire", description="Serves language models as a pipeline of services over NATS."
-    )
+    parser = flags.Parser(prog="pagewire", description="Serves language models as a pipeline of services over NATS.")
     parser.add_argument("--version", action="version", version=f"pagewire {version('pagewire')}")
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():

@@ -1,12 +1,14 @@
-"""The settings: one struct, filled from flags, environment variables, a TOML file and defaults, in this order."""
+"""The settings: one struct, filled from flags, environment variables, a file and defaults, in this order."""
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import yaml
 
 from pagewire.shared.errors import ConfigurationError
 
@@ -29,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: str = ""
     """Folder, .gguf file, hub id or short name; empty: smollm2-135m-instruct, or bundled where that cannot be had."""
     served_model_name: str = ""
-    """Name of the model in requests; by default the folder's name or the hub id."""
+    """Names of the model in requests, several separated by commas or spaces; by default the folder's name or hub id."""
     host: str = "127.0.0.1"
     """Address that the HTTP server listens on."""
     port: Port = 8000
@@ -63,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=1024)] = 20
     """Most `logprobs` and `prompt_logprobs` that a request may ask for; -1: as many as there are tokens."""
     max_model_len: int | None = None
-    """Context length in tokens; by default the model's own."""
+    """Context length in tokens, such as 4096, 4k or auto; by default the model's own."""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64
     """Maximum number of sequences that run at once, up to 65536."""
     max_num_batched_tokens: Positive | None = None
@@ -71,7 +73,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     block_size: Positive = 16
     """KV positions per block."""
     kv_cache_memory: int | None = None
-    """Bytes of the KV cache; by default a share of the free memory."""
+    """Bytes of the KV cache, such as 4GiB; by default a share of the free memory."""
     num_kv_blocks: Annotated[int, msgspec.Meta(le=2**24)] | None = None
     """Blocks of the KV cache, instead of a size in bytes."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
@@ -139,8 +141,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     nats_replicas: Literal[1, 3, 5] | None = None
     """NATS servers that keep a copy of every waiting request: 1, 3 or 5; by default 1, and 3 with nats-cluster."""
 
+    strict: bool = False
+    """Refuse HTTP requests with unknown fields, which are else ignored and named in the header Pagewire-Warning."""
+    allowed_origins: str = ""
+    """Web sites whose scripts may send HTTP requests, separated by commas or as a list in JSON; `*`: all; by default
+    none."""
+
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
+SIZES = frozenset({"kv-cache-memory", "max-model-len", "max-num-batched-tokens", "nats-max-store"})
+"""Settings that may be given with a unit, such as 4GiB."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(iB|B)?")
 
 
 def seconds(duration: str) -> float:
@@ -149,31 +160,70 @@ def seconds(duration: str) -> float:
     return float(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600}[duration.removeprefix(number)]
 
 
+def names(text: str) -> list[str]:
+    """Returns the items of a setting that has several, separated by commas or as a list in JSON.
+
+    Raises:
+        ConfigurationError: the list is malformed.
+    """
+    if not text.startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    try:
+        return msgspec.json.decode(text, type=list[str])
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{text} is no list of texts in JSON: {error}") from error
+
+
 def variable(name: str) -> str:
     """Returns the name of a setting's environment variable."""
     return ENVIRONMENT_PREFIX + name.upper().replace("-", "_")
 
 
 def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, config: Path | None = None) -> Settings:
-    """Combines the sources into settings. `flags` has values or their text by kebab-case name; `config` is a TOML file.
+    """Combines the sources into settings. `flags` has values or their text by kebab-case name; `config`: TOML or YAML.
 
     Raises:
         ConfigurationError: a name is unknown, or a value has the wrong type or is out of range.
     """
-    values: dict[str, Any] = {}
-    if config is not None:
-        try:
-            values.update(tomllib.loads(config.read_text()))
-        except OSError as error:
-            raise ConfigurationError(f"cannot read the configuration {config}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigurationError(f"{config} is not TOML: {error}") from error
+    values = _read_file(config) if config is not None else {}
     values.update({name: environ[variable(name)] for name in FIELDS if variable(name) in environ})
     values.update(flags)
+    values = {name: _number(name, value) if isinstance(value, str) else value for name, value in values.items()}
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"invalid setting: {error}") from error
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        if path.suffix not in {".yaml", ".yml"}:
+            return tomllib.loads(text)
+        found = yaml.safe_load(text) or {}
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{path} has no settings: write one per line, as `max-num-seqs: 8`")
+    # vLLM's files also have names with underscores, and lists where several values are meant.
+    values = {str(name).replace("_", "-"): value for name, value in found.items()}
+    return {name: ",".join(map(str, value)) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _number(name: str, text: str) -> object:
+    """Returns the number that a text with a unit means, as vLLM reads it: 1k is 1000, 1K and 1KiB are 1024."""
+    if name == "max-model-len" and text in {"auto", "-1"}:
+        return None
+    found = _SIZE.fullmatch(text) if name in SIZES else None
+    if found is None:
+        return text
+    number, unit, suffix = found.groups()
+    binary = suffix == "iB" or (not suffix and unit.isupper())
+    return int(float(number) * (1024 if binary else 1000) ** (1 + "kmgt".index(unit.lower())))
 
 
 def nats_urls(settings: Settings) -> str:

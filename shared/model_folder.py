@@ -52,10 +52,18 @@ def resolve(model: str, stop: threading.Event | None = None) -> Path:
     return _download(model)
 
 
+def served_names(settings: Settings) -> list[str]:
+    """Returns the model's names in requests, of which the first is its own and the others are aliases."""
+    given = [name.strip() for name in settings.served_model_name.split(",")]
+    return list(dict.fromkeys(filter(None, given))) or [_own_name(settings)]
+
+
 def served_name(settings: Settings) -> str:
     """Returns the model's name in requests: the setting, else the folder's or file's name, short name or hub id."""
-    if settings.served_model_name:
-        return settings.served_model_name
+    return served_names(settings)[0]
+
+
+def _own_name(settings: Settings) -> str:
     if not settings.model:
         return DEFAULT.name
     folder = Path(settings.model).expanduser()

@@ -12,13 +12,19 @@ from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
 from pagewire.client.directory import Directory
 from pagewire.client.stream import Stream
-from pagewire.shared import credentials, subjects
+from pagewire.shared import config, credentials, subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.errors import BusUnavailable, InvalidRequest, NoResponders, RequestTimeout, Unavailable
+from pagewire.shared.errors import (
+    BusUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NoResponders,
+    RequestTimeout,
+    Unavailable,
+)
 from pagewire.shared.messages.client import ErrorFrame, GenerateRequest, ModelInfo, Result, SamplingParams
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 
-DEFAULT_URL = "nats://127.0.0.1:4222"
 Prompt = str | Sequence[int | str | Sequence[int]]
 """Text, token ids, or several of either."""
 Messages = Sequence[Mapping[str, Any]]
@@ -32,9 +38,9 @@ class AsyncClient:
     """A connection to a running stack: `async with AsyncClient() as client: ...`
 
     Args:
-        url: URL of the broker.
-        api_key: the key of `--api-key`, or that of the tenant; empty: none.
-        tenant: name of the tenant in the file of keys; empty: none.
+        url: URL of the broker; by default that of the settings in the environment, such as `PAGEWIRE_NATS_URL`.
+        api_key: the key of `--api-key`, or that of the tenant; empty: none; by default that of the environment.
+        tenant: name of the tenant in the file of keys; empty: none; by default that of the environment.
         model: the served name; by default the only model that is served.
         connect_timeout: seconds within which the broker must answer.
         tls: how the broker's certificate is checked, and which one is shown to it; by default as the system does it,
@@ -45,18 +51,23 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
-        api_key: str = "",
-        tenant: str = "",
+        api_key: str | None = None,
+        tenant: str | None = None,
         model: str = "",
         connect_timeout: float = 5.0,
         tls: ssl.SSLContext | None = None,
         bus: Bus | None = None,
     ) -> None:
-        self._url = url
-        self._api_key = api_key
-        self._tenant = tenant
+        if bus is None and None in (url, api_key, tenant):
+            settings = config.load({})
+            url = config.nats_urls(settings) if url is None else url
+            api_key = settings.api_key if api_key is None else api_key
+            tenant = settings.tenant if tenant is None else tenant
+        self._url = url or ""
+        self._api_key = api_key or ""
+        self._tenant = tenant = tenant or ""
         self._tls = tls
         self._model = model
         self._connect_timeout = connect_timeout
@@ -127,6 +138,7 @@ class AsyncClient:
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool | None = None,
         return_token_ids: bool = False,
+        fresh: bool = False,
         **fields: Any,
     ) -> Stream:
         """Returns a request whose deltas are read with `async for`. Nothing is sent before that.
@@ -155,6 +167,7 @@ class AsyncClient:
             add_special_tokens: whether a text gets the special tokens that the model wants around a prompt; by default
                 prompts do, and conversations do not.
             return_token_ids: whether the ids of the prompts are part of the answer.
+            fresh: whether the given `request_id` is new, so that no earlier request is looked for.
 
         Raises:
             InvalidRequest: an argument is unknown or has the wrong type.
@@ -188,7 +201,7 @@ class AsyncClient:
         except msgspec.ValidationError as error:
             raise InvalidRequest(str(error)) from error
         bus, directory, batch_inbox = self._connection()
-        return Stream(bus, directory, batch_inbox, model, checked, body, traceparent, fresh=not request_id)
+        return Stream(bus, directory, batch_inbox, model, checked, body, traceparent, fresh=fresh or not request_id)
 
     def stream_chat(self, messages: Messages, sampling: SamplingParams | None = None, **options: Any) -> Stream:
         """The model's answer to a conversation, as its deltas come. Arguments are those of `stream`."""
@@ -267,7 +280,8 @@ class AsyncClient:
         except RequestTimeout as error:
             raise Unavailable(f"the tokenizer of {name} does not answer") from error
         if "Nats-Service-Error" in reply.headers:
-            raise frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
+            refusal = frames.error_of(msgspec.json.decode(reply.data, type=ErrorFrame))
+            raise await directory.absence(name) if isinstance(refusal, ModelNotFound) else refusal
         return msgspec.json.decode(reply.data, type=kind)
 
     def _connection(self) -> tuple[Bus, Directory, BatchInbox]:

@@ -53,11 +53,10 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         if not (model or self._default):
-            served = await self.models()
+            served = list(dict.fromkeys(info.root or info.name for info in await self.models()))
             if len(served) != 1:
-                names = ", ".join(info.name for info in served)
-                raise InvalidRequest(f"name a model: this stack serves {names}")
-            self._default = served[0].name
+                raise InvalidRequest(f"name a model: this stack serves {', '.join(served)}")
+            self._default = served[0]
         return model or self._default
 
     async def absence(self, model: str) -> RequestError:

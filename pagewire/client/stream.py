@@ -20,6 +20,7 @@ from pagewire.shared.errors import (
     DeadlineExceeded,
     Internal,
     MessageTooLarge,
+    ModelNotFound,
     NoResponders,
     PagewireError,
     PayloadTooLarge,
@@ -199,7 +200,7 @@ class Stream:
         request would stay in memory until the garbage collector runs.
         """
         self._error = None
-        if isinstance(error, NoResponders):
+        if isinstance(error, NoResponders | ModelNotFound):  # the tokenizer knows the name only as a token of subjects
             absence = await self._directory.absence(self.model)
             absence.__cause__ = error
             return absence

@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from pagewire.client.async_client import DEFAULT_URL, AsyncClient, Messages, Prompt
+from pagewire.client.async_client import AsyncClient, Messages, Prompt
 from pagewire.client.stream import Stream
 from pagewire.shared.messages.client import Delta, ModelInfo, Result, SamplingParams
 
@@ -45,10 +45,10 @@ class Client:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
-        api_key: str = "",
-        tenant: str = "",
+        api_key: str | None = None,
+        tenant: str | None = None,
         model: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:

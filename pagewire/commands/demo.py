@@ -65,7 +65,7 @@ async def _demo(settings: Settings) -> int:
 
 async def _ask(client: AsyncClient, request_id: str) -> Timings:
     """Prints the question, and the answer as it arrives; returns the timings."""
-    (model,) = await client.models()
+    model, *_ = await client.models()
     is_bundled = model.name == named_models.BUNDLED
     question, sampling = (STORY, STORY_SAMPLING) if is_bundled else (QUESTION, SAMPLING)
     print(f"{model.name} is asked: {question}\n", flush=True)

@@ -5,12 +5,14 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from pagewire.commands import session
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.cluster import check_servers
 from pagewire.embedded.stack import check_replicas
+from pagewire.kernels.cpu import build
 from pagewire.shared import flags, model_folder
 from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
@@ -46,6 +48,8 @@ def run(given: argparse.Namespace) -> int:
 def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the name and function of each check, which returns a finding or raises an error that says what to fix."""
     yield "machine", _machine
+    if settings.device == "cpu":
+        yield "kernels", _kernels
     yield "replicas", lambda: check_replicas(settings)
     yield "servers", lambda: check_servers(settings)
     yield "model", lambda: _model(settings)
@@ -62,6 +66,15 @@ def _machine() -> str:
             f"{free >> 20} MiB of memory are free, {MIN_FREE_MEMORY >> 20} MiB are needed: end other programs"
         )
     return f"Python {sys.version.partition(' ')[0]}, {cores} cores, {free >> 20} MiB of memory free"
+
+
+def _kernels() -> str:
+    started = time.monotonic()
+    try:
+        build.load()
+    except build.NotBuilt as error:
+        raise ConfigurationError(f"the kernels cannot be compiled, without which steps take longer: {error}") from error
+    return f"compiled, in {time.monotonic() - started:.1f} s"
 
 
 def _model(settings: Settings) -> str:

@@ -15,6 +15,7 @@ from pagewire.shared.messages.client import SamplingParams
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the text, the sampling parameters and all settings."""
     parser.add_argument("text", metavar="TEXT", help="text to continue")
+    parser.add_argument("--json", action="store_true", help="print the whole result as one line of JSON")
     add_sampling(parser)
     flags.add_settings(parser)
 
@@ -60,13 +61,20 @@ _FIELDS = _flags()
 def run(given: argparse.Namespace) -> int:
     """Prints the prompt and then the completion as it arrives."""
     settings = session.quiet(flags.read_settings(given))
-    return session.run(_generate(given.text, given_sampling(given, settings), settings), settings)
+    return session.run(_generate(given.text, given_sampling(given, settings), settings, as_json=given.json), settings)
 
 
-async def _generate(text: str, sampling: dict[str, Any], settings: Settings) -> int:
+async def _generate(text: str, sampling: dict[str, Any], settings: Settings, *, as_json: bool) -> int:
     async with session.connect(settings) as client:
-        print(text, end="", flush=True)
-        async for delta in client.stream(text, **sampling):
-            print(delta.text, end="", flush=True)
-        print()
+        if as_json:
+            print(msgspec.json.encode(await client.generate(text, **sampling)).decode())
+            return 0
+        shown = text  # with the first token, so that an error before it stands alone
+        try:
+            async for delta in client.stream(text, **sampling):
+                print(shown + delta.text, end="", flush=True)
+                shown = ""
+        finally:
+            if not shown:
+                print()
     return 0

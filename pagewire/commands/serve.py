@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "folder, .gguf file, hub id or short name (see `pagewire models`); without it, smollm2-135m-instruct"
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=text)
     flags.add_settings(parser)
+    parser.set_defaults(positional=("model",))
 
 
 def run(given: argparse.Namespace) -> int:

@@ -1,8 +1,12 @@
 """Shows every service instance with its state and load; exit code 1 unless every service is ready."""
 
 import argparse
+import asyncio
 from collections import Counter
 from typing import Any
+
+from rich.live import Live
+from rich.text import Text
 
 from pagewire.commands import session
 from pagewire.embedded.stack import PIPELINE, replicas_of
@@ -17,22 +21,41 @@ from pagewire.shared.permissions import ROLES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the service and all settings."""
     parser.add_argument("--service", metavar="NAME", help="show only this service; exit code 0 if an instance is ready")
+    text = "show the table until it is interrupted, and again every so many seconds (default: 1)"
+    parser.add_argument("--watch", nargs="?", type=float, const=1.0, metavar="SECONDS", help=text)
     flags.add_settings(parser)
 
 
 def run(given: argparse.Namespace) -> int:
     """Prints one line per service instance."""
     settings = session.quiet(flags.read_settings(given))
-    return session.run(_status(settings, given.service), settings)
+    return session.run(_status(settings, given.service, given.watch), settings)
 
 
-async def _status(settings: Settings, service: str | None) -> int:
+async def _status(settings: Settings, service: str | None, every: float | None) -> int:
     bus = await _connect(settings, service)
     try:
-        found = await ask(bus, service)
+        if every is not None:
+            await _watch(bus, service, settings, max(every, 0.1))
+        lines, missing = report(await ask(bus, service), service, settings)
     finally:
         await bus.close()
-    print("\n".join(table(found)))
+    print("\n".join(lines))
+    return 1 if missing else 0
+
+
+async def _watch(bus: Bus, service: str | None, settings: Settings, every: float) -> None:
+    """Draws the table in place, until cancelled."""
+    with Live(auto_refresh=False) as live:
+        while True:
+            lines, _ = report(await ask(bus, service), service, settings)
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+            await asyncio.sleep(every)
+
+
+def report(found: list[Stats], service: str | None, settings: Settings) -> tuple[list[str], bool]:
+    """Returns the lines of a table and of what is wrong, and whether a service is missing."""
+    lines = table(found)
     wanted = {service: 1} if service else {name: replicas_of(name, settings) for name in PIPELINE}
     ready = Counter(stats.name for stats in found if stats.metadata.get("ready") == "true")
     missing = [
@@ -41,10 +64,10 @@ async def _status(settings: Settings, service: str | None) -> int:
         if ready[f"pagewire-{name}"] < count
     ]
     if any(stats.metadata.get(f"load.{STORE_REFUSES}") == "1" for stats in found):
-        print("the store takes no work: look at the disk and the limits of the NATS server")
+        lines.append("the store takes no work: look at the disk and the limits of the NATS server")
     if missing:
-        print(f"not ready: {', '.join(missing)}")
-    return 1 if missing else 0
+        lines.append(f"not ready: {', '.join(missing)}")
+    return lines, bool(missing)
 
 
 async def _connect(settings: Settings, service: str | None) -> Bus:

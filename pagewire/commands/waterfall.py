@@ -1,25 +1,28 @@
 """Draws the spans of one request as a waterfall in the terminal, and lists slow requests."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from pagewire.shared import subjects
 from pagewire.shared.spans import Span
 
-HTTP_PREFIXES = ("chatcmpl-", "cmpl-")
-"""What precedes the id of a request in an HTTP answer."""
 STAGES = ("receive", "queue", "prefill", "decode", "stream")
 """Names of every request's spans, in the order in which they begin."""
+
+_PREFIX = re.compile(r"^(cmpl|chatcmpl|msg|resp)(\\-|_)")
+"""What HTTP answers put before a request's id, escaped."""
 
 
 def of_request(spans: Iterable[Span], request_id: str) -> list[Span]:
     """Returns the spans of a request, ordered by start: those with its id, and those of the same trace.
 
-    The requests of all tenants are found by the id that their clients know.
+    The requests of all tenants are found by the id that their clients know: the one of an HTTP answer, with its prefix,
+    or the one of the header X-Request-Id, behind which the gateway has put 8 digits.
     """
     found = list(spans)
-    wanted = {request_id, *(request_id.removeprefix(prefix) for prefix in HTTP_PREFIXES)}
-    named = ((span, str(span.attributes.get("request_id"))) for span in found)
-    traces = {span.trace_id for span, name in named if wanted & {name, subjects.owner_and_text(name)[1]}}
+    ids = ((span, subjects.owner_and_text(str(span.attributes.get("request_id")))[1]) for span in found)
+    wanted = re.compile(rf"{_PREFIX.sub('', re.escape(request_id))}(-[0-9a-f]{{8}})?")
+    traces = {span.trace_id for span, name in ids if wanted.fullmatch(name)}
     return sorted((span for span in found if span.trace_id in traces), key=lambda span: (span.start, span.end))
 
 

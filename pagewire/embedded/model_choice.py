@@ -39,7 +39,8 @@ def _choose(settings: Settings, stop: threading.Event) -> Settings:
         print(f"serving the bundled model instead of the default one: {error}", file=sys.stderr)
         settings = msgspec.structs.replace(settings, model=BUNDLED)
         path = _existing(BUNDLED, stop)
-    return msgspec.structs.replace(settings, model=str(path), served_model_name=model_folder.served_name(settings))
+    names = ",".join(model_folder.served_names(settings))
+    return msgspec.structs.replace(settings, model=str(path), served_model_name=names)
 
 
 def _existing(model: str, stop: threading.Event) -> Path:

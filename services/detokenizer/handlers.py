@@ -5,7 +5,7 @@ Services open, attach and abort streams. Clients cancel and resume them, and tur
 
 import asyncio
 import hmac
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -222,8 +222,8 @@ class ClientHandlers:
         self._tasks = tasks
         self._instance = ""
 
-    async def subscribe(self, instance: str, model: str) -> list[Subscription]:
-        """Subscribes to what clients ask. `model` is the model's token in subjects.
+    async def subscribe(self, instance: str, names: Iterable[str]) -> list[Subscription]:
+        """Subscribes to what clients ask. `names` are the model's tokens in subjects.
 
         That includes what they ask of other instances, whose streams may have been adopted here.
         """
@@ -232,7 +232,7 @@ class ClientHandlers:
             (f"{subjects.CANCEL}.*.*.*", self._on_cancel, ""),
             (f"{subjects.CANCEL}.*", self._on_cancel_by_id, ""),
             (f"{subjects.RESUME}.*.*.*", self._on_resume, ""),
-            (f"{subjects.DETOKENIZE}.{model}", self._on_detokenize, QUEUE),
+            *((f"{subjects.DETOKENIZE}.{name}", self._on_detokenize, QUEUE) for name in dict.fromkeys(names)),
         ]
         return [
             await self._bus.subscribe(pattern, handler, queue=queue)

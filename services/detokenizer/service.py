@@ -114,12 +114,12 @@ class Detokenizer:
 
     async def _serve(self, tokenizer: Tokenizer, adoptions: list[Subscription]) -> None:
         vocabulary = Vocabulary(tokenizer)
-        model = subjects.model_token(model_folder.served_name(self._context.settings))
+        names = list(map(subjects.model_token, model_folder.served_names(self._context.settings)))
         async with self._tasks:
             renewing = self._tasks.create_task(self._renew_fence())
-            subscriptions = [*adoptions, *await self._subscribe(tokenizer, vocabulary, model)]
+            subscriptions = [*adoptions, *await self._subscribe(tokenizer, vocabulary, names)]
             self._set_ready(True)
-            adopting = self._tasks.create_task(self._adopter.run(model, vocabulary))
+            adopting = self._tasks.create_task(self._adopter.run(names[0], vocabulary))
             _log.info("serving")
             try:
                 await self._keep_alive()
@@ -149,7 +149,7 @@ class Detokenizer:
         await self._finalizer.drain(CLOSE_TIMEOUT)
         await self._bus.flush()
 
-    async def _subscribe(self, tokenizer: Tokenizer, vocabulary: Vocabulary, model: str) -> list[Subscription]:
+    async def _subscribe(self, tokenizer: Tokenizer, vocabulary: Vocabulary, names: list[str]) -> list[Subscription]:
         """Subscribes to everything, to steps first: no row of an attached sequence may be missed."""
         bus, instance, tasks = self._bus, self._context.instance, BoundedTaskGroup(self._tasks)
         common = self._streams, self._registry, self._replier, tasks
@@ -159,7 +159,7 @@ class Detokenizer:
             await self._monitor.listen(),
             await self._schedulers.listen("scheduler"),
             *await ServiceHandlers(bus, vocabulary, *common, self._adopter).subscribe(instance),
-            *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, model),
+            *await ClientHandlers(bus, tokenizer, *common).subscribe(instance, names),
         ]
 
     def _apply(self, output: StepOutput) -> None:

@@ -177,7 +177,7 @@ class StepFeed:
 
     async def _replay(self, executor: str, state: _Executor) -> None:
         """Asks for the missing steps until none are missing. Steps that the executor has no longer are skipped."""
-        reader = state.reader
+        reader, lost = state.reader, False
         try:
             while (missing := reader.missing) is not None:
                 request = encode(Replay(reader.term, *missing))
@@ -189,8 +189,8 @@ class StepFeed:
                         return
                     _log.error("steps_lost", executor=executor, term=reader.term, first=missing[0], last=missing[1])
                     self._deliver(state, skipped_to)
-                    return
-            self.repairs += 1
+                    lost = True
+            self.repairs += not lost
         except (BusError, *UNREADABLE) as error:
             # The next step or heartbeat tries again; without either, the scheduler declares the executor lost.
             _log.warning("replay_failed", executor=executor, reason=str(error))

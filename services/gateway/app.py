@@ -1,17 +1,19 @@
 """The HTTP application: its routes."""
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
+from importlib.metadata import version
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.services.gateway import errors
+from pagewire.services.gateway import errors, openapi
 from pagewire.services.gateway.authentication import Authentication, FindTenant
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
@@ -23,6 +25,8 @@ from pagewire.shared.errors import InvalidRequest, ModelNotFound, PagewireError
 
 Endpoints = Mapping[str, GeneratingEndpoint]
 """The generating endpoints by path."""
+EXPOSED = ("X-Request-Id", "Pagewire-Warning", "Retry-After")
+"""Response headers that scripts of allowed web sites may read."""
 
 
 POOLING = ("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
@@ -35,15 +39,23 @@ def build(
     health: Health,
     metrics: MetricsPage,
     find_tenant: FindTenant | None = None,
+    allowed_origins: Sequence[str] = (),
     *,
     body_limit: int = 1 << 20,
 ) -> ASGIApp:
-    """Returns the application. With `find_tenant`, all paths but those of `authentication.PUBLIC` need a key.
+    """Returns the application.
 
-    `body_limit`: bytes of a body of the routes that are no endpoints.
+    Args:
+        find_tenant: if given, all paths but those of `authentication.PUBLIC` need a key.
+        allowed_origins: web sites whose scripts may send requests; `*`: all.
+        body_limit: bytes of a body of the routes that are no endpoints.
     """
-    app = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, Tokenization(client, body_limit)))
-    return app if find_tenant is None else Authentication(app, find_tenant)
+    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, Tokenization(client, body_limit)))
+    if find_tenant is not None:
+        app = Authentication(app, find_tenant)
+    if allowed_origins:
+        app = CORSMiddleware(app, allowed_origins, ["*"], ["*"], expose_headers=EXPOSED)
+    return app
 
 
 def _starlette(
@@ -56,8 +68,24 @@ def _starlette(
         missing = health.missing()
         return PlainTextResponse(missing or "ready", 503 if missing else 200)
 
+    async def ping(_: Request) -> Response:
+        return Response(status_code=503 if health.missing() else 200)
+
+    async def load(_: Request) -> Response:
+        running = sum(endpoint.running for endpoint in endpoints.values())
+        return JSONResponse({"server_load": running})
+
+    async def own_version(_: Request) -> Response:
+        return JSONResponse({"version": version("pagewire")})
+
+    async def description(_: Request) -> Response:
+        return Response(msgspec.json.encode(openapi.document()), media_type="application/json")
+
+    async def documentation(_: Request) -> Response:
+        return HTMLResponse(openapi.page())
+
     async def models(request: Request) -> Response:
-        served = [Model(info.name, info.name, info.max_model_len) for info in await client.models()]
+        served = [Model(info.name, info.root or info.name, info.max_model_len) for info in await client.models()]
         name = request.path_params.get("model")
         if name is None:
             return _json(ModelList(served))
@@ -77,6 +105,11 @@ def _starlette(
             Route("/livez", alive),
             Route("/readyz", ready),
             Route("/health", ready),
+            Route("/ping", ping, methods=["GET", "POST"]),
+            Route("/load", load),
+            Route("/version", own_version),
+            Route("/openapi.json", description),
+            Route("/docs", documentation),
             Route("/metrics", figures),
             Route("/v1/models", models),
             Route("/v1/models/{model:path}", models),
@@ -97,7 +130,12 @@ class Shortcut:
         self._others = others
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Calls the endpoint of a POST request to its path, and Starlette for all other requests."""
+        """Calls the endpoint of a POST request to its path, and Starlette for all other requests.
+
+        A slash at the end of a path has no meaning.
+        """
+        if len(path := scope["path"]) > 1 and path.endswith("/"):
+            scope["path"] = path.rstrip("/") or "/"
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
         return (endpoint or self._others)(scope, receive, send)
 
@@ -108,10 +146,16 @@ async def _on_pagewire_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answers a request whose path or method does not exist."""
+    """Answers a request whose path or method does not exist: names those that do."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    content = errors.body(error.status_code, "not_found", message)
+    routes = {route.path: route.methods or set() for route in request.app.routes if isinstance(route, Route)}
+    if error.status_code == 405:
+        allowed = ", ".join(sorted(routes.get(request.url.path, set()) - {"HEAD"}))
+        kind, hint = "method_not_allowed", f"send {allowed}" if allowed else "send another method"
+    else:
+        kind, hint = "not_found", f"use one of {', '.join(path for path in routes if '{' not in path)}"
+    message = f"{request.method} {request.url.path}: {error.detail}: {hint}"
+    content = errors.body(error.status_code, kind, message)
     return Response(content, error.status_code, error.headers, "application/json")
 
 

@@ -1,7 +1,7 @@
 """Who may send HTTP requests: the check of the API key."""
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pagewire.services.gateway import errors
 from pagewire.shared.api_keys import ApiKeys
 
-PUBLIC = frozenset({"/health", "/livez", "/readyz"})
+PUBLIC = frozenset({"/health", "/livez", "/ping", "/readyz"})
 """Paths that need no key: whoever asks for the health of a service has none."""
 
 FindTenant = Callable[[bytes], str | None]
@@ -45,9 +45,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers 401."""
         if scope["path"] not in PUBLIC:
-            given = [value for name, value in scope["headers"] if name == b"authorization"]
-            scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-            tenant = self._find(key.strip()) if scheme.lower() == b"bearer" else None
+            tenant = self._find(key) if (key := _key(scope["headers"])) is not None else None
             if tenant is None:
                 content = errors.body(401, "invalid_api_key", "send the API key as `Authorization: Bearer KEY`")
                 headers = {"WWW-Authenticate": "Bearer"}
@@ -55,3 +53,15 @@ class Authentication:
                 return
             scope["tenant"] = tenant
         await self._app(scope, receive, send)
+
+
+def _key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """Returns the key that a request has, where OpenAI's clients put it or where Anthropic's do; None: none or two."""
+    given = [(name, value) for name, value in headers if name in {b"authorization", b"x-api-key"}]
+    if len(given) != 1:
+        return None
+    ((name, value),) = given
+    if name == b"x-api-key":
+        return value
+    scheme, _, key = value.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else None

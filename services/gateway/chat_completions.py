@@ -7,6 +7,7 @@ import msgspec
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway import errors
 from pagewire.services.gateway.chat_request import decode
 from pagewire.services.gateway.endpoint import Call
 from pagewire.services.gateway.events import ChatEvents
@@ -14,15 +15,16 @@ from pagewire.services.gateway.logprobs import chat_logprobs
 from pagewire.services.gateway.message_events import MessageEvents
 from pagewire.services.gateway.messages import finish_reason, has_calls, message_of
 from pagewire.services.gateway.shapes import ChatChoice, ChatCompletion, timings_of, usage_of
+from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.messages.client import Result
 
 
 class ChatCompletions:
     """The `Api` of OpenAI's chat completions."""
 
-    def read(self, body: bytes) -> Call:
+    def read(self, body: bytes, unknown: UnknownFields) -> Call:
         """See `Api.read`."""
-        request, sampling = decode(body)
+        request, sampling = decode(body, unknown)
         arguments = {
             "messages": request.messages,
             "add_generation_prompt": request.add_generation_prompt,
@@ -50,6 +52,8 @@ class ChatCompletions:
             reasoning=request.include_reasoning,
             token_ids=request.return_token_ids,
         )
+
+    refusal = staticmethod(errors.response)
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ChatCompletion:
         """See `Api.answer`."""

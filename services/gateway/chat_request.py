@@ -6,6 +6,7 @@ import msgspec
 
 from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.sampling_fields import read_body, split_sampling
+from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatMessage, ToolChoice
@@ -56,13 +57,13 @@ NOT_BUILT = ("echo",)
 """Unsupported fields, which are refused unless they have their neutral value."""
 
 
-def decode(body: bytes) -> tuple[ChatCompletionRequest, dict[str, Any]]:
+def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompletionRequest, dict[str, Any]]:
     """Returns the request in a body, and the body's sampling fields. Without `max_tokens` the context is the limit.
 
     Raises:
-        InvalidRequest: the body is malformed, or a field is unknown, of the wrong type, or unsupported.
+        InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    own, sampling = split_sampling(read_body(body, FIELDS, _KIND), FIELDS)
+    own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
     try:
         request = msgspec.convert(own, ChatCompletionRequest)
     except msgspec.ValidationError as error:

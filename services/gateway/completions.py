@@ -6,20 +6,22 @@ from typing import Any
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway import errors
 from pagewire.services.gateway.endpoint import Call
 from pagewire.services.gateway.events import CompletionEvents, Echo
 from pagewire.services.gateway.logprobs import completion_logprobs, echoed_logprobs, joined
 from pagewire.services.gateway.request import decode
 from pagewire.services.gateway.shapes import Choice, Completion, timings_of, usage_of
+from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.messages.client import Result
 
 
 class Completions:
     """The `Api` of OpenAI's completions."""
 
-    def read(self, body: bytes) -> Call:
+    def read(self, body: bytes, unknown: UnknownFields) -> Call:
         """See `Api.read`."""
-        request, sampling = decode(body)
+        request, sampling = decode(body, unknown)
         arguments = {
             "prompt": request.prompt,
             "model": request.model,
@@ -41,6 +43,8 @@ class Completions:
             no_tokens=request.no_tokens,
             token_ids=request.return_token_ids,
         )
+
+    refusal = staticmethod(errors.response)
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
         """See `Api.answer`."""

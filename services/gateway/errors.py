@@ -50,9 +50,19 @@ def body_of(error: PagewireError) -> tuple[int, bytes]:
 def response(error: PagewireError) -> Response:
     """Returns the response to a request that has raised an exception."""
     status, content = body_of(error)
+    return Response(content, status, retry_headers(error, status), "application/json")
+
+
+def retry_headers(error: PagewireError, status: int) -> dict[str, str]:
+    """Returns the headers that say when to send a request again, or that it is of no use: OpenAI's clients read both.
+
+    Without these headers the clients repeat a request after 409 and 500 too.
+    """
     retry_after = getattr(error, "retry_after_ms", None)
-    headers = {"Retry-After": str(max(1, round(retry_after / 1000)))} if retry_after is not None else None
-    return Response(content, status, headers, "application/json")
+    headers = {} if retry_after is None else {"Retry-After": str(max(1, round(retry_after / 1000)))}
+    if status in {409, 500}:
+        headers["x-should-retry"] = "false"
+    return headers
 
 
 def _field(message: str) -> str | None:

@@ -4,10 +4,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from pagewire.services.gateway import errors
 from pagewire.services.gateway.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
 from pagewire.services.gateway.shapes import (
     ChatChunk,
@@ -20,6 +21,7 @@ from pagewire.services.gateway.shapes import (
     timings_of,
     usage_of,
 )
+from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.client import Delta, Final, FinalChoice, PromptLogprobs
 
 DONE = b"data: [DONE]\n\n"
@@ -32,6 +34,7 @@ C = TypeVar("C", Choice, ChatChunkChoice)
 class Events(ABC, Generic[C]):
     """The events of one request. Events with text differ only in the text, so the rest is encoded once per choice."""
 
+    done: ClassVar[bytes] = DONE
     key: bytes
     """The JSON key before a text."""
 
@@ -91,6 +94,10 @@ class Events(ABC, Generic[C]):
             return ends
         self._timings = timings_of(final.metrics, final.usage)
         return ends + self._data([], usage_of(final.usage))
+
+    def failed(self, error: PagewireError) -> bytes:
+        """Returns the events that end a stream with an error."""
+        return data(errors.body_of(error)[1])
 
     def _counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
         events = []

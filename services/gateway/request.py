@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 
 from pagewire.services.gateway.sampling_fields import read_body, split_sampling
+from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.errors import InvalidRequest
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Options of a stream."""
+class StreamOptions(msgspec.Struct):
+    """Options of a stream. OpenAI's `include_obfuscation` has no meaning here."""
 
     include_usage: bool = False
     """Whether a last event has the usage."""
@@ -47,13 +48,13 @@ FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"no_tokens"}
 _KIND = "completion request"
 
 
-def decode(body: bytes) -> tuple[CompletionRequest, dict[str, Any]]:
+def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[CompletionRequest, dict[str, Any]]:
     """Returns the request in a body, and the body's sampling fields.
 
     Raises:
-        InvalidRequest: the body is malformed, or a field is unknown, of the wrong type, or unsupported.
+        InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    own, sampling = split_sampling(read_body(body, FIELDS, _KIND), FIELDS)
+    own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
     try:
         request = msgspec.convert(own, CompletionRequest)
     except msgspec.ValidationError as error:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from pagewire.services.gateway.response_format import structured_outputs
+from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
@@ -14,37 +15,54 @@ IGNORED = frozenset(
     {
         "cache_prompt",
         "metadata",
+        "moderation",
+        "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
         "store",
+        "stream_interval",
     }
 )
 """Fields that clients may send and that are ignored."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_reasoning": (True,),
     "kv_transfer_params": ({},),
     "logit_bias": ({},),
+    "logprob_token_ids": ([],),
     "logprobs": (False,),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
+    "prompt_embeds": (),
     "reasoning_effort": (),
+    "repetition_detection": (),
     "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_options": ({},),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "verbosity": ("medium",),
     "vllm_xargs": ({},),
+    "web_search_options": (),
 }
 """Fields that are ignored if they have one of these neutral values."""
 RESPONSE_FORMAT = "response_format"
 NOT_BUILT = NEUTRAL.keys() - SamplingParams.__struct_fields__ - {"stream_options", RESPONSE_FORMAT}
 """Fields of `NEUTRAL` that are refused with any other value, unless the route supports them."""
+
+DOCUMENTED = IGNORED | NEUTRAL.keys() | set(SamplingParams.__struct_fields__)
+"""All fields but those of a single route."""
 
 BESIDE_TOOLS = frozenset({"parallel_tool_calls", "tool_choice"})
 """Fields of `NEUTRAL` whose neutral values have an effect where the route supports tools."""
@@ -55,19 +73,24 @@ LONGEST_NEUTRAL = 256
 """Bytes of the longest neutral value, with room for spaces."""
 
 
-def read_body(body: bytes, known: Collection[str], kind: str) -> dict[str, Any]:
+def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFields | None = None) -> dict[str, Any]:
     """Returns the fields of a body without those that have no effect. A null field counts as missing.
 
     Args:
         body: JSON.
         known: names of the route's fields.
         kind: kind of request, for error messages.
+        unknown: takes the fields that are neither the route's nor documented anywhere; by default they are ignored.
 
     Raises:
         InvalidRequest: the body is not a JSON object, or uses an unsupported field, which the message names.
     """
+    unknown = UnknownFields() if unknown is None else unknown
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        for name in raw.keys() - DOCUMENTED.union(known):
+            if bytes(raw.pop(name)).decode() != "null":
+                unknown.add(name, DOCUMENTED.union(known))
         fields = {name: _value(name, value, known) for name, value in raw.items() if name not in IGNORED}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
@@ -78,6 +101,28 @@ def read_body(body: bytes, known: Collection[str], kind: str) -> dict[str, Any]:
         if name in FREE_FORM:
             check_free_form(name, value)
     return effective
+
+
+def read_fields(body: bytes, known: Collection[str], kind: str, unknown: UnknownFields) -> dict[str, Any]:
+    """Returns the fields of a body of a route without sampling parameters of vLLM's. A null field counts as missing.
+
+    Raises:
+        InvalidRequest: the body is not a JSON object.
+    """
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = {}
+        for name, value in raw.items():
+            text = bytes(value).decode()
+            if text == "null":
+                continue
+            if name in known:
+                fields[name] = msgspec.json.decode(text)
+            else:
+                unknown.add(name, known)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not a {kind}: {error}") from error
+    return fields
 
 
 def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,6 +8,7 @@ import structlog
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app, server
+from pagewire.services.gateway.anthropic_messages import CountTokens, Messages
 from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.chat_completions import ChatCompletions
 from pagewire.services.gateway.completions import Completions
@@ -15,16 +16,24 @@ from pagewire.services.gateway.endpoint import Api, Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.http_protocol import Connections
 from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.responses import Responses
 from pagewire.services.gateway.rotation import Rotation
 from pagewire.shared import listener
 from pagewire.shared.api_keys import ApiKeys
+from pagewire.shared.config import names
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.polling import poll
 
-APIS: dict[str, Api] = {"/v1/completions": Completions(), "/v1/chat/completions": ChatCompletions()}
+APIS: dict[str, Api] = {
+    "/v1/completions": Completions(),
+    "/v1/chat/completions": ChatCompletions(),
+    "/v1/responses": Responses(),
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": CountTokens(),
+}
 """What generates text, by its path."""
 
 OTHERS_READY_WITHIN = 10.0
@@ -46,11 +55,14 @@ class Gateway:
         self._port = int(self._listener.getsockname()[1])
         self._client = AsyncClient(bus=context.bus)
         limit = context.bus.max_payload
-        self._endpoints = {path: Endpoint(api, self._client, body_limit=limit) for path, api in APIS.items()}
+        self._endpoints = {
+            path: Endpoint(api, self._client, body_limit=limit, strict=settings.strict) for path, api in APIS.items()
+        }
         self._health = Health(context.bus, on_change=context.announce)
         find = find_tenant(settings.api_key, self._keys)
+        origins = names(settings.allowed_origins)
         metrics = MetricsPage(context.bus, vllm=settings.metrics_compat == "vllm")
-        application = app.build(self._client, self._endpoints, self._health, metrics, find, body_limit=limit)
+        application = app.build(self._client, self._endpoints, self._health, metrics, find, origins, body_limit=limit)
         self._rotation = Rotation(application, tuple(APIS))
         self._server = server.Server(self._rotation, self._listener, self._connections, self._tls)
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-import msgspec
 import structlog
 
 from pagewire.services.tokenizer.admission import Admission
@@ -116,9 +115,10 @@ class Handlers:
     def _on_models(self, message: Message) -> None:
         """`pagewire.v1.models`."""
         if self._accepts(message):
-            info = self._model.info
-            subject = subjects.for_tenant(info.subject, subjects.tenant_of(message.subject))
-            self._replier.send(message, ModelList([msgspec.structs.replace(info, subject=subject)]))
+            tenant, infos = subjects.tenant_of(message.subject), self._model.infos
+            for info in infos:
+                info.subject = subjects.for_tenant(info.subject, tenant)
+            self._replier.send(message, ModelList(infos))
 
     async def _tokenize(self, message: Message) -> None:
         try:
@@ -140,7 +140,7 @@ class Handlers:
         if not self._accepts(message):
             return False
         asked = message.subject.rpartition(".")[2]
-        if asked != self._model.token:
+        if asked not in self._model.tokens:
             self._replier.refuse(message, ModelNotFound(f"there is no model {asked} here, but {self._model.name}"))
             return False
         if not self._tasks.has_room(len(message.data)):

@@ -19,8 +19,8 @@ from pagewire.shared.tokenizer import load_tokenizer
 class Model:
     """One served model."""
 
-    name: str
-    """Name in requests."""
+    names: tuple[str, ...]
+    """Names in requests; the first is its own, the others are aliases."""
     encoder: Encoder
     grammars: GrammarChecker
     chat: ChatTemplates
@@ -52,7 +52,7 @@ class Model:
         eos = model_folder.eos_ids(path)
         own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
         return cls(
-            name=model_folder.served_name(settings),
+            names=tuple(model_folder.served_names(settings)),
             encoder=Encoder(tokenizer),
             grammars=GrammarChecker(GrammarCompiler(lambda: tokenizer.backend_tokenizer, vocab_size, eos)),
             chat=chat,
@@ -66,11 +66,30 @@ class Model:
         )
 
     @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.names[0]
+
+    @property
     def token(self) -> str:
         """The name as a token of subjects."""
         return subjects.model_token(self.name)
 
     @property
-    def info(self) -> ModelInfo:
-        """What clients are told about the model."""
-        return ModelInfo(self.name, f"{subjects.GENERATE}.{self.token}", self.max_model_len, self.revision)
+    def tokens(self) -> frozenset[str]:
+        """All names as tokens of subjects."""
+        return frozenset(map(subjects.model_token, self.names))
+
+    @property
+    def infos(self) -> list[ModelInfo]:
+        """What clients are told about the model, by each of its names."""
+        return [
+            ModelInfo(
+                name,
+                f"{subjects.GENERATE}.{subjects.model_token(name)}",
+                self.max_model_len,
+                self.revision,
+                root=self.name,
+            )
+            for name in self.names
+        ]

@@ -371,6 +371,8 @@ class ModelInfo(msgspec.Struct):
     """Context length in tokens."""
     revision: str
     """Fingerprint of the configuration and of the weight files' names and sizes."""
+    root: str = ""
+    """The model's own name, if it has several."""
 
 
 class ModelList(msgspec.Struct):

@@ -9,8 +9,8 @@ from pagewire.bench.structured import Outputs, Times, output_table, time_table
 
 def test_shares_and_ratios() -> None:
     assert output_table([Outputs("small", 600, 587, 300, 299)])[-1] == "| small | 600 | 587 (97.8%) | 300 | 299 |"
-    rows = time_table([Times("plain", [20.0, 22.0], [20.0, 20.0]), Times("others", [21.0, 21.42], [21.0, 21.0])])
-    assert rows[-2:] == ["| plain | 21.00 | 20.00 | 1.000 |", "| others | 21.21 | 21.00 | 1.010 |"]
+    rows = time_table([Times("a", [20.0, 22.0], [20.0, 20.0], [2.0]), Times("b", [21.0, 21.42], [21.0, 21.0], [2.5])])
+    assert rows[-2:] == ["| a | 21.00 | 20.00 | 1.000 | 2.000 |", "| b | 21.21 | 21.00 | 1.010 | 2.500 |"]
 
 
 @pytest.mark.full

@@ -31,8 +31,8 @@ MAIN = (
     Mutation(
         "block offset by one",
         "attend.py",
-        "keys % BLOCK_SIZE) * HEAD_SIZE",
-        "(keys + 1) % BLOCK_SIZE) * HEAD_SIZE",
+        "* BLOCK_SIZE + keys % BLOCK_SIZE",
+        "* BLOCK_SIZE + (keys + 1) % BLOCK_SIZE",
         "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
     ),
     Mutation(
@@ -90,8 +90,8 @@ MORE = (
     Mutation(
         "window begins a tile late",
         "paged_attention.py",
-        "// TILE * TILE",
-        "// TILE * TILE + TILE",
+        "WINDOW + 1, 0) // TILE * TILE",
+        "WINDOW + 1, 0) // TILE * TILE + TILE",
         "test_paged_attention.py::test_window_and_soft_cap",
     ),
     Mutation(

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import shutil
 import socket
@@ -5,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pagewire import LLM, cli
+from pagewire import LLM, AsyncClient, cli
 from pagewire.shared import flags
 from pagewire.shared.config import FIELDS, Settings, variable
-from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.errors import BusUnavailable, ConfigurationError
+from pagewire.shared.model_folder import BUNDLED, served_names
 from tests.pagewire.serving import run
 
 UNBUILT = [
@@ -51,6 +52,55 @@ def test_the_model_is_an_argument_and_a_flag() -> None:
     assert settings_of().model == ""
     assert settings_of("folder").model == "folder"
     assert settings_of("--model", "folder").model == "folder"
+
+
+def test_several_names_with_the_model_before_or_behind_them() -> None:
+    for arguments in (["folder", "--served-model-name", "a", "b"], ["--served-model-name", "a", "b", "folder"]):
+        settings = settings_of(*arguments)
+        assert (settings.model, served_names(settings)) == ("folder", ["a", "b"])
+    settings = settings_of("--served-model-name", "a", "b", "--model", "folder")
+    assert (settings.model, served_names(settings)) == ("folder", ["a", "b"])
+    assert settings_of("--served-model-name", "a").served_model_name == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4096", 4096), ("4GiB", 4 << 30), ("4G", 4 << 30), ("1.5k", 1500), ("2GB", 2 * 10**9)]
+)
+def test_sizes_may_have_a_unit(text: str, size: int) -> None:
+    assert settings_of("--kv-cache-memory", text).kv_cache_memory == size
+    assert settings_of("--kv-cache-memory-bytes", text).kv_cache_memory == size
+
+
+def test_the_context_may_be_automatic() -> None:
+    assert settings_of("--max-model-len", "auto").max_model_len is None
+    assert settings_of("--max-model-len", "4k").max_model_len == 4000
+
+
+def test_a_file_may_be_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "vllm.yaml"
+    config.write_text("model: folder\nmax_num_seqs: 3\nserved-model-name: [a, b]\n")
+    settings = settings_of("--config", str(config))
+    assert (settings.model, settings.max_num_seqs, served_names(settings)) == ("folder", 3, ["a", "b"])
+    config.write_text("a: [")
+    assert cli.main(["serve", "--config", str(config)]) == 2
+    assert "is not YAML" in capsys.readouterr().err
+
+
+def test_the_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.build_parser().parse_args(["serve", "--help"])
+    assert "(default: 8000)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_client_without_arguments_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable("nats-url"), "nats://127.0.0.1:1")
+
+    async def connect() -> None:
+        async with AsyncClient(connect_timeout=0.2):
+            pass
+
+    with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1"):
+        asyncio.run(connect())
 
 
 def test_the_old_name_of_the_lease() -> None:

@@ -27,6 +27,12 @@ def test_a_request_is_its_whole_trace_in_order() -> None:
     assert waterfall.of_request(SPANS, "r3") == []
 
 
+def test_the_ids_of_http_answers_and_of_the_header_are_taken() -> None:
+    spans = [*SPANS, span("receive", 1.0, 2.0, trace="t9", request="r9-0123abcd")]
+    for name in ("cmpl-r9-0123abcd", "chatcmpl-r9-0123abcd", "msg_r9-0123abcd", "resp_r9-0123abcd", "r9"):
+        assert [span.trace_id for span in waterfall.of_request(spans, name)] == ["t9"]
+
+
 def test_the_request_of_a_tenant_is_found_by_the_id_that_its_client_knows() -> None:
     assert [span.name for span in waterfall.of_request(SPANS, "r4")] == ["stream"]
 

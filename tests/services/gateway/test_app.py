@@ -1,10 +1,16 @@
 import asyncio
 import gc
 import tracemalloc
+from importlib.metadata import version
 
 import pytest
 
-from pagewire.services.gateway import health
+from pagewire.client.async_client import AsyncClient
+from pagewire.services.gateway import app, health
+from pagewire.services.gateway.authentication import find_tenant
+from pagewire.services.gateway.completions import Completions
+from pagewire.services.gateway.endpoint import Endpoint
+from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.shared import peers
 from pagewire.shared.errors import InvalidRequest
 from tests.services.gateway.http import Gateway, start_gateway
@@ -62,7 +68,68 @@ async def test_models(gateway: Gateway) -> None:
 async def test_paths_and_methods_that_do_not_exist_have_the_shape_of_errors(gateway: Gateway) -> None:
     lost = await gateway.get("/v1/nowhere")
     assert (lost.status, lost.json["error"]["code"]) == (404, "not_found")
-    assert (await gateway.get("/v1/completions")).status == 405
+    assert "/v1/chat/completions" in lost.json["error"]["message"], "it says what there is"
+    wrong = await gateway.get("/v1/completions")
+    assert (wrong.status, wrong.json["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.json["error"]["message"].endswith("send POST")
+
+
+async def test_a_slash_at_the_end_of_a_path_has_no_meaning(gateway: Gateway) -> None:
+    assert (await gateway.get("/v1/models/")).json == (await gateway.get("/v1/models")).json
+    assert (await gateway.post({"prompt": "x"}, "/v1/completions/")).status == 200
+
+
+async def test_what_vllm_answers_about_itself(gateway: Gateway) -> None:
+    assert (await gateway.get("/version")).json == {"version": version("pagewire")}
+    assert (await gateway.get("/load")).json == {"server_load": 0}
+    assert [(await gateway.call(method, "/ping", b"", {})).status for method in ("GET", "POST")] == [503, 503]
+    for service in health.REQUIRED:
+        gateway.beat(service)
+    await settle()
+    assert [(await gateway.call(method, "/ping", b"", {})).status for method in ("GET", "POST")] == [200, 200]
+
+
+async def test_scripts_of_other_sites_are_let_in_only_if_they_are_named(gateway: Gateway) -> None:
+    page = {"origin": "https://chat.example"}
+    assert "access-control-allow-origin" not in (await gateway.get("/v1/models", **page)).headers
+    endpoints, client = gateway.endpoints, AsyncClient(bus=gateway.bus)
+    page_of_metrics = MetricsPage(gateway.bus, vllm=False)
+    gateway.app = app.build(
+        client, endpoints, gateway.health, page_of_metrics, find_tenant("secret", None), ["https://chat.example"]
+    )
+    asked = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    allowed = await gateway.call("OPTIONS", "/v1/completions", b"", asked)
+    assert (allowed.status, allowed.headers["access-control-allow-origin"]) == (200, page["origin"])
+    other = await gateway.call("OPTIONS", "/v1/completions", b"", {**asked, "origin": "https://other.example"})
+    assert other.status == 400
+    answer = await gateway.post({"prompt": "x"}, authorization="Bearer secret", **page)
+    assert answer.headers["access-control-allow-origin"] == page["origin"]
+
+
+async def test_request_ids_are_taken_and_given(gateway: Gateway) -> None:
+    given = await gateway.post({"prompt": "x"}, **{"x-request-id": "r-1"})
+    assert given.headers["x-request-id"] == "r-1"
+    assert given.json["id"].startswith("cmpl-r-1-")
+    again = await gateway.post({"prompt": "y"}, **{"x-request-id": "r-1"})
+    assert again.json["id"] != given.json["id"], "a proxy may send one id with several requests"
+    own = await gateway.post({"prompt": "x", "stream": True, "request_id": "mine"})
+    assert own.headers["x-request-id"] == "mine"
+    refused = await gateway.post({"prompt": 5}, **{"x-request-id": "a b"})
+    assert refused.headers["x-request-id"] not in {"", "a b"}
+
+
+async def test_unknown_fields_are_named_in_a_header_or_refused(gateway: Gateway) -> None:
+    for stream in (False, True):
+        answer = await gateway.post({"prompt": "x", "max_token": 3, "a\r\nb": 1, "c": None, "stream": stream})
+        assert answer.status == 200
+        assert set(answer.headers["pagewire-warning"].partition(": ")[2].split(", ")) == {"max_token", "?"}
+    assert "pagewire-warning" not in (await gateway.post({"prompt": "x", "user": "me"})).headers
+    strict = Endpoint(Completions(), AsyncClient(bus=gateway.bus), 1000, strict=True)
+    gateway.app = app.build(
+        AsyncClient(bus=gateway.bus), {"/v1/completions": strict}, gateway.health, MetricsPage(gateway.bus, vllm=False)
+    )
+    refused = (await gateway.post({"prompt": "x", "max_token": 3})).json["error"]
+    assert (refused["param"], "do you mean max_tokens?" in refused["message"]) == ("max_token", True)
 
 
 async def test_a_key_guards_every_path_but_those_of_health() -> None:
@@ -76,6 +143,8 @@ async def test_a_key_guards_every_path_but_those_of_health() -> None:
     assert (await gateway.post({"prompt": "x"}, authorization="Bearer secret")).status == 200
     for path in ("/livez", "/readyz", "/health"):
         assert (await gateway.get(path)).status in {200, 503}
+    assert (await gateway.get("/v1/models", **{"x-api-key": "secret"})).status == 200
+    assert (await gateway.get("/v1/models", **{"x-api-key": "wrong"})).status == 401
     for path in ("/", "/metrics", "/v1", "/nowhere", "/health/", "/v1/chat/completions", "//health"):
         assert (await gateway.get(path)).status == 401
 
@@ -95,7 +164,7 @@ async def test_another_scheme_or_key_is_refused(header: str) -> None:
 REFUSED: dict[str, tuple[int, bytes]] = {
     "by the pipeline": (400, b'{"model": "%s", "prompt": "%s"}'),
     "by the directory": (404, b'{"model": "other%s", "prompt": "%s"}'),
-    "by the gateway": (400, b'{"model": "%s", "nonsense": "%s"}'),
+    "by the gateway": (400, b'{"model": "%s", "suffix": "%s"}'),
     "by the parser": (400, b'{"model": "%s", "prompt": "%s'),
 }
 

@@ -161,7 +161,7 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
         assert answer.status == 400, answer.body
         return answer.json["error"]["param"]
 
-    assert await blamed(gateway, max_token=3) == "max_token"
+    assert await blamed(gateway, guided_regex="a") == "guided_regex"
     assert await blamed(gateway, max_tokens="3") == "max_tokens"
     assert await blamed(gateway, temperature="hot") == "temperature"
     assert await blamed(gateway, tools="f") == "tools"

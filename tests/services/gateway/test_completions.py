@@ -118,7 +118,7 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
         assert answer.status == 400
         return answer.json["error"]["param"]
 
-    assert await blamed(gateway, {"prompt": "x", "max_token": 3}) == "max_token"
+    assert await blamed(gateway, {"prompt": "x", "guided_json": {}}) == "guided_json"
     assert await blamed(gateway, {"prompt": "x", "max_tokens": "3"}) == "max_tokens"
     assert await blamed(gateway, {"prompt": "x", "suffix": "y"}) == "suffix"
     assert await blamed(gateway, {"max_tokens": 3}) == "prompt"

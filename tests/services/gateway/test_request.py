@@ -116,7 +116,7 @@ def test_what_is_not_built_is_refused_by_name(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        (b'{"prompt": "x", "max_token": 1}', "max_token"),
+        (b'{"prompt": "x", "guided_json": {}}', "guided_json"),
         (b'{"prompt": "x", "max_tokens": "many"}', "max_tokens"),
         (b'{"max_tokens": 1}', "prompt"),
         (b'{"prompt": {}}', "prompt"),

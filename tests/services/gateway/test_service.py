@@ -7,7 +7,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -16,13 +19,13 @@ from pagewire.services.gateway.service import Gateway
 from pagewire.shared import heartbeater, subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.config import Settings
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, Internal, Overloaded
 from pagewire.shared.listener import listen
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import Peers
 from pagewire.shared.runtime import Shutdown, run_service
-from tests.support.responder import MODEL, WORDS, Responder
+from tests.support.responder import MODEL, WORDS, Responder, deltas, final
 from tests.support.waiting import until
 
 TEXT = "".join(WORDS)
@@ -110,6 +113,74 @@ def test_the_official_client_works_unchanged() -> None:
             client.completions.create(model=MODEL, prompt="x", suffix="y")
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="wrong").models.list()
+
+
+def test_openais_client_of_responses_works_unchanged() -> None:
+    with (
+        running(api_key="secret") as gateway,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="secret", max_retries=0) as client,
+    ):
+        ask: Any = partial(client.responses.create, model=MODEL, max_output_tokens=5)
+        whole = ask(input="x", instructions="Be brief.", metadata={"a": "b"}, store=False)
+        assert (whole.output_text, whole.status, whole.metadata) == (TEXT, "incomplete", {"a": "b"})
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == 2
+        turns = [*[{"role": "user", "content": "x"}, *whole.output], {"role": "user", "content": "more"}]
+        assert ask(input=turns).output_text == TEXT
+        sent = gateway.responder.requests
+        assert sent[0].messages is not None
+        assert [message.role for message in sent[0].messages] == ["system", "user"]
+        assert [message.role for message in sent[1].messages or ()] == ["user", "assistant", "user"]
+        events = list(ask(input="x", stream=True))
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+        assert events[-1].type == "response.incomplete"
+        assert events[-1].response.output_text == TEXT
+        gateway.responder.script = lambda request: [*deltas(), final("r", deltas(), "stop"), None]
+        with client.responses.stream(model=MODEL, input="x") as stream:
+            assert stream.get_final_response().output_text == TEXT
+        with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+            ask(input="x", previous_response_id="resp_1")
+        with pytest.raises(openai.BadRequestError, match="input_image"):
+            ask(input=[{"role": "user", "content": [{"type": "input_image", "image_url": "x", "detail": "auto"}]}])
+        gateway.responder.script = lambda request: [*deltas()[:2], Internal("a fault"), None]
+        with pytest.raises(openai.APIError, match="a fault"):
+            list(ask(input="x", stream=True))
+
+
+def test_anthropics_client_works_unchanged() -> None:
+    with (
+        running(api_key="secret") as gateway,
+        anthropic.Anthropic(base_url=f"http://127.0.0.1:{gateway.port}", api_key="secret", max_retries=0) as client,
+    ):
+        hello: list[anthropic.types.MessageParam] = [{"role": "user", "content": "Hello!"}]
+        ask: Any = partial(client.messages.create, model=MODEL, max_tokens=5, messages=hello)
+        whole = ask(
+            system="Be brief.", stop_sequences=["x"], extra_body={"temperature": 0.5}, metadata={"user_id": "me"}
+        )
+        assert isinstance(whole.content[0], anthropic.types.TextBlock)
+        assert (whole.content[0].text, whole.stop_reason, whole.usage.output_tokens) == (TEXT, "max_tokens", 2)
+        assert gateway.responder.requests[0].sampling.stop == ["x"]
+        kinds = [event.type for event in ask(stream=True)]
+        assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
+        with client.messages.stream(model=MODEL, max_tokens=5, messages=hello) as stream:
+            assert "".join(stream.text_stream) == TEXT
+            assert stream.get_final_message().usage.input_tokens == 3
+        assert client.messages.count_tokens(model=MODEL, messages=hello).input_tokens == 3
+        assert [model.id for model in client.models.list()] == [MODEL]
+        image = {"type": "image", "source": {"type": "url", "url": "x"}}
+        with pytest.raises(anthropic.BadRequestError, match="messages"):
+            ask(messages=[{"role": "user", "content": [image]}])
+        with pytest.raises(anthropic.NotFoundError, match="no model other"):
+            ask(model="other")
+        with pytest.raises(anthropic.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+        gateway.responder.script = lambda request: [Overloaded("busy", 1000), None]
+        with pytest.raises(anthropic.RateLimitError, match="busy"):
+            ask()
+        gateway.responder.script = lambda request: [*deltas()[:2], Internal("a fault"), None]
+        with pytest.raises(anthropic.APIError, match="a fault"):
+            list(ask(stream=True))
 
 
 def test_a_port_that_is_taken_is_refused() -> None:

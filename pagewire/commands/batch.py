@@ -1,0 +1,134 @@
+"""The requests of a file in OpenAI's batch format, and the answers to them."""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+import msgspec
+from tqdm import tqdm
+
+from pagewire.client.async_client import AsyncClient
+from pagewire.commands import session
+from pagewire.services.gateway import errors
+from pagewire.services.gateway.endpoint import TIMEOUT, Api
+from pagewire.services.gateway.service import APIS
+from pagewire.services.gateway.unknown_fields import UnknownFields
+from pagewire.shared.config import Settings
+from pagewire.shared.errors import ConfigurationError, InvalidRequest, RequestError
+
+RETRIES = 20
+"""Attempts of a request that an overloaded stack refuses."""
+
+
+class Line(msgspec.Struct):
+    """A request of the file."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: Literal["POST"] = "POST"
+
+
+class Response(msgspec.Struct):
+    """The answer to a request: what the route would have answered over HTTP."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class Outcome(msgspec.Struct):
+    """A line of the output."""
+
+    id: str
+    custom_id: str
+    response: Response
+    error: dict[str, Any] | None = None
+
+
+def read(file: Path) -> list[Line]:
+    """Returns the requests of a file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a line is malformed or has the id of another one.
+    """
+    try:
+        texts = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
+    lines: dict[str, Line] = {}
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            line = msgspec.json.decode(text, type=Line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ConfigurationError(f"line {number} of {file} is no request of a batch: {error}") from error
+        if line.custom_id in lines:
+            raise ConfigurationError(f"line {number} of {file} has the custom_id {line.custom_id} of another line")
+        lines[line.custom_id] = line
+    return list(lines.values())
+
+
+async def answer_all(lines: list[Line], output: TextIO, concurrency: int, settings: Settings) -> int:
+    """Writes the answers to all requests, and shows a bar on a terminal. Returns 1 if a request has failed, else 0."""
+    failed = 0
+    async with session.connect(settings) as client:
+        with tqdm(total=len(lines), unit="request", disable=not sys.stderr.isatty()) as bar:
+            async for outcome in answers(client, lines, concurrency):
+                failed += outcome.response.status_code != 200
+                output.write(msgspec.json.encode(outcome).decode() + "\n")
+                output.flush()
+                bar.update()
+    print(f"{len(lines) - failed} answered, {failed} failed")
+    return 1 if failed else 0
+
+
+async def answers(client: AsyncClient, lines: list[Line], concurrency: int) -> AsyncIterator[Outcome]:
+    """Yields the answers to requests as they end, `concurrency` of which run at once."""
+    waiting = iter(lines)
+    running: set[asyncio.Task[Outcome]] = set()
+    try:
+        while True:
+            while len(running) < concurrency and (line := next(waiting, None)) is not None:
+                running.add(asyncio.create_task(_answer(client, line)))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                yield task.result()
+    finally:
+        for task in running:
+            task.cancel()
+
+
+async def _answer(client: AsyncClient, line: Line) -> Outcome:
+    request_id = secrets.token_hex(12)
+    status, body = 200, b""
+    for left in reversed(range(RETRIES)):
+        try:
+            body = await _body(client, line, request_id)
+            break
+        except RequestError as error:
+            if error.retryable and error.retry_after_ms is not None and left:
+                await asyncio.sleep(error.retry_after_ms / 1000)
+                continue
+            status, body = errors.body_of(error)
+            break
+    return Outcome(f"batch_req_{request_id}", line.custom_id, Response(status, request_id, msgspec.Raw(body)))
+
+
+async def _body(client: AsyncClient, line: Line, request_id: str) -> bytes:
+    """Returns the answer of a request's route, encoded."""
+    api: Api | None = APIS.get(line.url)
+    if api is None:
+        raise InvalidRequest(f"url must be one of {', '.join(APIS)}, not {line.url}")
+    call = api.read(bytes(line.body), UnknownFields())
+    if call.streamed:
+        raise InvalidRequest("stream is not possible in a batch: leave it out")
+    call.arguments["request_id"] = request_id
+    stream = client.stream(timeout=TIMEOUT, **call.arguments)
+    return msgspec.json.encode(await api.answer(client, call, stream, await stream.result()))

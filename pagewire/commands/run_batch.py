@@ -1,0 +1,35 @@
+"""Runs the requests of a file in OpenAI's batch format, and writes a file with their answers.
+
+Lines of the input are `{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}`, of the output
+`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`, in the order in which they end.
+The requests go to the running stack, or to one that is started for them; the exit code is 1 if any has failed.
+"""
+
+import argparse
+from pathlib import Path
+
+from pagewire.commands import session
+from pagewire.shared import flags
+from pagewire.shared.errors import ConfigurationError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the files and all settings."""
+    parser.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="requests, one a line")
+    parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="where answers go")
+    parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
+    flags.add_settings(parser)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Shows a bar on a terminal, and says at the end how many requests have failed."""
+    from pagewire.commands import batch  # only here: the routes take longer to import than other commands to run
+
+    settings = session.quiet(flags.read_settings(given))
+    lines = batch.read(given.input_file)
+    try:
+        output = given.output_file.open("w")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {given.output_file}: {error.strerror}") from error
+    with output:
+        return session.run(batch.answer_all(lines, output, max(1, given.concurrency), settings), settings)

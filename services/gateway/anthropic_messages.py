@@ -1,0 +1,250 @@
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`, as a form of a chat."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from starlette.responses import Response
+
+from pagewire.client.async_client import AsyncClient
+from pagewire.client.stream import Stream
+from pagewire.services.gateway import errors
+from pagewire.services.gateway.anthropic_request import chat_body, decode
+from pagewire.services.gateway.chat_parts import CHAT, Block, Part, chat_events, parts_in, parts_of, read_chat
+from pagewire.services.gateway.endpoint import Call, EventStream
+from pagewire.services.gateway.unknown_fields import UnknownFields
+from pagewire.shared.errors import InvalidRequest, PagewireError
+from pagewire.shared.messages import client as wire
+from pagewire.shared.messages.client import Delta, Final, Result
+
+_KINDS = {
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_encode = msgspec.json.Encoder().encode
+
+
+class Usage(msgspec.Struct):
+    """Number of tokens, in Anthropic's way: those that were read from the cache are no input tokens."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+
+
+class TextContent(msgspec.Struct, tag="text"):
+    """A text of the answer."""
+
+    text: str
+
+
+class ThinkingContent(msgspec.Struct, tag="thinking"):
+    """Reasoning before the answer."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseContent(msgspec.Struct, tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Content = TextContent | ThinkingContent | ToolUseContent
+
+
+class Message(msgspec.Struct):
+    """The response to a messages request."""
+
+    id: str
+    model: str
+    content: list[Content]
+    usage: Usage
+    stop_reason: str | None = None
+    """end_turn, max_tokens, stop_sequence or tool_use."""
+    stop_sequence: str | None = None
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class TokenCount(msgspec.Struct):
+    """The response of `/v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class Messages:
+    """The `Api` of Anthropic's messages."""
+
+    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+        """See `Api.read`."""
+        request = decode(body, unknown)
+        if request.max_tokens is None:
+            raise InvalidRequest("max_tokens is required: say how many tokens the answer may have")
+        return read_chat(chat_body(request, request.max_tokens), unknown)
+
+    def refusal(self, error: PagewireError) -> Response:
+        """See `Api.refusal`."""
+        status, _ = errors.body_of(error)
+        return Response(_error(error), status, errors.retry_headers(error, status), "application/json")
+
+    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
+        """See `Api.answer`."""
+        *parts, end = parts_of(await CHAT.answer(client, call, stream, result))
+        message = Message(f"msg_{stream.request_id}", stream.model, _contents(parts), _usage(result.usage))
+        message.stop_reason, message.stop_sequence = _stop(end)
+        return message
+
+    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
+        """See `Api.events`."""
+        del counted
+        return MessageEvents(
+            await chat_events(client, call, stream), Message(f"msg_{stream.request_id}", stream.model, [], Usage(0, 0))
+        )
+
+
+class CountTokens(Messages):
+    """The `Api` of Anthropic's count of a prompt's tokens: the prompt is read, and one token generated and dropped."""
+
+    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+        """See `Api.read`."""
+        request = decode(body, unknown)
+        request.stream = False
+        return read_chat(chat_body(request, 1), unknown)
+
+    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
+        """See `Api.answer`."""
+        del client, call, stream
+        return TokenCount(result.usage.prompt_tokens)
+
+
+class MessageEvents:
+    """The `EventStream` of Anthropic's messages: a block of content begins, grows and ends, then the next one."""
+
+    done: ClassVar[bytes] = b""
+
+    def __init__(self, chat: EventStream, message: Message) -> None:
+        """`chat`: the events of the chat path."""
+        self._chat = chat
+        self._message = message
+        self._block: Block | None = None
+        self._index = -1
+
+    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+        """Returns the event that the message begins."""
+        del choices
+        self._message.usage.input_tokens = prompt_tokens or 0
+        return _event("message_start", message=self._message)
+
+    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
+        """Returns the events of deltas."""
+        return self._parts(self._chat.texts(batch, prompt_tokens))
+
+    def ends(self, final: Final, *, usage: bool) -> bytes:
+        """Returns the rest of the message, why it ends, and the usage."""
+        del usage
+        return self._parts(self._chat.ends(final, usage=False), final)
+
+    def failed(self, error: PagewireError) -> bytes:
+        """Returns the event of an error."""
+        return b"event: error\ndata: " + _error(error) + b"\n\n"
+
+    def _parts(self, events: bytes, final: Final | None = None) -> bytes:
+        found = []
+        for part in parts_in(events):
+            if part.kind == "end":
+                found.append(self._end(part, final))
+                continue
+            if self._block is None or not self._block.takes(part):
+                found.append(self._begin(part))
+            if delta := _delta(part):
+                found.append(_event("content_block_delta", index=self._index, delta=delta))
+        return b"".join(found)
+
+    def _begin(self, part: Part) -> bytes:
+        stopped = self._stop()
+        self._block = Block(part)
+        self._index += 1
+        return stopped + _event("content_block_start", index=self._index, content_block=_content(Block(part)))
+
+    def _stop(self) -> bytes:
+        return b"" if self._block is None else _event("content_block_stop", index=self._index)
+
+    def _end(self, part: Part, final: Final | None) -> bytes:
+        assert final is not None
+        begun = self._begin(Part("text")) if self._block is None else b""
+        reason, sequence = _stop(part)
+        told = _event(
+            "message_delta", delta={"stop_reason": reason, "stop_sequence": sequence}, usage=_usage(final.usage)
+        )
+        return begun + self._stop() + told + _event("message_stop")
+
+
+def _event(name: str, /, **fields: object) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name, **fields}) + b"\n\n"
+
+
+def _contents(parts: Sequence[Part]) -> list[Content]:
+    blocks: list[Block] = []
+    for part in parts or [Part("text")]:
+        if not blocks or not blocks[-1].takes(part):
+            blocks.append(Block(part))
+        blocks[-1].texts.append(part.text)
+    return [_content(block) for block in blocks]
+
+
+def _content(block: Block) -> Content:
+    first, text = block.first, block.text
+    if first.kind == "reasoning":
+        return ThinkingContent(text)
+    if first.kind == "text":
+        return TextContent(text)
+    return ToolUseContent(first.call_id, first.name, _input(text))
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Returns the arguments of a call as an object; a model may have written what is none."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any]) if arguments else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {"arguments": arguments}
+
+
+def _delta(part: Part) -> dict[str, str] | None:
+    if not part.text:
+        return None
+    match part.kind:
+        case "reasoning":
+            return {"type": "thinking_delta", "thinking": part.text}
+        case "text":
+            return {"type": "text_delta", "text": part.text}
+        case _:
+            return {"type": "input_json_delta", "partial_json": part.text}
+
+
+def _stop(end: Part) -> tuple[str, str | None]:
+    """Returns why a message ends, and the stop sequence that ends it."""
+    if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
+        return "stop_sequence", end.stop_reason
+    return _STOPS.get(end.finish_reason, "end_turn"), None
+
+
+def _usage(usage: wire.Usage) -> Usage:
+    cached = usage.cached_tokens
+    return Usage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+
+
+def _error(error: PagewireError) -> bytes:
+    status, body = errors.body_of(error)
+    message = re.sub(r"\s+", " ", msgspec.json.decode(body)["error"]["message"])
+    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return _encode({"type": "error", "error": {"type": kind, "message": message}})

@@ -1,0 +1,142 @@
+"""The OpenAPI document of the HTTP routes, from the structs that decode requests and encode answers."""
+
+from functools import cache
+from html import escape
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from pagewire.services.gateway import anthropic_messages, responses, shapes
+from pagewire.services.gateway.anthropic_request import MessagesRequest
+from pagewire.services.gateway.chat_request import ChatCompletionRequest
+from pagewire.services.gateway.errors import ErrorBody
+from pagewire.services.gateway.request import FIELDS, CompletionRequest
+from pagewire.services.gateway.responses_request import ResponsesRequest
+from pagewire.shared.flags import describe
+from pagewire.shared.messages.client import SamplingParams
+
+ROUTES: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct], bool, str]] = {
+    "/v1/completions": (CompletionRequest, shapes.Completion, True, "Continues texts, in OpenAI's shape."),
+    "/v1/chat/completions": (ChatCompletionRequest, shapes.ChatCompletion, True, "Answers a chat, in OpenAI's shape."),
+    "/v1/responses": (ResponsesRequest, responses.ModelResponse, False, "Answers a chat, in OpenAI's newer shape."),
+    "/v1/messages": (MessagesRequest, anthropic_messages.Message, False, "Answers a chat, in Anthropic's shape."),
+    "/v1/messages/count_tokens": (
+        MessagesRequest,
+        anthropic_messages.TokenCount,
+        False,
+        "Counts the tokens of a chat, in Anthropic's shape.",
+    ),
+}
+"""By path: the request, the answer, whether vLLM's sampling parameters may stand beside its fields, and a summary."""
+PLAIN = {
+    "/health": "200 while a request would be served, else 503 and the reason.",
+    "/readyz": "The same as /health.",
+    "/livez": "200 while the gateway runs.",
+    "/ping": "The same as /health, without a text.",
+    "/metrics": "The figures of all services, for Prometheus.",
+    "/version": "The version.",
+    "/load": "The number of requests that run.",
+    "/openapi.json": "This document.",
+    "/docs": "This document as a page.",
+}
+"""Other paths, and what a GET answers."""
+_REF = "#/components/schemas/{name}"
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Returns the document."""
+    found, schemas = _components()
+    paths: dict[str, Any] = {
+        path: {"get": {"summary": text, "responses": {"200": {"description": text}, "503": {"description": text}}}}
+        for path, text in PLAIN.items()
+    }
+    paths["/v1/models"] = {"get": _operation("Lists the models.", found[shapes.ModelList], found[ErrorBody])}
+    one = _operation("Describes a model.", found[shapes.Model], found[ErrorBody])
+    one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    paths["/v1/models/{model}"] = {"get": one}
+    for path, (request, answer, sampling, text) in ROUTES.items():
+        operation = _operation(text, found[answer], found[ErrorBody])
+        operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {row[0]: row[1] for row in fields(request, sampling=sampling)},
+            "required": [field.encode_name for field in msgspec.structs.fields(request) if field.required],
+        }
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": operation}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Pagewire", "version": version("pagewire")},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, dict[str, Any], str]]:
+    """Returns name, schema and meaning of each field of a request; `sampling`: with vLLM's sampling parameters."""
+    rows: dict[str, tuple[str, dict[str, Any], str]] = {}
+    for kind in (request, SamplingParams) if sampling else (request,):
+        found, schemas = _components()
+        properties = schemas[found[kind]["$ref"].rpartition("/")[2]]["properties"]
+        texts = describe(kind)
+        for field in msgspec.structs.fields(kind):
+            if kind is CompletionRequest and field.encode_name not in FIELDS:
+                continue
+            schema = dict(properties[field.encode_name])
+            schema.pop("description", None)
+            text = " ".join(texts.get(field.name, "").split())
+            rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
+    return list(rows.values())
+
+
+@cache
+def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
+    """Returns the reference to each struct's schema, and all schemas by name."""
+    kinds = [kind for request, answer, _, _ in ROUTES.values() for kind in (request, answer)]
+    more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, ErrorBody]
+    every = list(dict.fromkeys(kinds + more))
+    refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)
+    return dict(zip(every, refs, strict=True)), schemas
+
+
+def page() -> str:
+    """Returns the document as a page that needs no other site."""
+    parts = []
+    for path, operations in document()["paths"].items():
+        for method, operation in operations.items():
+            rows = ""
+            body = operation.get("requestBody", {"content": {"application/json": {"schema": {"properties": {}}}}})
+            for name, schema in body["content"]["application/json"]["schema"]["properties"].items():
+                kind = escape(kind_of(schema))
+                rows += f"<tr><td><code>{name}</code><td>{kind}<td>{escape(schema.get('description', ''))}"
+            head = f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}</p>"
+            parts.append(head + (f"<table>{rows}</table>" if rows else ""))
+    style = "body{font:15px sans-serif;max-width:60em;margin:2em auto}td{padding:.2em 1em .2em 0;vertical-align:top}"
+    return f"<!doctype html><title>Pagewire</title><style>{style}</style><h1>Pagewire</h1>{''.join(parts)}"
+
+
+def kind_of(schema: dict[str, Any]) -> str:
+    """Returns the type of a field, in words."""
+    if "anyOf" in schema:
+        return " or ".join(kind for each in schema["anyOf"] if (kind := kind_of(each)) != "null")
+    if "enum" in schema:
+        return " or ".join(str(value) for value in schema["enum"] if value is not None)
+    if "$ref" in schema:
+        return "object"
+    if schema.get("type") == "array":
+        items = schema.get("items")
+        return f"list of {kind_of(items)}" if isinstance(items, dict) and items else "list"
+    return str(schema.get("type", "any"))
+
+
+def _operation(text: str, answer: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "summary": text,
+        "responses": {
+            "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}},
+            "default": {"description": "An error.", "content": {"application/json": {"schema": error}}},
+        },
+    }

@@ -1,0 +1,68 @@
+"""The answers to a file of requests, over a pipeline that answers as it is told."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pagewire import AsyncClient, cli
+from pagewire.commands.batch import Line, Outcome, answers, read
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.errors import Overloaded
+from tests.support.responder import MODEL, WORDS, Responder
+
+HELLO = [{"role": "user", "content": "Hello!"}]
+
+
+def line(name: str, url: str, **body: Any) -> Line:
+    return Line(name, url, msgspec.Raw(msgspec.json.encode({"model": MODEL, **body})))
+
+
+@pytest.mark.anyio
+async def test_each_line_is_answered_as_its_route_answers() -> None:
+    broker = MemoryBroker()
+    responder = await Responder(MemoryBus(broker)).start()
+    refused: list[str] = []
+
+    def busy_at_first(request: Any) -> Any:
+        if request.messages is None or refused:
+            return responder.answer(request)
+        refused.append("once")
+        return [Overloaded("busy", 1), None]
+
+    lines = [
+        line("chat", "/v1/chat/completions", messages=HELLO),
+        line("text", "/v1/completions", prompt="x"),
+        line("wrong", "/v1/completions", prompt="x", temperature="hot"),
+        line("lost", "/v1/embeddings", input="x"),
+        line("stream", "/v1/completions", prompt="x", stream=True),
+    ]
+    responder.script = busy_at_first
+    found: dict[str, Outcome] = {}
+    async for outcome in answers(AsyncClient(bus=MemoryBus(broker, inbox_prefix="_INBOX")), lines, 2):
+        found[outcome.custom_id] = outcome
+    bodies = {name: msgspec.json.decode(outcome.response.body) for name, outcome in found.items()}
+    assert {name: outcome.response.status_code for name, outcome in found.items()} == {
+        "chat": 200,
+        "text": 200,
+        "wrong": 400,
+        "lost": 400,
+        "stream": 400,
+    }
+    assert bodies["chat"]["choices"][0]["message"]["content"] == "".join(WORDS)
+    assert bodies["text"]["object"] == "text_completion"
+    assert bodies["wrong"]["error"]["param"] == "temperature"
+    assert "/v1/chat/completions" in bodies["lost"]["error"]["message"]
+    assert refused, "an overloaded stack is asked again"
+
+
+def test_a_malformed_file_is_refused_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "in.jsonl"
+    good = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n'
+    file.write_bytes(good + b"\n")
+    assert [bytes(line.body) for line in read(file)] == [b'{"prompt": "x"}']
+    for wrong, said in ((good, "custom_id a"), (b"{}", "line 2"), (b'{"custom_id": "b", "method": "GET"}', "line 2")):
+        file.write_bytes(good + wrong)
+        assert cli.main(["run-batch", "-i", str(file), "-o", str(tmp_path / "out.jsonl")]) == 2
+        assert said in capsys.readouterr().err

@@ -1,0 +1,32 @@
+import msgspec
+import pytest
+
+from pagewire.services.gateway.openapi import ROUTES, document
+from pagewire.services.gateway.service import APIS
+from tests.services.gateway.http import Gateway
+
+
+def test_every_route_for_text_is_described() -> None:
+    assert ROUTES.keys() == {path for path in APIS if path in ROUTES} == APIS.keys() & document()["paths"].keys()
+
+
+def test_every_reference_leads_to_a_schema() -> None:
+    found = document()
+    text = msgspec.json.encode(found).decode()
+    names = {part.partition('"')[0] for part in text.split('"$ref":"#/components/schemas/')[1:]}
+    assert names <= found["components"]["schemas"].keys()
+    chat = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert chat["required"] == ["messages"]
+    assert {"messages", "temperature", "structured_outputs", "tools"} <= chat["properties"].keys()
+
+
+@pytest.mark.anyio
+async def test_it_is_served_with_a_page(gateway: Gateway) -> None:
+    served = (await gateway.get("/openapi.json")).json
+    assert served == msgspec.to_builtins(document())
+    page = await gateway.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert b"/v1/chat/completions" in page.body
+    for path in served["paths"]:
+        if "{" not in path:
+            assert (await gateway.get(path)).status != 404, path
