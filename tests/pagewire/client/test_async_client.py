@@ -47,6 +47,7 @@ def client(memory: MemoryBroker, responder: Responder) -> AsyncClient:
 def test_the_package_exports_what_users_need_and_nothing_else() -> None:
     assert sorted(pagewire.__all__) == [
         "AsyncClient",
+        "AsyncLLM",
         "Client",
         "LLM",
         "SamplingParams",
