@@ -148,5 +148,5 @@ async def test_what_does_not_fit_into_a_message_is_refused() -> None:
     async with running(settings) as pipeline:
         with pytest.raises(PayloadTooLarge, match="prompt_logprobs"):
             await pipeline.client.generate([[7] * 200] * 256, max_tokens=1, prompt_logprobs=20)
-        with pytest.raises(InvalidRequest, match="logprobs"):
-            await pipeline.client.generate([7], beam_width=2, logprobs=1)
+        with pytest.raises(InvalidRequest, match="prompt_logprobs"):
+            await pipeline.client.generate([7], beam_width=2, prompt_logprobs=1)

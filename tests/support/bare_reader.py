@@ -65,8 +65,8 @@ class BareReader:
         if frame["type"] == "delta":
             self._on_delta((frame["index"], frame["start"]), message.data)
         elif frame["type"] in END:
-            # Ids are random, and what was cached depends on what ran before.
-            self._end = {key: value for key, value in frame.items() if key not in {"request_id", "usage"}}
+            # Ids are random, times differ, and what was cached depends on what ran before.
+            self._end = {key: value for key, value in frame.items() if key not in {"request_id", "usage", "metrics"}}
             self._ended.set()
 
     def _on_delta(self, place: tuple[int, int], data: bytes) -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partialmethod
 from unittest.mock import patch
 
 import msgspec
@@ -36,6 +37,8 @@ SERVICES: dict[str, Callable[[Context], Service]] = {
 
 CLIENT_KEY = "client-key"
 
+FLUSH_TIMEOUT = 20.0
+"""Seconds for the broker to confirm a subscription: meanwhile a model may be loaded on the same cores."""
 HELD = ("requests", "running", "waiting", "blocks_held")
 """What a scheduler reports of itself that is zero when it is idle."""
 
@@ -91,7 +94,9 @@ async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncI
     With tenants, the client is the one with `CLIENT_KEY`.
     """
     api_key = CLIENT_KEY if api_keys is not None else ""
-    with patch.object(fence, "LIMIT", math.inf):  # all services share a loop: where one stands still, all do
+    # All services share a loop: where one stands still, all do, and the answers of the broker wait.
+    patient = partialmethod(NatsBus.flush, timeout=FLUSH_TIMEOUT)
+    with patch.object(fence, "LIMIT", math.inf), patch.object(NatsBus, "flush", patient):
         async with _running(settings, api_keys, api_key) as pipeline:
             yield pipeline
 
