@@ -83,7 +83,9 @@ async def pipeline() -> AsyncIterator[Pipeline]:
 async def chat(pipeline: Pipeline) -> AsyncIterator[Any]:
     """OpenAI's own client, at the chat completions of a gateway."""
     endpoints = {path: Endpoint(api, pipeline.client, body_limit=100_000) for path, api in APIS.items()}
-    gateway = app.build(pipeline.client, endpoints, Health(pipeline.bus, lambda: None), MetricsPage(pipeline.bus, vllm=False))
+    gateway = app.build(
+        pipeline.client, endpoints, Health(pipeline.bus, lambda: None), MetricsPage(pipeline.bus, vllm=False)
+    )
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway)) as http:
         client = openai.AsyncOpenAI(base_url="http://pagewire/v1", api_key="none", max_retries=0, http_client=http)
         yield client.chat.completions
