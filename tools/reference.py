@@ -56,9 +56,9 @@ def http() -> str:
         "| `/v1/models` | The models. |",
         "| `/v1/models/{model}` | One model. |",
     ]
-    for path, (request, _, sampling, text) in ROUTES.items():
-        lines += ["", f"## POST {path}", "", text, "", "| field | type | meaning |", "| --- | --- | --- |"]
-        rows = fields(request, sampling=sampling)
+    for path, route in ROUTES.items():
+        lines += ["", f"## POST {path}", "", route.summary, "", "| field | type | meaning |", "| --- | --- | --- |"]
+        rows = fields(route.request, sampling=route.sampling)
         lines += [f"| `{name}` | {_cell(kind_of(schema))} | {_cell(said)} |" for name, schema, said in rows]
     ignored = {
         "completions and chats": sampling_fields.IGNORED,

@@ -3,7 +3,7 @@
 from functools import cache
 from html import escape
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,22 +13,42 @@ from pagewire.services.gateway.chat_request import ChatCompletionRequest
 from pagewire.services.gateway.errors import ErrorBody
 from pagewire.services.gateway.request import FIELDS, CompletionRequest
 from pagewire.services.gateway.responses_request import ResponsesRequest
+from pagewire.services.gateway.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 from pagewire.shared.flags import describe
 from pagewire.shared.messages.client import SamplingParams
 
-ROUTES: dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct], bool, str]] = {
-    "/v1/completions": (CompletionRequest, shapes.Completion, True, "Continues texts, in OpenAI's shape."),
-    "/v1/chat/completions": (ChatCompletionRequest, shapes.ChatCompletion, True, "Answers a chat, in OpenAI's shape."),
-    "/v1/responses": (ResponsesRequest, responses.ModelResponse, False, "Answers a chat, in OpenAI's newer shape."),
-    "/v1/messages": (MessagesRequest, anthropic_messages.Message, False, "Answers a chat, in Anthropic's shape."),
-    "/v1/messages/count_tokens": (
+
+class Route(NamedTuple):
+    """A route that takes a JSON body."""
+
+    request: type[msgspec.Struct]
+    answer: type[msgspec.Struct]
+    summary: str
+    sampling: bool = False
+    """Whether vLLM's sampling parameters may stand beside the fields of the request."""
+    streams: bool = True
+    """Whether the answer can be a stream of events."""
+
+
+ROUTES = {
+    "/v1/completions": Route(
+        CompletionRequest, shapes.Completion, "Continues texts, in OpenAI's shape.", sampling=True
+    ),
+    "/v1/chat/completions": Route(
+        ChatCompletionRequest, shapes.ChatCompletion, "Answers a chat, in OpenAI's shape.", sampling=True
+    ),
+    "/v1/responses": Route(ResponsesRequest, responses.ModelResponse, "Answers a chat, in OpenAI's newer shape."),
+    "/v1/messages": Route(MessagesRequest, anthropic_messages.Message, "Answers a chat, in Anthropic's shape."),
+    "/v1/messages/count_tokens": Route(
         MessagesRequest,
         anthropic_messages.TokenCount,
-        False,
         "Counts the tokens of a chat, in Anthropic's shape.",
+        streams=False,
     ),
+    "/tokenize": Route(TokenizeBody, TokenizeAnswer, "Returns the tokens of a text, as vLLM does.", streams=False),
+    "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", streams=False),
 }
-"""By path: the request, the answer, whether vLLM's sampling parameters may stand beside its fields, and a summary."""
+"""By path."""
 PLAIN = {
     "/health": "200 while a request would be served, else 503 and the reason.",
     "/readyz": "The same as /health.",
@@ -56,13 +76,14 @@ def document() -> dict[str, Any]:
     one = _operation("Describes a model.", found[shapes.Model], found[ErrorBody])
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     paths["/v1/models/{model}"] = {"get": one}
-    for path, (request, answer, sampling, text) in ROUTES.items():
-        operation = _operation(text, found[answer], found[ErrorBody])
-        operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    for path, route in ROUTES.items():
+        operation = _operation(route.summary, found[route.answer], found[ErrorBody])
+        if route.streams:
+            operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
         schema: dict[str, Any] = {
             "type": "object",
-            "properties": {row[0]: row[1] for row in fields(request, sampling=sampling)},
-            "required": [field.encode_name for field in msgspec.structs.fields(request) if field.required],
+            "properties": {row[0]: row[1] for row in fields(route.request, sampling=route.sampling)},
+            "required": [field.encode_name for field in msgspec.structs.fields(route.request) if field.required],
         }
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": operation}
@@ -95,7 +116,7 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
 @cache
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
-    kinds = [kind for request, answer, _, _ in ROUTES.values() for kind in (request, answer)]
+    kinds = [kind for route in ROUTES.values() for kind in (route.request, route.answer)]
     more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, ErrorBody]
     every = list(dict.fromkeys(kinds + more))
     refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)

@@ -6,8 +6,9 @@ from pagewire.services.gateway.service import APIS
 from tests.services.gateway.http import Gateway
 
 
-def test_every_route_for_text_is_described() -> None:
-    assert ROUTES.keys() == {path for path in APIS if path in ROUTES} == APIS.keys() & document()["paths"].keys()
+def test_every_route_with_a_body_is_described() -> None:
+    assert APIS.keys() | {"/tokenize", "/detokenize"} == ROUTES.keys()
+    assert ROUTES.keys() <= document()["paths"].keys()
 
 
 def test_every_reference_leads_to_a_schema() -> None:
