@@ -49,6 +49,39 @@ ROUTES = {
     "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", streams=False),
 }
 """By path."""
+SHARED = {
+    "add_generation_prompt": "Whether the prompt ends with the beginning of an answer; by default it does.",
+    "cache_salt": "Only requests with the same salt share cached prefixes.",
+    "chat_template_kwargs": "Variables of the chat template, such as `enable_thinking`.",
+    "continue_final_message": "Whether the answer continues the last message.",
+    "echo": "Refused unless false: the answer never repeats the conversation.",
+    "input": "A text, or the items of the conversation.",
+    "instructions": "What the model is told ahead of the conversation.",
+    "max_output_tokens": "Maximum number of generated tokens; by default up to the context length.",
+    "max_tokens": "Maximum number of generated tokens.",
+    "messages": "The conversation.",
+    "metadata": "OpenAI's has no effect; Anthropic's `user_id` is the `user` of other routes.",
+    "model": "Name of the model; may be left out where only one is served.",
+    "parallel_tool_calls": "Whether an answer may have more than one call.",
+    "priority": "Requests with a smaller number are served first; 0 by default.",
+    "prompt": "A text, token ids, or several of either.",
+    "reasoning": "How the model reasons, if its chat template lets the request decide.",
+    "request_id": "Chosen by the client: a repeated request with the same id joins the first one.",
+    "stop_sequences": "Texts that end the answer.",
+    "stream": "Whether the answer is a stream of events.",
+    "stream_options": "`include_usage`: the usage comes at the end; `continuous_usage_stats`: and with every event.",
+    "system": "What the model is told ahead of the conversation.",
+    "temperature": "Scale of randomness; 0: greedy.",
+    "text": "`format`: a form that the answer must have, such as a JSON schema.",
+    "thinking": "Whether the model reasons before it answers, if its chat template lets the request decide.",
+    "tokens": "The token ids.",
+    "tool_choice": "Whether the model may call tools, must call some, or must call a named one.",
+    "tools": "Functions that the model may call.",
+    "top_k": "Samples from the k likeliest tokens; 0 or -1: all tokens.",
+    "top_p": "Samples from the smallest set of likeliest tokens with this probability mass; 1: all tokens.",
+    "user": "Whose request it is: users with the same priority take turns.",
+}
+"""Meaning of fields that have no description of their own, most of which several routes have."""
 PLAIN = {
     "/health": "200 while a request would be served, else 503 and the reason.",
     "/readyz": "The same as /health.",
@@ -108,7 +141,7 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
-            text = " ".join(texts.get(field.name, "").split())
+            text = " ".join((texts.get(field.name) or SHARED[field.encode_name]).split())
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
     return list(rows.values())
 
