@@ -38,6 +38,8 @@ from pagewire.shared.placement import rank
 
 ANSWER_TIMEOUT = 2.0
 """Seconds that a detokenizer has to answer: the time after which a silent service counts as gone."""
+STOOD_STILL = 0.25
+"""Seconds by which a timer is late if the process was frozen."""
 BROKER_ANSWERS_WITHIN = 0.25
 """Seconds in which a broker that works answers a ping, also on a busy machine."""
 ABORT_TIMEOUT = 6.0
@@ -176,12 +178,13 @@ class Dispatcher:
             await asyncio.sleep(RECONNECT_INTERVAL)
 
     async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
-        """Opens the stream. Asking twice does no harm, so a detokenizer that is alive is asked again in five cases.
+        """Opens the stream. Asking twice does no harm, so a detokenizer that is alive is asked again in six cases.
 
         - It is absent from the broker: it may be moving to another server.
         - The connection is lost. The detokenizer may have the stream, and may not have subscribed again yet.
         - It does not answer, although its heartbeats arrive: a server that was lost may have lost a message, too.
         - It does not answer, and neither does the broker.
+        - This process was frozen for longer than an answer may take, so that it has not read the answer.
         - It cannot read the records of ended requests, because they have no leader.
         """
         subject = f"{subjects.DETOKENIZER}.{instance}.open"
@@ -198,6 +201,9 @@ class Dispatcher:
                 await asyncio.sleep(RECONNECT_INTERVAL)
             except RequestTimeout:
                 lost = True
+                if (now := time.monotonic()) - asked > ANSWER_TIMEOUT + STOOD_STILL:
+                    began = now
+                    continue
                 alive = self._has_spoken(instance, asked) or await self._broker_was_silent()
                 if not alive or time.monotonic() - began >= OPEN_TIMEOUT:
                     raise

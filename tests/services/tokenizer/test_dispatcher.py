@@ -1,4 +1,6 @@
 import asyncio
+import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -152,6 +154,25 @@ async def test_a_detokenizer_is_asked_again_when_it_was_the_broker_that_was_sile
     monkeypatch.setattr(scene.bus, "flush", flush)
     assert await scene.dispatch() is Outcome.STORED
     assert (len(scene.first.opened), scene.first.aborted) == (1, [])
+
+
+async def test_a_detokenizer_is_asked_again_when_the_tokenizer_itself_was_frozen(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.start(scene.first)
+    request, now, frozen = scene.bus.request, [0.0], [20.0]
+
+    async def ask(subject: str, data: bytes, *, timeout: float, headers: Headers | None = None) -> Message:
+        if subject.endswith(".open") and frozen:
+            now[0] += frozen.pop()
+            raise RequestTimeout("no reply was read")
+        return await request(subject, data, timeout=timeout, headers=headers)
+
+    began = time.monotonic
+    monkeypatch.setattr(scene.bus, "request", ask)
+    monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: began() + now[0]))
+    assert await scene.dispatch() is Outcome.STORED
+    assert len(scene.first.opened) == 1
 
 
 async def test_the_next_best_takes_over_from_one_that_has_just_gone(
