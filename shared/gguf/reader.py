@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -107,15 +108,15 @@ class GgufModel:
 
     @classmethod
     def open(cls, path: Path) -> "GgufModel":
-        """Reads the headers of `path` and of the other files of a split model.
+        """Reads the headers of `path` and of the other files of a split model, unless they were read and are unchanged.
 
         Raises:
             ConfigurationError: a file is missing, broken or truncated, or has unsupported content.
         """
-        header = _Header(path)
+        header = _header(path)
         files, tensors = (path, *_siblings(path, header.metadata)), dict(header.tensors)
         for number, file in enumerate(files[1:], 1):
-            part = _Header(file)
+            part = _header(file)
             if part.metadata.get("split.no") != number or tensors.keys() & part.tensors.keys():
                 raise ConfigurationError(f"{file} is not the part that its name states: fetch the model again")
             tensors |= part.tensors
@@ -150,6 +151,21 @@ def model_name(path: Path) -> str:
     """Returns the file's name without the suffix and the part number."""
     match = _SPLIT.fullmatch(path.name)
     return match[1] if match else path.name.removesuffix(SUFFIX)
+
+
+def _header(path: Path) -> "_Header":
+    try:
+        state = path.stat()
+    except OSError:
+        return _Header(path)  # which says what is wrong
+    return _read_once(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=8)
+def _read_once(path: Path, changed_ns: int, size: int) -> "_Header":
+    """Returns the header: a service asks for it several times at its start, and each time takes 0.1 s."""
+    del changed_ns, size
+    return _Header(path)
 
 
 class _Header:
