@@ -89,7 +89,8 @@ def _tokenizer(folder: Path) -> Tokenizer:
     # Imported here, because only a grammar needs transformers, which take a second to load.
     from pagewire.shared.tokenizer import load_tokenizer
 
-    return load_tokenizer(folder).backend_tokenizer
+    found: Tokenizer = load_tokenizer(folder).backend_tokenizer
+    return found
 
 
 def _run(steps: StepLoop, device: Device) -> None:

@@ -35,19 +35,28 @@ FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
 All others are built by `transformers`."""
 
 
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+"""Names of the number of layers in a config.json."""
+MAX_LAYERS = 1024
+"""Maximum layers: each takes memory before its weights are looked for."""
+
+
 def build_model(config: dict[str, Any]) -> CausalLM:
     """Returns the module of a config.json of `FAMILIES`, without memory for its weights (on torch's meta device).
 
     Raises:
-        ConfigurationError: the architecture is not supported.
+        ConfigurationError: the architecture is not supported, or its sizes are impossible.
     """
     common = _common(config)
     build = next((FAMILIES[name] for name in common.architectures if name in FAMILIES), None)
     if build is None:
         names = ", ".join(common.architectures) or "none"
         raise ConfigurationError(f"architecture {names} is not supported, only {', '.join(FAMILIES)}")
-    with torch.device("meta"):
-        return build(config)
+    try:
+        with torch.device("meta"):
+            return build(config)
+    except (TypeError, RuntimeError, OverflowError) as error:  # what torch says of sizes that no tensor can have
+        raise ConfigurationError("config.json has sizes that no model has: fetch the model again") from error
 
 
 def is_native(config: dict[str, Any]) -> bool:
@@ -74,6 +83,10 @@ def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> Cau
 
 def _common(config: dict[str, Any]) -> Common:
     common = parse(Common, config)
+    for name in LAYERS:
+        count = config.get(name)
+        if isinstance(count, int) and count > MAX_LAYERS:
+            raise ConfigurationError(f"config.json has a {name} of more than {MAX_LAYERS}: fetch the model again")
     if common.quantization_config is not None:
         raise ConfigurationError("quantized weights are not supported: use the unquantized model")
     return common

@@ -97,3 +97,17 @@ def test_windows_are_those_of_the_configuration() -> None:
     assert windows("qwen2-sliding", off) == [0, 0]
     assert windows("mistral", config_of("mistral")) == [24, 24]
     assert windows("mistral", config_of("mistral", sliding_window=None)) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"vocab_size": 1 << 70}, "sizes that no model has"),
+        ({"vocab_size": 1 << 60}, "sizes that no model has"),
+        ({"num_hidden_layers": 1 << 20}, "num_hidden_layers of more than 1024"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, int], reason: str) -> None:
+    config = read_config(checkpoint("llama")) | sizes
+    with pytest.raises(ConfigurationError, match=reason):
+        build_model(config)
