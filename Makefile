@@ -40,7 +40,8 @@ kernels: install
 checks: install
 	$(MAKE) --jobs 2 --output-sync lint kernels
 
-BESIDE := -n logical --maxprocesses 4 --dist worksteal
+# One worker more than two cores have: tests of faults wait for half of their time.
+BESIDE := -n 3 --dist worksteal
 
 test: checks
 	$(BIN)/pytest $(BESIDE) -m 'not full and not cuda and not alone'

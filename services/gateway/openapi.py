@@ -71,14 +71,11 @@ SHARED = {
     "stream": "Whether the answer is a stream of events.",
     "stream_options": "`include_usage`: the usage comes at the end; `continuous_usage_stats`: and with every event.",
     "system": "What the model is told ahead of the conversation.",
-    "temperature": "Scale of randomness; 0: greedy.",
     "text": "`format`: a form that the answer must have, such as a JSON schema.",
     "thinking": "Whether the model reasons before it answers, if its chat template lets the request decide.",
     "tokens": "The token ids.",
     "tool_choice": "Whether the model may call tools, must call some, or must call a named one.",
     "tools": "Functions that the model may call.",
-    "top_k": "Samples from the k likeliest tokens; 0 or -1: all tokens.",
-    "top_p": "Samples from the smallest set of likeliest tokens with this probability mass; 1: all tokens.",
     "user": "Whose request it is: users with the same priority take turns.",
 }
 """Meaning of fields that have no description of their own, most of which several routes have."""
@@ -132,6 +129,7 @@ def document() -> dict[str, Any]:
 def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, dict[str, Any], str]]:
     """Returns name, schema and meaning of each field of a request; `sampling`: with vLLM's sampling parameters."""
     rows: dict[str, tuple[str, dict[str, Any], str]] = {}
+    shared = describe(SamplingParams)
     for kind in (request, SamplingParams) if sampling else (request,):
         found, schemas = _components()
         properties = schemas[found[kind]["$ref"].rpartition("/")[2]]["properties"]
@@ -141,7 +139,7 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
-            text = " ".join((texts.get(field.name) or SHARED[field.encode_name]).split())
+            text = " ".join((texts.get(field.name) or shared.get(field.name) or SHARED[field.encode_name]).split())
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
     return list(rows.values())
 
