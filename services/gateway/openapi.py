@@ -15,7 +15,7 @@ from pagewire.services.gateway.request import FIELDS, CompletionRequest
 from pagewire.services.gateway.responses_request import ResponsesRequest
 from pagewire.services.gateway.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 from pagewire.shared.flags import describe
-from pagewire.shared.messages.client import SamplingParams
+from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
 
 class Route(NamedTuple):
@@ -50,35 +50,21 @@ ROUTES = {
 }
 """By path."""
 SHARED = {
-    "add_generation_prompt": "Whether the prompt ends with the beginning of an answer; by default it does.",
-    "cache_salt": "Only requests with the same salt share cached prefixes.",
-    "chat_template_kwargs": "Variables of the chat template, such as `enable_thinking`.",
-    "continue_final_message": "Whether the answer continues the last message.",
     "echo": "Refused unless false: the answer never repeats the conversation.",
     "input": "A text, or the items of the conversation.",
     "instructions": "What the model is told ahead of the conversation.",
     "max_output_tokens": "Maximum number of generated tokens; by default up to the context length.",
-    "max_tokens": "Maximum number of generated tokens.",
-    "messages": "The conversation.",
     "metadata": "OpenAI's has no effect; Anthropic's `user_id` is the `user` of other routes.",
     "model": "Name of the model; may be left out where only one is served.",
-    "parallel_tool_calls": "Whether an answer may have more than one call.",
-    "priority": "Requests with a smaller number are served first; 0 by default.",
-    "prompt": "A text, token ids, or several of either.",
     "reasoning": "How the model reasons, if its chat template lets the request decide.",
-    "request_id": "Chosen by the client: a repeated request with the same id joins the first one.",
     "stop_sequences": "Texts that end the answer.",
-    "stream": "Whether the answer is a stream of events.",
     "stream_options": "`include_usage`: the usage comes at the end; `continuous_usage_stats`: and with every event.",
     "system": "What the model is told ahead of the conversation.",
     "text": "`format`: a form that the answer must have, such as a JSON schema.",
     "thinking": "Whether the model reasons before it answers, if its chat template lets the request decide.",
     "tokens": "The token ids.",
-    "tool_choice": "Whether the model may call tools, must call some, or must call a named one.",
-    "tools": "Functions that the model may call.",
-    "user": "Whose request it is: users with the same priority take turns.",
 }
-"""Meaning of fields that have no description of their own, most of which several routes have."""
+"""Meaning of fields that neither their own struct nor one of the pipeline describes."""
 PLAIN = {
     "/health": "200 while a request would be served, else 503 and the reason.",
     "/readyz": "The same as /health.",
@@ -129,7 +115,7 @@ def document() -> dict[str, Any]:
 def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, dict[str, Any], str]]:
     """Returns name, schema and meaning of each field of a request; `sampling`: with vLLM's sampling parameters."""
     rows: dict[str, tuple[str, dict[str, Any], str]] = {}
-    shared = describe(SamplingParams)
+    described = describe(ChatCompletionRequest) | describe(GenerateRequest) | describe(SamplingParams)
     for kind in (request, SamplingParams) if sampling else (request,):
         found, schemas = _components()
         properties = schemas[found[kind]["$ref"].rpartition("/")[2]]["properties"]
@@ -139,7 +125,7 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
-            text = " ".join((texts.get(field.name) or shared.get(field.name) or SHARED[field.encode_name]).split())
+            text = " ".join((texts.get(field.name) or described.get(field.name) or SHARED[field.encode_name]).split())
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
     return list(rows.values())
 
