@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pagewire.services.gateway.sampling_fields import read_fields
+from pagewire.services.gateway.sampling_fields import converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
@@ -129,10 +129,7 @@ def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
         raise InvalidRequest(f"{name} is not supported yet: leave it out")
     for name in fields.keys() & FREE_FORM:
         check_free_form(name, fields[name])
-    try:
-        return msgspec.convert(fields, MessagesRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a messages request: {error}") from error
+    return converted(fields, MessagesRequest, "messages request")
 
 
 def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from pagewire.services.gateway.request import StreamOptions
-from pagewire.services.gateway.sampling_fields import read_body, split_sampling
+from pagewire.services.gateway.sampling_fields import converted, read_body, split_sampling
 from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
@@ -64,10 +64,7 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompl
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
     own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
-    try:
-        request = msgspec.convert(own, ChatCompletionRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a {_KIND}: {error}") from error
+    request = converted(own, ChatCompletionRequest, _KIND)
     for message in request.messages:
         check_free_form("messages[].tool_calls", message.tool_calls)
     for name in NOT_BUILT:

@@ -5,9 +5,8 @@ from typing import Any
 
 import msgspec
 
-from pagewire.services.gateway.sampling_fields import read_body, split_sampling
+from pagewire.services.gateway.sampling_fields import converted, read_body, split_sampling
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared.errors import InvalidRequest
 
 
 class StreamOptions(msgspec.Struct):
@@ -55,10 +54,7 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[Completio
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
     own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
-    try:
-        request = msgspec.convert(own, CompletionRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a {_KIND}: {error}") from error
+    request = converted(own, CompletionRequest, _KIND)
     if request.use_beam_search:
         sampling["beam_width"] = sampling.get("n", 1)
     if request.echo:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pagewire.services.gateway.sampling_fields import read_fields
+from pagewire.services.gateway.sampling_fields import converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
@@ -74,10 +74,7 @@ def decode(body: bytes, unknown: UnknownFields) -> ResponsesRequest:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
     for name in fields.keys() & FREE_FORM:
         check_free_form(name, fields[name])
-    try:
-        return msgspec.convert(fields, ResponsesRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a responses request: {error}") from error
+    return converted(fields, ResponsesRequest, "responses request")
 
 
 def chat_body(request: ResponsesRequest) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Splits the body of an HTTP request into fields of the route and sampling fields, and drops fields without effect."""
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -10,6 +10,8 @@ from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
+
+T = TypeVar("T")
 
 IGNORED = frozenset(
     {
@@ -101,6 +103,18 @@ def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFi
         if name in FREE_FORM:
             check_free_form(name, value)
     return effective
+
+
+def converted(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
+    """Returns the struct of a route's own fields; `name` is what it is called in errors.
+
+    Raises:
+        InvalidRequest: a field has the wrong type.
+    """
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the body is not a {name}: {error}") from error
 
 
 def read_fields(body: bytes, known: Collection[str], kind: str, unknown: UnknownFields) -> dict[str, Any]:
