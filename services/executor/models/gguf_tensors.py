@@ -13,6 +13,8 @@ import torch
 from gguf import quants
 from torch import Tensor
 
+from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
+from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS, read_config
 from pagewire.shared.gguf.reader import GgufModel, StoredTensor, TensorType
@@ -114,6 +116,14 @@ class GgufTensors:
             parts = [part for name, out in targets.items() for part in self._parts(name, out)]
             for done in [threads.submit(part) for part in parts]:
                 done.result()
+
+    def integers(self, name: str) -> IntegerWeights | None:
+        """See `TensorSource.integers`."""
+        tensor, order = self._stored[name], self.row_order(name)
+        if len(tensor.shape) != 2 or tensor.type.name in PLAIN:
+            return None
+        weights = unpack_integers(self.blocks(name, 0, tensor.rows), tensor.type)
+        return weights if order is None or weights is None else weights.rows(order.argsort())
 
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:
         """Yields functions that each fill a part of `out`."""

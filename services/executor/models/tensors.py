@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewire.services.executor.models.gguf_tensors import open_gguf
+from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf import reader
 
@@ -33,6 +34,15 @@ class TensorSource(Protocol):
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """Fills each tensor of `targets`, which has the shape of the stored one and any floating dtype.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+
+    def integers(self, name: str) -> IntegerWeights | None:
+        """Returns a stored matrix [N, K] as integers, equal to what `read` gives but for rounding.
+
+        None: it is not stored as integers, or in a way that `IntegerWeights` cannot express; `read` has it anyway.
 
         Raises:
             ConfigurationError: a file cannot be read.
@@ -76,6 +86,10 @@ class SafetensorsFiles:
         """See `TensorSource.read`."""
         for name, out in targets.items():
             out.copy_(self._stored[name].get_tensor(name))
+
+    def integers(self, name: str) -> IntegerWeights | None:
+        """See `TensorSource.integers`: tensors of this format are plain numbers."""
+        return None
 
 
 def _open(folder: Path, stack: ExitStack) -> list[Any]:

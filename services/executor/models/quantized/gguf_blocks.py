@@ -1,0 +1,121 @@
+"""Quantized blocks of GGUF files as integers with scales. Layouts: ggml's `ggml-common.h`."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagewire.services.executor.models.quantized.layouts import IntegerWeights
+from pagewire.shared.gguf.reader import TensorType
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+class _Unpacked(NamedTuple):
+    """Codes [blocks, numbers per block]; scales and minima [blocks, groups per block]; see `IntegerWeights`."""
+
+    codes: Bytes
+    bits: int
+    zero: int
+    scales: Floats
+    minima: Floats | None = None
+
+
+def unpack_integers(rows: Bytes, kind: TensorType) -> IntegerWeights | None:
+    """Returns the rows [N, bytes] of a matrix as integers; None if the type does not store integers."""
+    unpack = _UNPACK.get(kind.name)
+    if unpack is None:
+        return None
+    found = unpack(rows.reshape(-1, kind.size))
+
+    def by_row(numbers: Floats | Bytes) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(numbers).reshape(len(rows), -1))
+
+    minima = None if found.minima is None else by_row(found.minima)
+    return IntegerWeights(by_row(found.codes), found.bits, by_row(found.scales), found.zero, minima)
+
+
+def _q4_0(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(_fields(blocks[:, 2:], 16, 4), 4, 8, _half(blocks, 0))
+
+
+def _q4_1(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(_fields(blocks[:, 4:], 16, 4), 4, 0, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(blocks: Bytes) -> _Unpacked:
+    codes = _fields(blocks[:, 6:], 16, 4) | _fields(blocks[:, 2:6], 1, 1) << 4
+    return _Unpacked(codes, 5, 16, _half(blocks, 0))
+
+
+def _q5_1(blocks: Bytes) -> _Unpacked:
+    codes = _fields(blocks[:, 8:], 16, 4) | _fields(blocks[:, 4:8], 1, 1) << 4
+    return _Unpacked(codes, 5, 0, _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(blocks[:, 2:] ^ np.uint8(128), 8, 128, _half(blocks, 0))
+
+
+def _q2_k(blocks: Bytes) -> _Unpacked:
+    factors = _fields(blocks[:, :16], 1, 4).reshape(-1, 16, 2)
+    scales, minima = _half(blocks, 80) * factors[:, :, 0], -_half(blocks, 82) * factors[:, :, 1]
+    return _Unpacked(_fields(blocks[:, 16:80], 32, 2), 4, 0, scales, minima)
+
+
+def _q3_k(blocks: Bytes) -> _Unpacked:
+    codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << 2
+    factors = _fields(blocks[:, 96:104], 8, 4) | _fields(blocks[:, 104:108], 4, 2) << 4
+    return _Unpacked(codes, 4, 4, _half(blocks, 108) * (factors.astype(np.float32) - 32))
+
+
+def _q4_k(blocks: Bytes) -> _Unpacked:
+    return _Unpacked(_fields(blocks[:, 16:], 32, 4), 4, 0, *_k_factors(blocks))
+
+
+def _q5_k(blocks: Bytes) -> _Unpacked:
+    codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << 4
+    return _Unpacked(codes, 5, 0, *_k_factors(blocks))
+
+
+def _q6_k(blocks: Bytes) -> _Unpacked:
+    codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << 4
+    factors = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
+    return _Unpacked(codes, 6, 32, _half(blocks, 208) * factors)
+
+
+_UNPACK: Mapping[str, Callable[[Bytes], _Unpacked]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}
+
+
+def _k_factors(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Returns scales and minima of Q4_K and Q5_K: two halves, eight pairs of six bits, whose last four are split."""
+    low, high, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate((low & 63, rest & 15 | low >> 6 << 4), axis=1)
+    minima = np.concatenate((high & 63, rest >> 4 | high >> 6 << 4), axis=1)
+    return _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+
+
+def _fields(packed: Bytes, run: int, bits: int) -> Bytes:
+    """Returns numbers of `bits`: of each `run` of bytes first all low bits, then all of the next bits, and so on."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields = packed.reshape(len(packed), -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(len(packed), -1)
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    """Returns the float16 number at a byte of each block, [blocks, 1]."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)

@@ -1,0 +1,83 @@
+"""Weights as small integers with scales: the one form into which every format of quantized integers is read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BITS = (4, 5, 6, 8)
+"""Sizes of a code that the CPU kernels keep packed. Smaller codes are stored in four bits."""
+SMALLEST_GROUP = 16
+GROUP = 32
+"""Groups are of 16 inputs, of a multiple of 32, or a whole row."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerWeights:
+    """The weights [N, K] of a matrix product with N outputs and K inputs.
+
+    With g = k // group_size, weight[n, k] = scales[n, g] * (codes[n, k] - zero) + minima[n, g].
+
+    Raises:
+        ValueError: the tensors do not fit together, or the kernels have no such group size or number of bits.
+    """
+
+    codes: Tensor
+    """uint8 [N, K], each below 2**bits."""
+    bits: int
+    """One of `BITS`."""
+    scales: Tensor
+    """float32 [N, groups]."""
+    zero: int = 0
+    """The code of 0 without minima, for all groups: 8 for symmetric codes of four bits, 128 for eight."""
+    minima: Tensor | None = None
+    """float32 [N, groups]; None: all are 0."""
+
+    def __post_init__(self) -> None:
+        outputs, inputs = self.codes.shape
+        groups = self.scales.shape[1]
+        if self.bits not in BITS or self.codes.dtype != torch.uint8 or not 0 <= self.zero < 1 << self.bits:
+            raise ValueError(f"codes of {self.bits} bits in {self.codes.dtype} around {self.zero} are not supported")
+        if self.scales.shape[0] != outputs or inputs % groups or not is_group_size(inputs // groups, inputs):
+            raise ValueError(f"scales of shape {list(self.scales.shape)} do not fit weights {[outputs, inputs]}")
+        if self.minima is not None and self.minima.shape != self.scales.shape:
+            raise ValueError(f"minima of shape {list(self.minima.shape)}, scales of {list(self.scales.shape)}")
+
+    @classmethod
+    def with_zeros(cls, codes: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> "IntegerWeights":
+        """Returns weights with a zero per group: scales[n, g] * (codes[n, k] - zeros[n, g]).
+
+        Args:
+            codes: see `codes`.
+            bits: see `bits`.
+            scales: see `scales`.
+            zeros: integers [N, groups] of any dtype, from 0 to 2**bits.
+        """
+        first = int(zeros.flatten()[0])
+        if first < 1 << bits and bool((zeros == first).all()):
+            return cls(codes, bits, scales, first)
+        return cls(codes, bits, scales, 0, -zeros.float() * scales)
+
+    @property
+    def group_size(self) -> int:
+        """Number of inputs that share a scale."""
+        return self.codes.shape[1] // self.scales.shape[1]
+
+    def rows(self, order: Tensor) -> "IntegerWeights":
+        """Returns the rows at the indices `order`."""
+        minima = None if self.minima is None else self.minima[order]
+        return IntegerWeights(self.codes[order], self.bits, self.scales[order], self.zero, minima)
+
+    def dequantize(self) -> Tensor:
+        """Returns the weights as float32 [N, K]."""
+        outputs, inputs = self.codes.shape
+        groups = self.codes.view(outputs, -1, self.group_size).float().sub_(self.zero)
+        groups *= self.scales[:, :, None]
+        if self.minima is not None:
+            groups += self.minima[:, :, None]
+        return groups.view(outputs, inputs)
+
+
+def is_group_size(size: int, inputs: int) -> bool:
+    """Returns whether the kernels support groups of `size` among `inputs` in a row."""
+    return size in (SMALLEST_GROUP, inputs) or size % GROUP == 0
