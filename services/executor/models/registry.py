@@ -12,6 +12,7 @@ from pagewire.services.executor.models.llama import LlamaConfig
 from pagewire.services.executor.models.mistral import MistralConfig
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.opt import OPT, OPTConfig
+from pagewire.services.executor.models.quantized.packing import Packing
 from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
 from pagewire.services.executor.models.weights import load_weights
@@ -64,8 +65,10 @@ def is_native(config: dict[str, Any]) -> bool:
     return any(name in FAMILIES for name in parse(Common, config).architectures)
 
 
-def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
+def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting, packing: Packing | None = None) -> CausalLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
+
+    With `packing`, which only a model of `FAMILIES` supports, matrices of integers are packed for the CPU kernels.
 
     Raises:
         ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
@@ -77,7 +80,7 @@ def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> Cau
 
         return load_decoder(folder, config, weights_dtype(dtype, common))
     model = build_model(config)
-    load_weights(model, folder, weights_dtype(dtype, common))
+    load_weights(model, folder, weights_dtype(dtype, common), packing)
     return model.eval()
 
 

@@ -1,6 +1,6 @@
 """Loads the tensors of a checkpoint into a model, by name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import torch
 
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.quantized.packing import Packing, pack_matrices
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
 from pagewire.shared.errors import ConfigurationError
 
@@ -24,10 +25,11 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
+def load_weights(model: CausalLM, path: Path, dtype: torch.dtype, packing: Packing | None = None) -> None:
     """Loads parameters of `dtype` from a folder or a GGUF file into `model`, which was built on the meta device.
 
     Each parameter is allocated in CPU memory once and filled from the file, so the checkpoint is never in memory twice.
+    With `packing`, matrices that are integers do not become parameters: see `pack_matrices`.
 
     Raises:
         ConfigurationError: files are missing or broken, or a tensor is missing, unexpected, or of another shape.
@@ -39,14 +41,20 @@ def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
         _refuse("misses", places.keys() - stored)
         _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
         _check(source, places)
+        if tied:
+            _check_head(source, places, model, dtype)
+        if packing is not None:
+            pack_matrices(model, source, _parts(places), dtype, packing)
         state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
         source.read(
-            {name: state[place.parameter].narrow(0, place.first, place.shape[0]) for name, place in places.items()}
+            {
+                name: state[place.parameter].narrow(0, place.first, place.shape[0])
+                for name, place in places.items()
+                if place.parameter in state
+            }
         )
         model.load_state_dict(state, assign=True)
         model.requires_grad_(requires_grad=False)
-        if tied:
-            _check_head(source, model.embedding)
 
 
 def _places(model: CausalLM) -> Iterator[tuple[str, Place]]:
@@ -70,12 +78,23 @@ def _check(source: TensorSource, places: dict[str, Place]) -> None:
             raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json needs {list(place.shape)}")
 
 
-def _check_head(source: TensorSource, embedding: torch.Tensor) -> None:
+def _parts(places: Mapping[str, Place]) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    """Returns the names and shapes of the tensors that each parameter consists of, in order."""
+    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, place in places.items():
+        parts.setdefault(place.parameter, {})[name] = place.shape
+    return parts
+
+
+def _check_head(source: TensorSource, places: Mapping[str, Place], model: CausalLM, dtype: torch.dtype) -> None:
     """Checks that a stored output matrix equals the embedding, which is used instead."""
+    embedding = model.embedding
+    (parameter,) = (name for name, value in model.named_parameters() if value is embedding)
+    (stored,) = (name for name, place in places.items() if place.parameter == parameter)
     if source.shape(HEAD) == tuple(embedding.shape):
-        head = torch.empty_like(embedding)
-        source.read({HEAD: head})
-        if torch.equal(head, embedding):
+        both = {name: torch.empty(embedding.shape, dtype=dtype) for name in (HEAD, stored)}
+        source.read(both)
+        if torch.equal(both[HEAD], both[stored]):
             return
     raise ConfigurationError(f"{HEAD} differs from the embedding although config.json ties the two")
 
