@@ -61,7 +61,7 @@ def pack_matrices(
         if looked_up:
             if head is None:
                 model.lm_head = replacement
-            replacement = Embedding(packed, embedding.detach(), packing.kernels)
+            replacement = Embedding(packed, embedding.detach().to(dtype), packing.kernels)
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, replacement)
     if packer.matrices:
