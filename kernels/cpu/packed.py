@@ -125,7 +125,8 @@ def _one(weights: Weights, **tensors: Tensor | None) -> Packed:
 
 def _together(quads: Tensor, bits: int) -> Tensor:
     """Returns codes of `bits` [panels, chunks, quads, bytes] with as many quads in a byte as fit, the first lowest."""
-    several = quads.unflatten(2, (-1, 8 // bits))
+    panels, chunks, count, size = quads.shape
+    several = quads.reshape(panels, chunks, count * bits // 8, 8 // bits, size)
     packed = several[:, :, :, 0].clone()
     for at in range(1, 8 // bits):
         packed |= several[:, :, :, at] << bits * at
