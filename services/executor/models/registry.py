@@ -12,7 +12,7 @@ from pagewire.services.executor.models.llama import LlamaConfig
 from pagewire.services.executor.models.mistral import MistralConfig
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.opt import OPT, OPTConfig
-from pagewire.services.executor.models.quantized.packing import Packing
+from pagewire.services.executor.models.packing import Packing
 from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
 from pagewire.services.executor.models.weights import load_weights

@@ -8,7 +8,7 @@ import torch
 
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.quantized.packing import Packing, pack_matrices
+from pagewire.services.executor.models.packing import Packing, pack_matrices
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
 from pagewire.shared.errors import ConfigurationError
 
