@@ -14,7 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-class Scheduler(LoadScopeScheduling):
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # its package has no types
     """Gives workers one test at a time, but a module whose tests share a fixture as a whole: it is made once."""
 
     def _split_scope(self, nodeid: str) -> str:
