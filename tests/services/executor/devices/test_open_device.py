@@ -2,9 +2,11 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from pagewire.kernels.cpu import build
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
 from pagewire.shared.config import load
@@ -108,3 +110,14 @@ def test_a_pool_larger_than_the_machine_is_refused_before_it_is_allocated() -> N
 
 def test_free_memory_is_plausible() -> None:
     assert 0 < free_memory() < 1 << 50
+
+
+@pytest.mark.parametrize("device", ["cuda", "sim:h100"])
+def test_only_a_cpu_rounds_weights(device: str) -> None:
+    refused = refusal(checkpoint("llama"), device=device, quantization="int8")
+    assert f"device {device} does not support quantization int8: set it to auto" in refused
+
+
+def test_weights_are_rounded_for_compiled_kernels_only() -> None:
+    with patch.object(build, "load", side_effect=build.NotBuilt("there is no compiler")):
+        assert "quantization int4 needs the compiled CPU kernels" in refusal(checkpoint("llama"), quantization="int4")
