@@ -12,6 +12,7 @@ from pagewire.services.executor.models.llama import LlamaConfig
 from pagewire.services.executor.models.mistral import MistralConfig
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.opt import OPT, OPTConfig
+from pagewire.services.executor.models.quantized.formats import find_format, read_quantization
 from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
 from pagewire.services.executor.models.weights import load_weights
@@ -70,14 +71,16 @@ def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> Cau
     Raises:
         ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
     """
-    common = _common(config)
+    common, quantization = _common(config), read_quantization(folder, config)
+    if quantization is not None:
+        find_format(quantization)
     if not is_native(config) and folder.suffix != SUFFIX:
         # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
         from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 
-        return load_decoder(folder, config, weights_dtype(dtype, common))
+        return load_decoder(folder, config, weights_dtype(dtype, common), quantization)
     model = build_model(config)
-    load_weights(model, folder, weights_dtype(dtype, common))
+    load_weights(model, folder, weights_dtype(dtype, common), quantization)
     return model.eval()
 
 
@@ -87,6 +90,4 @@ def _common(config: dict[str, Any]) -> Common:
         count = config.get(name)
         if isinstance(count, int) and count > MAX_LAYERS:
             raise ConfigurationError(f"config.json has a {name} of more than {MAX_LAYERS}: fetch the model again")
-    if common.quantization_config is not None:
-        raise ConfigurationError("quantized weights are not supported: use the unquantized model")
     return common

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,18 +24,20 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
+def load_weights(model: CausalLM, path: Path, dtype: torch.dtype, quantization: dict[str, Any] | None = None) -> None:
     """Loads parameters of `dtype` from a folder or a GGUF file into `model`, which was built on the meta device.
+
+    `quantization` is the `quantization_config` of the folder.
 
     Each parameter is allocated in CPU memory once and filled from the file, so the checkpoint is never in memory twice.
 
     Raises:
         ConfigurationError: files are missing or broken, or a tensor is missing, unexpected, or of another shape.
     """
-    with open_tensors(path) as source:
+    with open_tensors(path, quantization) as source:
         places, stored = dict(_places(model)), set(source.names())
         tied = model.lm_head is None and HEAD in stored
-        unknown = {name for name in stored - places.keys() if not name.endswith(DERIVED)}
+        unknown = {name for name in stored - places.keys() if not _is_idle(source, name)}
         _refuse("misses", places.keys() - stored)
         _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
         _check(source, places)
@@ -47,6 +49,18 @@ def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
         model.requires_grad_(requires_grad=False)
         if tied:
             _check_head(source, model.embedding)
+
+
+def _is_idle(source: TensorSource, name: str) -> bool:
+    """Returns whether a tensor that the model lacks would change nothing.
+
+    Tools for GPTQ write a bias of zeros for every product.
+    """
+    if name.endswith(".bias"):
+        bias = torch.empty(source.shape(name))
+        source.read({name: bias})
+        return not bias.any()
+    return name.endswith(DERIVED)
 
 
 def _places(model: CausalLM) -> Iterator[tuple[str, Place]]:
