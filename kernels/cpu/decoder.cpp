@@ -7,25 +7,25 @@
 #include "kernels.hpp"
 #include "vector.hpp"
 
-struct Weights {
-    const void* packed;
-    const float* bias;  // or null
-    int64_t inputs, outputs;
+// Weights side by side, which multiply the same inputs.
+struct Matrix {
+    const Weights* parts;
+    int64_t count, inputs, outputs;
 };
 
 struct Layer {
     const float *input_norm, *post_attention_norm, *q_norm, *k_norm;  // the last two may be null
-    Weights qkv, o, gate_up, down;
+    Matrix qkv, o, gate_up, down;
     int64_t window;  // see `Shape`
 };
 
 struct Decoder {
     const Layer* layers;
     int64_t count, width, heads, kv_heads, dim, block_size;
-    const void* embedding;      // [vocabulary, width]
+    const Weights* embedding;   // [vocabulary, width]
     const float *norm, *table;  // norm after the last layer; cosines and sines by position
     double eps;
-    int64_t dtype, threads;  // `dtype` applies to embedding, weights and KV
+    int64_t dtype, threads;  // `dtype` applies to the KV
 };
 
 struct Pool {
@@ -52,7 +52,7 @@ public:
         normed = allocate(tokens * model.width);
         delta = allocate(tokens * model.width);
         x = allocate(tokens * model.width);
-        embed(model.embedding, model.dtype, ids, x.get(), tokens, model.width, model.threads);
+        embed(model.embedding, ids, x.get(), tokens, model.threads);
     }
 
     void layer(const Layer& layer, const Pool& pool, bool first) {
@@ -74,10 +74,9 @@ private:
         rms_norm(x.get(), model.width, delta, weight, model.eps, out, model.width, tokens, 1, model.width, model.threads);
     }
 
-    void linear(const float* in, const Weights& weights, float* out) {
+    void linear(const float* in, const Matrix& matrix, float* out) {
         double began = now();
-        ::linear(in, weights.packed, model.dtype, weights.bias, out, tokens, weights.inputs, weights.outputs,
-                 model.threads);
+        ::linear(in, matrix.parts, matrix.count, out, tokens, matrix.outputs, model.threads);
         seconds[0] += now() - began;
     }
 

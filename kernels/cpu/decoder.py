@@ -2,13 +2,14 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_double, c_int64, c_void_p
+from ctypes import POINTER, addressof, byref, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.kernels import DTYPES, Batch, CpuKernels, Packed
+from pagewire.kernels.cpu.kernels import Batch, CpuKernels
+from pagewire.kernels.cpu.packed import DTYPES, Packed
 
 Pool = tuple[Tensor, Tensor]
 """Keys and values of a layer: see `CpuKernels.attend`."""
@@ -30,14 +31,14 @@ class Layer:
     """Number of positions that a query sees, its own included; 0: all."""
 
 
-class _Weights(ctypes.Structure):
-    _fields_ = (("packed", c_void_p), ("bias", c_void_p), ("inputs", c_int64), ("outputs", c_int64))
+class _Matrix(ctypes.Structure):
+    _fields_ = (("parts", c_void_p), ("count", c_int64), ("inputs", c_int64), ("outputs", c_int64))
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
-        *((name, _Weights) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, _Matrix) for name in ("qkv", "o", "gate_up", "down")),
         ("window", c_int64),
     )
 
@@ -66,17 +67,14 @@ class CompiledDecoder:
     def __init__(
         self,
         kernels: CpuKernels,
-        embedding: Tensor,
+        embedding: Packed,
         layers: Sequence[Layer],
         norm: Tensor,
         table: Tensor,
         eps: float,
         heads: int,
     ) -> None:
-        """`embedding` [V, D] is contiguous and has the pools' dtype.
-
-        `norm` [D] follows the last layer, `table` is as for `CpuKernels.rotate`, `heads` counts query heads.
-        """
+        """`norm` [D] follows the last layer, `table` is as for `CpuKernels.rotate`, `heads` counts query heads."""
         self.seconds = (c_double * 2)()
         self._kernels = kernels
         self._tensors = (embedding, list(layers), norm, table)  # keeps alive what the structs point to
@@ -85,7 +83,7 @@ class CompiledDecoder:
             "layers": self._layers,
             "count": len(layers),
             "width": len(norm),
-            "embedding": embedding.data_ptr(),
+            "embedding": addressof(embedding.parts),
             "heads": heads,
             "dim": layers[0].o.inputs // heads,
             "norm": norm.data_ptr(),
@@ -127,11 +125,11 @@ class CompiledDecoder:
 def _layer(layer: Layer) -> _Layer:
     norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
     weights = (layer.qkv, layer.o, layer.gate_up, layer.down)
-    return _Layer(*map(_pointer, norms), *map(_weights, weights), layer.window)
+    return _Layer(*map(_pointer, norms), *map(_matrix, weights), layer.window)
 
 
-def _weights(packed: Packed) -> _Weights:
-    return _Weights(packed.panels.data_ptr(), _pointer(packed.bias), packed.inputs, packed.outputs)
+def _matrix(packed: Packed) -> _Matrix:
+    return _Matrix(addressof(packed.parts), len(packed.parts), packed.inputs, packed.outputs)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -5,13 +5,26 @@
 
 #include "vector.hpp"
 
-enum Dtype { F32, BF16, F16 };  // dtypes of weights and KV
+enum Kind { F32, BF16, F16, INT4, INT5, INT6, INT8 };  // what weights are; the first three also of tables and KV
 
 constexpr int64_t NOT_FINITE = -2;  // in place of a token, as in `pagewire.shared.sampling`
 
 using Buffer = std::unique_ptr<float[]>;  // uninitialised, unlike a vector
 
 inline Buffer allocate(int64_t count) { return Buffer(new float[count]); }
+
+// The weights of a matrix product in the layout of `CpuKernels.pack` or `CpuKernels.pack_integers`.
+struct Weights {
+    const void* panels;
+    const float* bias;  // [panels, PANEL] or null
+    int64_t inputs, outputs;
+    int64_t kind;
+    // Of integers: weight = scale * (code - zero) + minimum.
+    int64_t zero;
+    int64_t group;                  // inputs that share a scale
+    const void *scales, *minima;    // [panels, groups, PANEL]; minima may be null
+    int64_t scales_dtype, minima_dtype;
+};
 
 struct Batch {
     const int64_t *slots, *num_computed_tokens, *query_lens;  // one entry per row
@@ -39,18 +52,18 @@ struct Inputs {
 
 extern "C" {
 
+// Writes the rows `ids` of a table [outputs, inputs]. Floats are contiguous, integers as for a matrix product.
+void embed(const Weights* table, const int64_t* ids, float* out, int64_t rows, int threads);
+
 // See layers.cpp.
-void embed(const void* table, int dtype, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads);
 void rms_norm(float* x, int64_t stride, const float* delta, const float* weight, float eps, float* out,
               int64_t out_stride, int64_t rows, int64_t count, int64_t width, int threads);
 void rotate(float* x, int64_t stride, const float* table, const int64_t* positions, int64_t rows, int64_t heads,
             int64_t dim, int threads);
 void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
 
-// x [rows, inputs] -> out [rows, outputs]. `packed` has the layout of `CpuKernels.pack`; `bias` is
-// [panels, panel_width()] or null.
-void linear(const float* x, const void* packed, int dtype, const float* bias, float* out, int64_t rows, int64_t inputs,
-            int64_t outputs, int threads);
+// x [rows, inputs] -> out, rows of which are `stride` apart: the outputs of one part after the other.
+void linear(const float* x, const Weights* parts, int64_t count, float* out, int64_t rows, int64_t stride, int threads);
 
 // Writes k and v to the pool, then computes attention. `keys` and `values` have the shapes of `CpuKernels.pool_shapes`.
 void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values);

@@ -1,27 +1,23 @@
 """The compiled CPU kernels as functions of tensors.
 
-All of them compute in float32, for any dtype of weights and KV, except for products in bf16: see `CpuKernels.paired`.
+All of them compute in float32, for any dtype of weights and KV, except for products in bf16, see `CpuKernels.paired`,
+and with weights as integers, for which the other factor is rounded to int8 in chunks of 32.
 """
 
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, addressof, byref, c_char, c_double, c_float, c_int, c_int64, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention
+from pagewire.kernels.cpu.packed import DTYPES, Packed, pack_floats, pack_integers
 
 Int64 = npt.NDArray[np.int64]
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Numbers of the dtypes of weights and KV in the kernels."""
-
 
 class Batch(ctypes.Structure):
     """The rows of one step; see `batch_of`."""
@@ -81,19 +77,6 @@ class SamplingTable(ctypes.Structure):
     _fields_ = (("records", c_void_p), ("stop_ids", c_void_p), ("stop_width", c_int64), ("edits", c_void_p))
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The weights of a matrix product in the kernel's layout."""
-
-    panels: Tensor
-    """[panels, inputs, outputs per panel], padded with zeros. In bf16 the outputs of a panel's halves alternate, or the
-    shape is [panels, pairs of inputs, outputs per panel times 2] where the CPU multiplies pairs."""
-    bias: Tensor | None
-    """float32 [panels, outputs per panel], padded with zeros."""
-    inputs: int
-    outputs: int
-
-
 class CpuKernels:
     """The kernels of a loaded library.
 
@@ -107,17 +90,16 @@ class CpuKernels:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads
         self._library = library
-        self._panel, self._lanes = int(library.panel_width()), int(library.lanes())
+        self._lanes = int(library.lanes())
         self.paired = int(library.paired())
-        self._embed = self.function("embed", [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int])
+        self._embed = self.function("embed", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
         self._rms_norm = self.function(
             "rms_norm", [c_void_p, c_int64, *[c_void_p] * 2, c_float, c_void_p, *[c_int64] * 4, c_int]
         )
         self._rotate = self.function("rotate", [c_void_p, c_int64, c_void_p, c_void_p, *[c_int64] * 3, c_int])
         self._silu_mul = self.function("silu_mul", [c_void_p, c_void_p, c_int64, c_int64, c_int])
-        product = [c_void_p, c_void_p, c_int, c_void_p, c_void_p, *[c_int64] * 3, c_int]
-        self._linear = self.function("linear", product)
-        self._linear_argmax = self.function("linear_argmax", product)
+        self._linear = self.function("linear", [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int])
+        self._linear_argmax = self.function("linear_argmax", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
         self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
         rows = [c_void_p, c_int64, POINTER(SamplingTable), c_void_p, c_void_p, c_int64]
         self._edit_logits = self.function("edit_logits", [*rows, c_int])
@@ -142,12 +124,10 @@ class CpuKernels:
         keys = (blocks, layer.kv_heads, -(-layer.head_size // together), block_size, together)
         return keys, (blocks, layer.kv_heads, -(-block_size // together), filled, together)
 
-    def embed(self, table: Tensor, ids: Tensor) -> Tensor:
-        """Returns float32 rows [T, D], by int64 `ids` [T], of a contiguous table [V, D] in any dtype of weights."""
-        rows, width = len(ids), table.shape[1]
-        out = torch.empty(rows, width)
-        pointers = table.data_ptr(), DTYPES[table.dtype], ids.data_ptr(), out.data_ptr()
-        self._embed(*pointers, rows, width, self.threads)
+    def embed(self, table: Packed, ids: Tensor) -> Tensor:
+        """Returns float32 rows [T, D], by int64 `ids` [T], of `packed.table` or of packed integers."""
+        out = torch.empty(len(ids), table.inputs)
+        self._embed(table.parts, ids.data_ptr(), out.data_ptr(), len(ids), self.threads)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -173,46 +153,35 @@ class CpuKernels:
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:
         """Returns a packed copy of the weights [outputs, inputs], in their own dtype."""
-        outputs, inputs = weight.shape
-        narrow = weight.dtype == torch.bfloat16
-        together = self.paired if narrow else 1
-        padding = -outputs % self._panel
-        padded = F.pad(weight, (0, -inputs % together, 0, padding))
-        panels = padded.reshape(-1, 2, self._lanes, padded.shape[1] // together, together)
-        if narrow and together == 1:
-            panels = panels.transpose(1, 2)
-        packed = panels.permute(0, 3, 1, 2, 4).clone(memory_format=torch.contiguous_format)
-        if bias is not None:
-            bias = F.pad(bias.float(), (0, padding)).view(-1, self._panel)
-        return Packed(packed.flatten(2), bias, inputs, outputs)
+        return pack_floats(weight, bias, self._lanes, self.paired)
+
+    def pack_integers(
+        self,
+        codes: Tensor,
+        bits: int,
+        scales: Tensor,
+        zero: int = 0,
+        minima: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Packed:
+        """See `packed.pack_integers`."""
+        return pack_integers(codes, bits, scales, zero, minima, bias, self._lanes)
 
     def linear(self, x: Tensor, weights: Packed, out: Tensor | None = None) -> Tensor:
         """Returns [T, inputs] -> [T, outputs], in `out` if given. A row's result does not depend on the other rows."""
         out = torch.empty(len(x), weights.outputs) if out is None else out
-        self._multiply(self._linear, x, weights, out.data_ptr())
+        x, parts = x.contiguous(), weights.parts
+        self._linear(x.data_ptr(), parts, len(parts), out.data_ptr(), len(x), weights.outputs, self.threads)
         return out
 
     def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
-        """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones.
+        """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones, for weights of one part.
 
         A row with NaN, or whose largest output is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
         """
-        out = np.empty(x.shape[0], np.int64)
-        self._multiply(self._linear_argmax, x, weights, address(out))
+        out, x = np.empty(len(x), np.int64), x.contiguous()
+        self._linear_argmax(x.data_ptr(), weights.parts, address(out), len(x), self.threads)
         return out
-
-    def _multiply(self, product: Callable[..., None], x: Tensor, weights: Packed, out: int) -> None:
-        x, panels, bias = x.contiguous(), weights.panels, weights.bias
-        product(
-            x.data_ptr(),
-            panels.data_ptr(),
-            DTYPES[panels.dtype],
-            None if bias is None else bias.data_ptr(),
-            out,
-            *x.shape,
-            weights.outputs,
-            self.threads,
-        )
 
     def attend(
         self,

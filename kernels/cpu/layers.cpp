@@ -1,6 +1,5 @@
-// The layers of a model other than matrix products and attention: embedding, normalisation, rotation, activation.
+// The layers of a model other than matrix products and attention: normalisation, rotation, activation.
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels.hpp"
@@ -9,23 +8,7 @@
 
 constexpr int64_t FEW = 1 << 14;  // numbers below which starting a helper thread takes longer than the work
 
-template <typename T>
-void embed(const T* table, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads) {
-    parallel(rows, FEW / width, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++)
-            for (int64_t j = 0; j < width; j += LANES)
-                store_some(out + i * width + j, load_some(table + ids[i] * width + j, width - j), width - j);
-    });
-}
-
 extern "C" {
-
-// Copies the rows `ids` of `table` [vocabulary, width].
-void embed(const void* table, int dtype, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads) {
-    if (dtype == BF16) embed((const Bf16*)table, ids, out, rows, width, threads);
-    else if (dtype == F16) embed((const _Float16*)table, ids, out, rows, width, threads);
-    else embed((const float*)table, ids, out, rows, width, threads);
-}
 
 // RMSNorm of `count` heads in each of `rows` rows, which are `stride` numbers apart. A `delta`, contiguous
 // [rows, count, width] or null, is added to x first.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pagewire.kernels import attention_layer
 from pagewire.kernels.cpu.decoder import CompiledDecoder, Layer, Pool
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels, Int64
+from pagewire.kernels.cpu.packed import table
 from pagewire.services.executor.models.decoder import DecoderLM
 from pagewire.services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
@@ -93,11 +94,12 @@ class Embedding(nn.Module):
     def __init__(self, plain: nn.Embedding, kernels: CpuKernels) -> None:
         super().__init__()
         self.weight = plain.weight
+        self.rows = table(plain.weight)
         self._kernels = kernels
 
     def forward(self, ids: Tensor) -> Tensor:
         """[T] -> [T, D]."""
-        return self._kernels.embed(self.weight, ids)
+        return self._kernels.embed(self.rows, ids)
 
 
 class Norm(nn.Module):
@@ -213,7 +215,8 @@ def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
     rotary: Any = decoder.rotary
     first: Any = decoder.layers[0]
     heads = first.self_attn.heads
-    return CompiledDecoder(kernels, model.embedding, layers, norm.weight, rotary.table, norm.eps, heads)
+    embedding: Any = decoder.embed_tokens
+    return CompiledDecoder(kernels, embedding.rows, layers, norm.weight, rotary.table, norm.eps, heads)
 
 
 def _layer(layer: Any, window: int) -> Layer:

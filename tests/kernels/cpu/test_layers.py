@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.cpu.kernels import DTYPES, CpuKernels
+from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.kernels.cpu.packed import DTYPES, table
 
 sizes = st.integers(1, 70)
 
@@ -20,8 +21,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 @settings(max_examples=40, deadline=None)
 @given(ids=st.lists(st.integers(0, 49), min_size=1, max_size=70), width=sizes, dtype=st.sampled_from([*DTYPES]))
 def test_embed(kernels: CpuKernels, ids: list[int], width: int, dtype: torch.dtype) -> None:
-    table = random(50, width).to(dtype)
-    assert torch.equal(kernels.embed(table, torch.tensor(ids)), table[ids].float())
+    rows = random(50, width).to(dtype)
+    assert torch.equal(kernels.embed(table(rows), torch.tensor(ids)), rows[ids].float())
 
 
 @settings(max_examples=40, deadline=None)

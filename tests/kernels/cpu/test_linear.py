@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.cpu.kernels import DTYPES, CpuKernels
+from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.kernels.cpu.packed import DTYPES
 from pagewire.shared.sampling import NOT_FINITE
 
 

@@ -1,0 +1,63 @@
+// The embedding of tokens: rows of a table.
+
+#include <algorithm>
+
+#include "integers.hpp"
+#include "kernels.hpp"
+#include "parallel.hpp"
+#include "vector.hpp"
+
+namespace {
+
+constexpr int64_t FEW = 1 << 14;  // numbers below which starting a helper thread takes longer than the work
+
+template <typename T>
+void copy_row(const Weights& table, int64_t id, float* out) {
+    const T* row = (const T*)table.panels + id * table.inputs;
+    for (int64_t j = 0; j < table.inputs; j += LANES)
+        store_some(out + j, load_some(row + j, table.inputs - j), table.inputs - j);
+}
+
+float number(const void* numbers, int64_t dtype, int64_t at) {
+    return dtype == F16 ? to_float(((const _Float16*)numbers)[at]) : ((const float*)numbers)[at];
+}
+
+// Computes the weights of one output, in the layout of integers.hpp.
+template <int BITS>
+void unpack_row(const Weights& table, int64_t id, float* out) {
+    int64_t panel = id / PANEL, output = id % PANEL, half = output / LANES, lane = output % LANES;
+    int64_t chunks = (table.inputs + CHUNK - 1) / CHUNK, groups = (table.inputs + table.group - 1) / table.group;
+    const uint8_t* codes = (const uint8_t*)table.panels + panel * chunks * Codes<BITS>::SIZE;
+    for (int64_t k = 0; k < table.inputs; k++) {
+        int64_t at = (panel * groups + k / table.group) * PANEL + output;
+        int32_t code = Codes<BITS>::one(codes + k / CHUNK * Codes<BITS>::SIZE, k % CHUNK, half, lane);
+        out[k] = number(table.scales, table.scales_dtype, at) * (code - table.zero);
+        if (table.minima) out[k] += number(table.minima, table.minima_dtype, at);
+    }
+}
+
+using CopyRow = void (*)(const Weights& table, int64_t id, float* out);
+
+CopyRow copier(int64_t kind) {
+    switch (kind) {
+    case BF16: return copy_row<Bf16>;
+    case F16: return copy_row<_Float16>;
+    case INT4: return unpack_row<4>;
+    case INT5: return unpack_row<5>;
+    case INT6: return unpack_row<6>;
+    case INT8: return unpack_row<8>;
+    default: return copy_row<float>;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void embed(const Weights* table, const int64_t* ids, float* out, int64_t rows, int threads) {
+    CopyRow copy = copier(table->kind);
+    parallel(rows, FEW / table->inputs, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) copy(*table, ids[i], out + i * table->inputs);
+    });
+}
+}

@@ -1,0 +1,75 @@
+// Matrix products with weights in floating point, accumulated in float32.
+//
+// A panel stores the weights of its outputs input by input, so that the innermost loop loads two registers and
+// multiplies them with one number of each row. Every output is summed in the order of the inputs for any number of rows,
+// so that a row's result does not depend on the other rows.
+//
+// Where the CPU multiplies pairs of bf16 numbers, rows are rounded to bf16 for weights in bf16, and an input is a pair.
+#pragma once
+
+#include "product.hpp"
+
+// Loads two registers of weights, in the layout of `CpuKernels.pack`: one after the other.
+template <typename W>
+inline auto load_weights(const W* p) {
+    return std::pair(load(p), load(p + LANES));
+}
+
+// Weights in bf16 that are widened alternate between the two registers, so that one register is a shift and the other a
+// mask.
+inline auto load_weights(const Bf16* p) {
+    Int both;
+    std::memcpy(&both, p, sizeof both);
+    return std::pair((Vec)(both << 16), (Vec)(both & (int32_t)0xffff0000));
+}
+
+// Multiplies the rows M of a tile. Constant indices let the compiler keep all sums in registers.
+template <typename X, typename W, typename Target, size_t... M>
+void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Target& target,
+              std::index_sequence<M...> rows) {
+    constexpr bool FEW = sizeof...(M) <= 4;  // then memory bandwidth is the limit for every dtype
+    Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
+    for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
+        // Hardware prefetchers do not look far enough ahead.
+        if constexpr (FEW || sizeof(W) < 4) __builtin_prefetch((const char*)panel + AHEAD);
+        if constexpr (FEW && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
+        auto [l, r] = load_weights(panel);
+        ((left[M] = add_product(left[M], x[M * inputs], l), right[M] = add_product(right[M], x[M * inputs], r)), ...);
+    }
+    finish(tile, left, right, target, rows);
+}
+
+template <int M = ROWS, typename X, typename W, typename Target>
+void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panel, int64_t inputs, Target& target) {
+    if (rows == M) return multiply(tile, x, panel, inputs, target, std::make_index_sequence<M>());
+    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panel, inputs, target);
+}
+
+// `inputs` counts pairs if X is a pair.
+template <typename W, typename X, typename Target>
+void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target& target, int64_t rows, int threads) {
+    for_tiles(weights, rows, ROWS, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
+        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels + panel * inputs * PANEL, inputs,
+                      target);
+    });
+}
+
+template <typename Target>
+void multiply_bf16(const float* x, const Weights& weights, Target& target, int64_t rows, int threads) {
+    int64_t inputs = weights.inputs;
+#if defined(__AVX512BF16__)
+    int64_t pairs = (inputs + 1) / 2;
+    std::unique_ptr<Pair[]> rounded(new Pair[rows * pairs]);
+    parallel(rows, ROUNDED / inputs, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) {
+            Pair* out = &rounded[row * pairs];
+            out[pairs - 1] = {0};
+            for (int64_t k = 0; k < inputs; k += LANES)
+                store_some((Bf16*)out + k, load_some(x + row * inputs + k, inputs - k), std::min<int64_t>(LANES, inputs - k));
+        }
+    });
+    multiply_floats<Pair>((const Pair*)rounded.get(), pairs, weights, target, rows, threads);
+#else
+    multiply_floats<Bf16>(x, inputs, weights, target, rows, threads);
+#endif
+}

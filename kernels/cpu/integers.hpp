@@ -1,0 +1,242 @@
+// Matrix products with weights as unsigned integers of 4, 5, 6 or 8 bits: see `pagewire`'s `IntegerWeights`.
+//
+// Each row is rounded to int8 in chunks of 32 inputs with a scale of their own. A panel stores its outputs chunk by chunk
+// in quads, 4 inputs of each output side by side, because instructions add up 4 products at a time. The sum of a chunk's
+// products is an exact integer on every CPU, with any instruction; it is scaled and added in float32 in the order of the
+// chunks. So a row's result does not depend on the other rows.
+#pragma once
+
+#include "product.hpp"
+
+constexpr int CHUNK = 32, QUADS = CHUNK / 4;
+constexpr int HALF = 16;             // inputs of the smallest group
+constexpr int QUAD = 4 * LANES;      // bytes of a register of quads
+constexpr float SMALLEST = 1e-30f;  // chunks of smaller numbers count as zeros
+
+#if defined(__AVX512F__)
+constexpr int INT_ROWS = 6;  // of a tile: 12 sums of floats and 12 of integers in 32 registers
+#elif defined(__AVX2__)
+constexpr int INT_ROWS = 3;
+#else
+constexpr int INT_ROWS = 2;
+#endif
+
+typedef uint8_t Bytes __attribute__((vector_size(QUAD)));
+typedef int8_t Signed __attribute__((vector_size(LANES)));
+
+// Rows in int8.
+struct Rounded {
+    int64_t chunks;
+    std::unique_ptr<int8_t[]> codes;   // [rows, chunks, CHUNK]
+    std::unique_ptr<float[]> scales;   // [rows, chunks]
+    std::unique_ptr<int32_t[]> sums;   // [rows, chunks, 2]: of the codes of each half
+};
+
+// Rounds `count` numbers, at most a chunk, symmetrically to 127 steps. The result of what is not finite is NaN.
+inline void round_chunk(const float* x, int64_t count, int8_t* codes, float* scale, int32_t* sums) {
+    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    Vec parts[CHUNK / LANES];
+    Int most = {};
+    for (int64_t i = 0; i < CHUNK / LANES; i++) {
+        parts[i] = load_some(x + i * LANES, std::max<int64_t>(count - i * LANES, 0));
+        Int bits = (Int)parts[i] & 0x7fffffff;  // as integers, because NaN is then the largest number
+        most = bits > most ? bits : most;
+    }
+    int32_t bits = most[0];
+    for (int i = 1; i < LANES; i++) bits = std::max(bits, most[i]);
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    bool finite = largest < INFINITE, some = largest >= SMALLEST;
+    *scale = finite ? (some ? largest / 127.0f : 0.0f) : std::numeric_limits<float>::quiet_NaN();
+    float factor = finite && some ? 127.0f / largest : 0.0f;
+    sums[0] = sums[1] = 0;
+    for (int64_t i = 0; i < CHUNK / LANES; i++) {
+        Vec scaled = finite ? parts[i] * factor : Vec{};
+        Int whole = (Int)(scaled + SHIFT) - 0x4b400000;
+        Signed narrow = __builtin_convertvector(whole, Signed);
+        std::memcpy(codes + i * LANES, &narrow, sizeof narrow);
+        for (int j = 0; j < LANES; j++) sums[i * LANES / HALF] += whole[j];
+    }
+}
+
+inline Rounded round_rows(const float* x, int64_t rows, int64_t inputs, int threads) {
+    int64_t chunks = (inputs + CHUNK - 1) / CHUNK, total = rows * chunks;
+    Rounded out = {chunks, std::unique_ptr<int8_t[]>(new int8_t[total * CHUNK]), std::unique_ptr<float[]>(new float[total]),
+                   std::unique_ptr<int32_t[]>(new int32_t[total * 2])};
+    parallel(rows, ROUNDED / inputs, threads, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin * chunks; at < end * chunks; at++) {
+            int64_t k = at % chunks * CHUNK;
+            round_chunk(x + at / chunks * inputs + k, std::min<int64_t>(CHUNK, inputs - k), &out.codes[at * CHUNK],
+                        &out.scales[at], &out.sums[at * 2]);
+        }
+    });
+    return out;
+}
+
+// Adds to each sum the products of 4 codes below 2^BITS with 4 numbers from -127 to 127, `x`.
+template <int BITS>
+inline Int add_quads(Int sum, Bytes codes, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(x));
+#elif defined(__AVXVNNI__)
+    return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(x));
+#elif defined(__AVX2__)
+#if defined(__AVX512BW__)
+#define WIDE(name) _mm512_##name
+    __m512i w = (__m512i)codes, v = _mm512_set1_epi32(x);
+#else
+#define WIDE(name) _mm256_##name
+    __m256i w = (__m256i)codes, v = _mm256_set1_epi32(x);
+#endif
+    if constexpr (BITS < 8) return sum + (Int)WIDE(madd_epi16)(WIDE(maddubs_epi16)(w, v), WIDE(set1_epi16)(1));
+    // Sums of two products of 8 bits do not fit into 16 bits: even and odd inputs apart.
+    Int even = (Int)WIDE(madd_epi16)((decltype(w))((Int)w & 0x00ff00ff), WIDE(srai_epi16)(WIDE(slli_epi16)(v, 8), 8));
+    Int odd = (Int)WIDE(madd_epi16)(WIDE(srli_epi16)(w, 8), WIDE(srai_epi16)(v, 8));
+    return sum + even + odd;
+#undef WIDE
+#else
+    Int w = (Int)codes;
+    for (int i = 0; i < 4; i++) sum += (w >> 8 * i & 255) * (int32_t)(int8_t)(x >> 8 * i);
+    return sum;
+#endif
+}
+
+// The codes of a chunk in a panel. Codes of 4 to 6 bits are nibbles, of two quads in a byte, then what is above them, of
+// as many quads as fit in a byte. The registers of the panel's halves alternate.
+template <int BITS>
+struct Codes {
+    static constexpr int HIGH = BITS == 8 ? 0 : BITS - 4, TOGETHER = HIGH ? 8 / HIGH : QUADS;
+    static constexpr int LOW_REGISTERS = BITS == 8 ? QUADS : QUADS / 2, HIGH_REGISTERS = HIGH ? QUADS / TOGETHER : 0;
+    static constexpr int64_t SIZE = 2 * QUAD * (LOW_REGISTERS + HIGH_REGISTERS);
+
+    static Bytes read(const uint8_t* chunk, int index) {
+        Bytes bytes;
+        std::memcpy(&bytes, chunk + index * QUAD, sizeof bytes);
+        return bytes;
+    }
+
+    // Returns a quad of each output of one half.
+    static Bytes load(const uint8_t* chunk, int quad, int half) {
+        if constexpr (BITS == 8) return read(chunk, 2 * quad + half);
+        Int low = (Int)read(chunk, 2 * (quad / 2) + half) >> 4 * (quad % 2) & 0x0f0f0f0f;
+        if constexpr (HIGH == 0) return (Bytes)low;
+        constexpr int32_t MASK = ((1 << HIGH) - 1) * 0x01010101;
+        Int high = (Int)read(chunk, 2 * (LOW_REGISTERS + quad / TOGETHER) + half) >> HIGH * (quad % TOGETHER) & MASK;
+        return (Bytes)(low | high << 4);
+    }
+
+    // Returns one code: `lane` is the output's place in the half.
+    static int32_t one(const uint8_t* chunk, int input, int half, int lane) {
+        int quad = input / 4, at = 4 * lane + input % 4;
+        auto byte = [&](int index) { return chunk[(2 * index + half) * QUAD + at]; };
+        if constexpr (BITS == 8) return byte(quad);
+        int32_t low = byte(quad / 2) >> 4 * (quad % 2) & 15;
+        if constexpr (HIGH == 0) return low;
+        return low | (byte(LOW_REGISTERS + quad / TOGETHER) >> HIGH * (quad % TOGETHER) & ((1 << HIGH) - 1)) << 4;
+    }
+};
+
+// Loads a register of scales or minima.
+inline Vec load_as(const void* numbers, int64_t dtype, int64_t at) {
+    return dtype == F16 ? load((const _Float16*)numbers + at) : load((const float*)numbers + at);
+}
+
+// Multiplies the rows M from `row` with a panel; writes the sums of both halves.
+template <int BITS, size_t... M>
+[[gnu::noinline]] void multiply_integers(const Rounded& x, int64_t row, const Weights& weights, int64_t panel,
+                                         Vec* left_out, Vec* right_out, std::index_sequence<M...>) {
+    int64_t chunks = x.chunks, halves = 2 * chunks;
+    const uint8_t* codes = (const uint8_t*)weights.panels + panel * chunks * Codes<BITS>::SIZE;
+    const int8_t* rounded = &x.codes[row * chunks * CHUNK];
+    const float* scales = &x.scales[row * chunks];
+    const int32_t* sums = &x.sums[row * halves];
+    bool split = weights.group == HALF;
+    int64_t groups = (weights.inputs + weights.group - 1) / weights.group, first = panel * groups * PANEL;
+    int64_t until = 0;  // the input at which the next group begins
+    int32_t zero = weights.zero;
+    Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...}, l_scale = {}, r_scale = {}, l_least = {}, r_least = {};
+
+    auto next_group = [&] {
+        l_scale = load_as(weights.scales, weights.scales_dtype, first);
+        r_scale = load_as(weights.scales, weights.scales_dtype, first + LANES);
+        if (weights.minima) {
+            l_least = load_as(weights.minima, weights.minima_dtype, first);
+            r_least = load_as(weights.minima, weights.minima_dtype, first + LANES);
+        }
+        first += PANEL;
+        until += weights.group;
+    };
+
+    for (int64_t chunk = 0; chunk < chunks; chunk++, codes += Codes<BITS>::SIZE, rounded += CHUNK, scales++, sums += 2) {
+        Int l_dots[sizeof...(M)], r_dots[sizeof...(M)];
+        auto begin = [&](int from, int to) {
+            auto start = [&](size_t m) {
+                int32_t sum = 0;
+                for (int half = from; half < to; half++) sum += sums[m * halves + half];
+                l_dots[m] = r_dots[m] = -zero * sum - Int{};
+            };
+            (start(M), ...);
+        };
+        auto add = [&](int from, int to) {
+            UNROLLED for (int quad = from; quad < to; quad++) {
+                Bytes l = Codes<BITS>::load(codes, quad, 0), r = Codes<BITS>::load(codes, quad, 1);
+                auto add_row = [&](size_t m) {
+                    int32_t four;
+                    std::memcpy(&four, rounded + m * chunks * CHUNK + 4 * quad, sizeof four);
+                    l_dots[m] = add_quads<BITS>(l_dots[m], l, four);
+                    r_dots[m] = add_quads<BITS>(r_dots[m], r, four);
+                };
+                (add_row(M), ...);
+            }
+        };
+        auto scale = [&](int from, int to) {
+            auto scale_row = [&](size_t m) {
+                float by = scales[m * chunks];
+                left[m] += __builtin_convertvector(l_dots[m], Vec) * by * l_scale;
+                right[m] += __builtin_convertvector(r_dots[m], Vec) * by * r_scale;
+                if (!weights.minima) return;
+                int32_t sum = 0;
+                for (int half = from; half < to; half++) sum += sums[m * halves + half];
+                left[m] += l_least * (by * sum);
+                right[m] += r_least * (by * sum);
+            };
+            (scale_row(M), ...);
+        };
+        if constexpr (sizeof...(M) <= 4)
+            UNROLLED for (int64_t line = 0; line < Codes<BITS>::SIZE; line += 64) __builtin_prefetch(codes + AHEAD + line);
+        if (chunk * CHUNK == until) next_group();
+        if (split) {
+            begin(0, 1);
+            add(0, QUADS / 2);
+            scale(0, 1);
+            if (until < weights.inputs) next_group();
+            begin(1, 2);
+            add(QUADS / 2, QUADS);
+            scale(1, 2);
+        } else {
+            begin(0, 2);
+            add(0, QUADS);
+            scale(0, 2);
+        }
+    }
+    ((left_out[M] = left[M], right_out[M] = right[M]), ...);
+}
+
+template <int BITS, int M = INT_ROWS, typename Target>
+void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, const Weights& weights, int64_t panel,
+                           Target& target) {
+    if (count == M) {
+        Vec left[M], right[M];
+        constexpr auto rows = std::make_index_sequence<M>();
+        multiply_integers<BITS>(x, tile.row, weights, panel, left, right, rows);
+        return finish(tile, left, right, target, rows);
+    }
+    if constexpr (M > 1) multiply_integer_rows<BITS, M - 1>(count, tile, x, weights, panel, target);
+}
+
+template <int BITS, typename Target>
+void multiply_integers(const Rounded& x, const Weights& weights, Target& target, int64_t rows, int threads) {
+    for_tiles(weights, rows, INT_ROWS, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
+        multiply_integer_rows<BITS>(count, tile, x, weights, panel, target);
+    });
+}

@@ -1,0 +1,148 @@
+"""The layouts of weights that the compiled matrix products read."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Numbers of the dtypes of weights, tables and KV in the kernels."""
+INTEGERS = {4: 3, 5: 4, 6: 5, 8: 6}
+"""Numbers of integer weights in the kernels, by bits."""
+CHUNK = 32
+"""Inputs that an integer product rounds together."""
+
+
+class Weights(ctypes.Structure):
+    """The weights of a matrix product, or the rows of a table; see `kernels.hpp`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("panels", "bias")),
+        *((name, c_int64) for name in ("inputs", "outputs", "kind", "zero", "group")),
+        *((name, c_void_p) for name in ("scales", "minima")),
+        *((name, c_int64) for name in ("scales_dtype", "minima_dtype")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The weights of a matrix product in the kernels' layout, in one part or in several side by side."""
+
+    parts: ctypes.Array[Weights]
+    """Each gives the outputs that follow those of the part before."""
+    tensors: tuple[Tensor, ...]
+    """What the parts point to."""
+    inputs: int
+    outputs: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def side_by_side(weights: Sequence[Packed]) -> Packed:
+    """Returns weights whose outputs are those of `weights`, one after the other; all have the same inputs."""
+    parts = [part for one in weights for part in one.parts]
+    tensors = tuple(tensor for one in weights for tensor in one.tensors)
+    return Packed((Weights * len(parts))(*parts), tensors, weights[0].inputs, sum(one.outputs for one in weights))
+
+
+def table(rows: Tensor) -> Packed:
+    """Returns a contiguous table [V, D] without a copy."""
+    vocabulary, width = rows.shape
+    return _one(Weights(inputs=width, outputs=vocabulary, kind=DTYPES[rows.dtype]), panels=rows)
+
+
+def pack_floats(weight: Tensor, bias: Tensor | None, lanes: int, paired: int) -> Packed:
+    """Returns a copy of the weights [N, K], in their own dtype, and of the bias [N].
+
+    Args:
+        weight: in one of `DTYPES`.
+        bias: of any floating dtype.
+        lanes: floats per register.
+        paired: numbers per multiplication; see `CpuKernels`.
+    """
+    outputs, inputs = weight.shape
+    narrow = weight.dtype == torch.bfloat16
+    together = paired if narrow else 1
+    padded = F.pad(weight, (0, -inputs % together, 0, -outputs % (2 * lanes)))
+    panels = padded.reshape(-1, 2, lanes, padded.shape[1] // together, together)
+    if narrow and together == 1:
+        panels = panels.transpose(1, 2)
+    packed = panels.permute(0, 3, 1, 2, 4).clone(memory_format=torch.contiguous_format)
+    return _one(
+        Weights(inputs=inputs, outputs=outputs, kind=DTYPES[weight.dtype]), panels=packed, bias=_padded(bias, lanes)
+    )
+
+
+def pack_integers(
+    codes: Tensor, bits: int, scales: Tensor, zero: int, minima: Tensor | None, bias: Tensor | None, lanes: int
+) -> Packed:
+    """Returns a copy of weights scales[n, g] * (codes[n, k] - zero) + minima[n, g], where k is in group g.
+
+    Scales and minima are stored in float16 if it can express all of them exactly, else in float32.
+
+    Args:
+        codes: uint8 [N, K], below 2**bits.
+        bits: one of `INTEGERS`.
+        scales: float32 [N, groups]; groups are of 16 inputs, of a multiple of 32, or all inputs.
+        zero: the code of 0 without minima.
+        minima: float32 [N, groups]; None: zeros.
+        bias: [N] of any floating dtype; None: zeros.
+        lanes: floats per register.
+    """
+    outputs, inputs = codes.shape
+    padded = F.pad(codes, (0, -inputs % CHUNK, 0, -outputs % (2 * lanes)))
+    quads = padded.view(-1, 2, lanes, padded.shape[1] // CHUNK, CHUNK // 4, 4).permute(0, 3, 4, 1, 2, 5).flatten(3)
+    if bits == 8:
+        panels = quads.contiguous()
+    elif bits == 4:
+        panels = _together(quads, 4)
+    else:
+        panels = torch.cat((_together(quads & 15, 4), _together(quads >> 4, bits - 4)), dim=2)
+    group = inputs // scales.shape[1]
+    weights = Weights(inputs=inputs, outputs=outputs, kind=INTEGERS[bits], zero=zero, group=group)
+    scales = _narrowed(_padded_groups(scales, lanes))
+    weights.scales_dtype = DTYPES[scales.dtype]
+    if minima is not None:
+        minima = _narrowed(_padded_groups(minima, lanes))
+        weights.minima_dtype = DTYPES[minima.dtype]
+    return _one(weights, panels=panels, scales=scales, minima=minima, bias=_padded(bias, lanes))
+
+
+def _one(weights: Weights, **tensors: Tensor | None) -> Packed:
+    """Returns weights of one part, whose pointers are those of `tensors`."""
+    for name, tensor in tensors.items():
+        setattr(weights, name, None if tensor is None else tensor.data_ptr())
+    kept = tuple(tensor for tensor in tensors.values() if tensor is not None)
+    return Packed((Weights * 1)(weights), kept, weights.inputs, weights.outputs)
+
+
+def _together(quads: Tensor, bits: int) -> Tensor:
+    """Returns codes of `bits` [panels, chunks, quads, bytes] with as many quads in a byte as fit, the first lowest."""
+    several = quads.unflatten(2, (-1, 8 // bits))
+    packed = several[:, :, :, 0].clone()
+    for at in range(1, 8 // bits):
+        packed |= several[:, :, :, at] << bits * at
+    return packed
+
+
+def _padded(bias: Tensor | None, lanes: int) -> Tensor | None:
+    """Returns float32 [panels, outputs per panel]."""
+    return None if bias is None else F.pad(bias.float(), (0, -len(bias) % (2 * lanes))).view(-1, 2 * lanes)
+
+
+def _padded_groups(numbers: Tensor, lanes: int) -> Tensor:
+    """Returns [N, groups] as [panels, groups, outputs per panel]."""
+    padded = F.pad(numbers, (0, 0, 0, -len(numbers) % (2 * lanes)))
+    return padded.view(-1, 2 * lanes, numbers.shape[1]).transpose(1, 2).contiguous()
+
+
+def _narrowed(numbers: Tensor) -> Tensor:
+    half = numbers.half()
+    return half if torch.equal(half.float(), numbers) else numbers

@@ -1,0 +1,153 @@
+// What all matrix products share: how the outputs are cut into tiles and given to threads, and where results go.
+//
+// Outputs are cut into panels of two registers, so that one tile is a panel for some rows.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "kernels.hpp"
+#include "parallel.hpp"
+#include "vector.hpp"
+
+constexpr int PANEL = 2 * LANES;
+constexpr int AHEAD = 8192;  // prefetch distance, bytes
+constexpr int64_t SMALL = 1 << 17;  // multiplications below which starting a helper thread takes longer than the work
+constexpr int64_t CACHED = 1 << 15;  // weights of panels that are kept in the level 2 cache
+constexpr int64_t CHUNKS = 16;  // chunks of outputs per thread
+constexpr int64_t ROUNDED = 1 << 14;  // numbers below which starting a helper thread takes longer than rounding them
+
+// The outputs of one panel for some rows.
+struct Tile {
+    const float* bias;  // or null
+    int64_t row, first;
+    int64_t columns;  // number of outputs, at most PANEL
+    int64_t chunk;    // index of the tile's chunk
+};
+
+// Target that writes every output.
+struct Whole {
+    float* out;
+    int64_t stride;
+
+    void prepare(int64_t) {}
+
+    bool wants(const Tile&, int64_t, Vec, Vec) const { return true; }
+
+    void take(const Tile& tile, int64_t m, Vec left, Vec right) {
+        float* row = place(tile, m);
+        store(row, left);
+        store(row + LANES, right);
+    }
+
+    void take_some(const Tile& tile, int64_t m, Vec left, Vec right) {
+        Vec both[] = {left, right};
+        std::memcpy(place(tile, m), both, tile.columns * sizeof(float));
+    }
+
+    float* place(const Tile& tile, int64_t m) { return out + (tile.row + m) * stride + tile.first; }
+};
+
+// The largest output, the first of equal ones. NaN counts as infinity.
+struct Peak {
+    float most = -INFINITE;
+    int64_t at = 0;
+};
+
+// Target that only keeps the largest output of each row and writes none.
+class Largest {
+public:
+    explicit Largest(int64_t rows) : rows(rows), bars(new std::atomic<float>[rows]) {
+        for (int64_t row = 0; row < rows; row++) bars[row] = -INFINITE;
+    }
+
+    void prepare(int64_t chunks) { peaks.resize(rows * chunks); }
+
+    // Nearly all outputs are less than an earlier one of the row, by any thread.
+    bool wants(const Tile& tile, int64_t m, Vec left, Vec right) const {
+        return !all_less(left, right, splat(bars[tile.row + m].load(std::memory_order_relaxed)));
+    }
+
+    void take(const Tile& tile, int64_t m, Vec left, Vec right) {
+        if (wants(tile, m, left, right)) keep(tile, m, left, right);
+    }
+
+    void take_some(const Tile& tile, int64_t m, Vec left, Vec right) {
+        Vec both[] = {left, right};
+        for (int64_t i = tile.columns; i < PANEL; i++) both[i / LANES][i % LANES] = -INFINITE;
+        take(tile, m, both[0], both[1]);
+    }
+
+    int64_t at(int64_t row) const {
+        Peak best = peaks[row];
+        for (size_t i = row + rows; i < peaks.size(); i += rows)
+            if (peaks[i].most > best.most) best = peaks[i];
+        return std::abs(best.most) < INFINITE ? best.at : NOT_FINITE;
+    }
+
+private:
+    // When threads raise a bar at the same time, the lower value may stay, which is only less strict.
+    [[gnu::noinline]] void keep(const Tile& tile, int64_t m, Vec left, Vec right) {
+        Vec both[] = {countable(left), countable(right)};
+        float most = largest(larger(both[0], both[1]));
+        Peak& best = peaks[tile.chunk * rows + tile.row + m];
+        if (most <= best.most) return;
+        int64_t i = 0;
+        while (both[i / LANES][i % LANES] != most) i++;
+        best = {most, tile.first + i};
+        std::atomic<float>& bar = bars[tile.row + m];
+        bar.store(std::max(bar.load(std::memory_order_relaxed), most), std::memory_order_relaxed);
+    }
+
+    static Vec countable(Vec v) { return v != v ? splat(INFINITE) : v; }
+
+    int64_t rows;
+    std::unique_ptr<std::atomic<float>[]> bars;  // lower bound of the largest output of each row so far
+    std::vector<Peak> peaks;  // [chunks, rows]
+};
+
+// Gives the results of the rows M of a tile to the target.
+template <typename Target, size_t... M>
+inline void finish(const Tile& tile, Vec* left, Vec* right, Target& target, std::index_sequence<M...>) {
+    if (tile.bias) {
+        Vec l = load(tile.bias), r = load(tile.bias + LANES);
+        ((left[M] += l, right[M] += r), ...);
+    }
+    if (tile.columns < PANEL) (target.take_some(tile, M, left[M], right[M]), ...);
+    // One test for all rows, because the result is nearly always false.
+    else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
+}
+
+// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`.
+template <typename Target, typename Multiply>
+void for_tiles(const Weights& weights, int64_t rows, int64_t most, Target& target, int threads, Multiply multiply) {
+    int64_t panels = (weights.outputs + PANEL - 1) / PANEL, parts = (rows + most - 1) / most;
+    int64_t size = weights.inputs * PANEL;
+    // Panels that fit into the cache are computed together, so that a row's outputs are written in longer runs.
+    int64_t run = std::max<int64_t>(1, CACHED / size), runs = (panels + run - 1) / run;
+    int64_t chunks = std::min(runs, CHUNKS * threads);
+    int64_t groups = chunks < threads ? std::min(parts, CHUNKS * threads) : 1;  // of rows, if there are few outputs
+    if (rows * panels * size < SMALL) threads = 1;
+    target.prepare(chunks);
+
+    auto multiply_run = [&](int64_t chunk, int64_t group, int64_t begin, int64_t end) {
+        for (int64_t part = parts * group / groups; part < parts * (group + 1) / groups; part++) {
+            int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
+            for (int64_t p = begin; p < end; p++) {
+                int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, weights.outputs - first);
+                multiply(Tile{weights.bias ? weights.bias + first : nullptr, row, first, columns, chunk}, p, count);
+            }
+        }
+    };
+    parallel(chunks * groups, 1, threads, [&](int64_t from, int64_t to) {
+        for (int64_t at = from; at < to; at++) {
+            int64_t chunk = at / groups;
+            for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
+                multiply_run(chunk, at % groups, i * run, std::min((i + 1) * run, panels));
+        }
+    });
+}

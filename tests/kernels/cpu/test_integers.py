@@ -1,0 +1,172 @@
+"""Matrix products with weights as integers."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.kernels.cpu.packed import INTEGERS, Packed, side_by_side
+from pagewire.shared.sampling import NOT_FINITE
+from tests.kernels.cpu.test_linear import random
+
+CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Weights:
+    codes: Tensor
+    bits: int
+    scales: Tensor
+    zero: int
+    minima: Tensor | None
+    bias: Tensor | None = None
+
+    def packed(self, kernels: CpuKernels) -> Packed:
+        return kernels.pack_integers(self.codes, self.bits, self.scales, self.zero, self.minima, self.bias)
+
+    def dequantized(self) -> Tensor:
+        size = self.codes.shape[1] // self.scales.shape[1]
+        scales = self.scales.double().repeat_interleave(size, 1)
+        minima = 0.0 if self.minima is None else self.minima.double().repeat_interleave(size, 1)
+        return scales * (self.codes.double() - self.zero) + minima
+
+
+def weights(
+    outputs: int,
+    inputs: int,
+    bits: int = 8,
+    group: int | None = None,
+    minima: bool = False,
+    biased: bool = False,
+    half: bool = True,
+) -> Weights:
+    groups = inputs // (group or inputs)
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8, generator=generator)
+
+    def numbers(seed: int) -> Tensor:
+        values = random(outputs, groups, seed=seed) / 64
+        return values.half().float() if half else values
+
+    zero = 0 if minima else 1 << bits - 1
+    bias = random(outputs, seed=3) if biased else None
+    return Weights(codes, bits, numbers(1), zero, numbers(2) if minima else None, bias)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """What the kernel multiplies: each chunk of a row rounded to 127 steps of its largest number."""
+    padded = torch.nn.functional.pad(x, (0, -x.shape[1] % CHUNK)).view(len(x), -1, CHUNK)
+    most = padded.abs().amax(2, keepdim=True)
+    factors = torch.where(most > 0, 127 / most, 0.0)
+    return ((padded * factors).round().double() * (most / 127).double()).flatten(1)[:, : x.shape[1]]
+
+
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 9).map(lambda chunks: 32 * chunks), st.sampled_from([16, 32, None])),
+    st.tuples(st.integers(1, 3).map(lambda groups: 128 * groups), st.sampled_from([64, 128])),
+    st.tuples(st.integers(1, 9).map(lambda halves: 16 * halves), st.just(16)),
+    st.tuples(st.integers(1, 130), st.none()),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    outputs=st.integers(1, 150),
+    shape=SHAPES,
+    bits=st.sampled_from(list(INTEGERS)),
+    minima=st.booleans(),
+    biased=st.booleans(),
+    half=st.booleans(),
+)
+def test_equals_float64_of_rounded_rows(
+    kernels: CpuKernels,
+    rows: int,
+    outputs: int,
+    shape: tuple[int, int | None],
+    bits: int,
+    minima: bool,
+    biased: bool,
+    half: bool,
+) -> None:
+    inputs, group = shape
+    x, given_weights = random(rows, inputs), weights(outputs, inputs, bits, group, minima, biased, half)
+    expected = rounded(x) @ given_weights.dequantized().T
+    if given_weights.bias is not None:
+        expected += given_weights.bias.double()
+    out = kernels.linear(x, given_weights.packed(kernels))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", INTEGERS)
+@pytest.mark.parametrize("group", [16, 32, None])
+def test_whole_numbers_are_exact(kernels: CpuKernels, bits: int, group: int | None) -> None:
+    """Rows that rounding does not change, and scales and sums that float32 has exactly."""
+    x = torch.randint(-127, 128, (7, 192), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::16] = 127.0
+    given_weights = weights(70, 192, bits, group)
+    scales = torch.exp2(random(*given_weights.scales.shape).round().clamp(-1, 1))
+    exact = Weights(given_weights.codes, bits, scales, given_weights.zero, None)
+    assert torch.equal(kernels.linear(x, exact.packed(kernels)).double(), x.double() @ exact.dequantized().T)
+
+
+def test_largest_codes_do_not_overflow(kernels: CpuKernels) -> None:
+    for sign in (1.0, -1.0):
+        codes = torch.full((40, 64), 255, dtype=torch.uint8)
+        full = Weights(codes, 8, torch.ones(40, 1), 0, None)
+        assert kernels.linear(torch.full((1, 64), sign * 127), full.packed(kernels)).eq(sign * 64 * 127 * 255).all()
+
+
+@pytest.mark.parametrize(("bits", "group", "minima"), [(8, None, False), (4, 32, True), (6, 16, False), (5, 64, True)])
+def test_a_row_depends_on_neither_neighbours_nor_threads(
+    kernels: CpuKernels, many_threads: CpuKernels, bits: int, group: int | None, minima: bool
+) -> None:
+    x, packed = random(61, 320), weights(500, 320, bits, group, minima, half=False).packed(kernels)
+    together = kernels.linear(x, packed)
+    for count in (1, 2, 5, 6, 7, 16, 30):
+        for first in range(0, 61 - count, 7):
+            assert torch.equal(kernels.linear(x[first : first + count], packed), together[first : first + count])
+    assert torch.equal(many_threads.linear(x, packed), together)
+    assert kernels.linear_argmax(x, packed).tolist() == together.argmax(1).tolist()
+    assert many_threads.linear_argmax(x, packed).tolist() == together.argmax(1).tolist()
+
+
+def test_parts_side_by_side(kernels: CpuKernels) -> None:
+    x = random(9, 64)
+    parts = [
+        weights(40, 64, 4, 32, minima=True).packed(kernels),
+        kernels.pack(random(33, 64), random(33)),
+        weights(5, 64, 6, 16, biased=True).packed(kernels),
+    ]
+    expected = torch.cat([kernels.linear(x, part) for part in parts], dim=1)
+    assert torch.equal(kernels.linear(x, side_by_side(parts)), expected)
+
+
+@pytest.mark.parametrize("bits", INTEGERS)
+@pytest.mark.parametrize(("inputs", "group"), [(96, 32), (48, 16), (50, None)])
+def test_rows_of_an_embedding(kernels: CpuKernels, bits: int, inputs: int, group: int | None) -> None:
+    table, ids = weights(70, inputs, bits, group, minima=bits < 6), torch.tensor([0, 69, 15, 16, 31, 32, 33, 5, 5])
+    found = kernels.embed(table.packed(kernels), ids)
+    torch.testing.assert_close(found.double(), table.dequantized()[ids], rtol=1e-6, atol=1e-7)
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("broken", [INF, -INF, NAN])
+def test_what_is_no_number_stays_visible(kernels: CpuKernels, broken: float) -> None:
+    x, packed = random(3, 96), weights(40, 96, 4, 32).packed(kernels)
+    x[1, 40] = broken
+    out = kernels.linear(x, packed)
+    assert out.isfinite().all(1).tolist() == [True, False, True]
+    assert kernels.linear_argmax(x, packed)[1] == NOT_FINITE
+
+
+def test_zeros_and_tiny_numbers(kernels: CpuKernels) -> None:
+    packed = weights(40, 64, 4, 32, minima=True).packed(kernels)
+    assert kernels.linear(torch.zeros(1, 64), packed).eq(0).all()
+    assert kernels.linear(torch.full((1, 64), 1e-40), packed).eq(0).all()
