@@ -19,6 +19,7 @@ from pagewire.kernels.cpu.packed import DTYPES, Packed, pack_floats, pack_intege
 
 Int64 = npt.NDArray[np.int64]
 
+
 class Batch(ctypes.Structure):
     """The rows of one step; see `batch_of`."""
 
