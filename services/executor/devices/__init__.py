@@ -21,6 +21,7 @@ from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.devices.sim import SimDevice
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import ModelSpec
+from pagewire.services.executor.models.quantized.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
@@ -49,6 +50,10 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(
             f"device {settings.device} does not support kv-cache-dtype {settings.kv_cache_dtype}: set it to auto"
         )
+    if settings.quantization in ("int8", "int4") and settings.device != "cpu":
+        raise ConfigurationError(
+            f"device {settings.device} does not support quantization {settings.quantization}: set it to auto"
+        )
     if settings.batch_invariant and settings.device != "cuda":
         raise ConfigurationError(f"device {settings.device} does not support batch-invariant: leave it out")
     if settings.device == "cpu":
@@ -75,7 +80,8 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
 
     native = is_native(config)
     emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and (kernels is None or not native)
-    model = load_model(folder, config, "float32" if emulated else settings.dtype)
+    packing = _packing(settings, kernels if native else None)
+    model = load_model(folder, config, "float32" if emulated else settings.dtype, packing)
 
     def compute_on(count: int) -> None:
         if kernels is not None:
@@ -109,6 +115,19 @@ def _backend(kernels: CpuKernels | None, spec: ModelSpec, capacity: Capacity, dt
     if kernels is None:
         return PyTorchBackend(spec, capacity, dtype)
     return CompiledBackend(kernels, spec, capacity, dtype)
+
+
+def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:
+    """Returns how weights become integers; None if they do not. `kernels` are those that compute the products."""
+    if settings.quantization == "none":
+        return None
+    bits = {"auto": None, "int8": 8, "int4": 4}[settings.quantization]
+    if kernels is None and bits is not None:
+        raise ConfigurationError(
+            f"quantization {settings.quantization} needs the compiled CPU kernels, and a model that they compute: "
+            "set it to auto"
+        )
+    return None if kernels is None else CpuPacking(kernels, bits)
 
 
 def _open_cuda(settings: Settings, folder: Path) -> Device:

@@ -1,7 +1,8 @@
 """A model with compiled kernels in place of its layers. Activations are float32, weights keep their dtype.
 
-Weights are packed once. On a CPU with instructions for bf16 tiles, oneDNN computes the large products, because it uses
-these instructions. All other products use the kernels of this project, which read every dtype and sum in float32.
+Weights are packed once; integers are packed when they are loaded. On a CPU with instructions for bf16 tiles, oneDNN
+computes the large products in bf16, because it uses these instructions. All other products use the kernels of this
+project, which read every dtype and sum in float32.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from pagewire.kernels import attention_layer
 from pagewire.kernels.cpu.decoder import CompiledDecoder, Layer, Pool
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels, Int64
-from pagewire.kernels.cpu.packed import table
+from pagewire.kernels.cpu.packed import Packed, table
 from pagewire.services.executor.models.decoder import DecoderLM
 from pagewire.services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
@@ -91,10 +92,10 @@ class CompiledLM(CausalLM):
 class Embedding(nn.Module):
     """`nn.Embedding` with float32 output."""
 
-    def __init__(self, plain: nn.Embedding, kernels: CpuKernels) -> None:
+    def __init__(self, rows: Packed, weight: Tensor, kernels: CpuKernels) -> None:
+        """`rows` are those of `weight` [V, D], which has no memory if they are integers."""
         super().__init__()
-        self.weight = plain.weight
-        self.rows = table(plain.weight)
+        self.rows, self.weight = rows, weight
         self._kernels = kernels
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -153,9 +154,9 @@ class Rotary(nn.Module):
 class Linear(nn.Module):
     """A matrix product in float32."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: CpuKernels) -> None:
+    def __init__(self, weights: Packed, kernels: CpuKernels) -> None:
         super().__init__()
-        self.weights = kernels.pack(weight, bias)
+        self.weights = weights
         self._kernels = kernels
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -188,7 +189,7 @@ def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int, *, one
         case nn.Linear() | PackedLinear():
             return _linear(module.weight, module.bias, kernels, one_dnn=one_dnn)
         case nn.Embedding():
-            return Embedding(module, kernels)
+            return Embedding(table(module.weight), module.weight, kernels)
         case RMSNorm():
             return Norm(module, kernels)
         case SiluMul():
@@ -202,7 +203,7 @@ def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int, *, one
 def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn: bool) -> nn.Module:
     if one_dnn and weight.dtype == torch.bfloat16 and weight.numel() >= ONE_DNN_FROM:
         return OneDnnLinear(weight, bias)
-    return Linear(weight, bias, kernels)
+    return Linear(kernels.pack(weight, bias), kernels)
 
 
 def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:

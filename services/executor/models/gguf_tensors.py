@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 from gguf import quants
 from torch import Tensor
@@ -40,6 +42,8 @@ _PARTS = {
     "ffn_down": "mlp.down_proj",
 }
 _ROTATED = (".q_proj.", ".k_proj.")
+
+_log = structlog.get_logger()
 
 Blocks = npt.NDArray[np.uint8]
 """[rows, bytes per row], packed as in the file."""
@@ -112,6 +116,9 @@ class GgufTensors:
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """See `TensorSource.read`. Parts of tensors are dequantized in parallel on all cores."""
+        kinds = Counter(kind for name in targets if (kind := self.type(name).name) not in PLAIN)
+        if kinds:
+            _log.info("weights_dequantized", matrices=dict(kinds))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             parts = [part for name, out in targets.items() for part in self._parts(name, out)]
             for done in [threads.submit(part) for part in parts]:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,7 @@ class CausalLM(nn.Module, ABC):
     def __init__(self, spec: ModelSpec, width: int, tied: bool) -> None:
         super().__init__()
         self.spec = spec
-        self.lm_head = None if tied else nn.Linear(width, spec.vocab_size, bias=False)
+        self.lm_head: Any = None if tied else nn.Linear(width, spec.vocab_size, bias=False)
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
 """OPT (Zhang et al., 2022): learned positions, LayerNorm, biases everywhere."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch.nn.functional as F
@@ -130,7 +130,8 @@ class OPT(CausalLM):
     @property
     def embedding(self) -> Tensor:
         """[V, D]."""
-        weight: Tensor = self.model["decoder"].get_parameter("embed_tokens.weight")
+        decoder: Any = self.model["decoder"]
+        weight: Tensor = decoder.embed_tokens.weight
         return weight
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:

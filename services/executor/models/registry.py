@@ -15,7 +15,8 @@ from pagewire.services.executor.models.opt import OPT, OPTConfig
 from pagewire.services.executor.models.quantized.formats import find_format, read_quantization
 from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
-from pagewire.services.executor.models.weights import load_weights
+from pagewire.services.executor.models.tensors import open_tensors
+from pagewire.services.executor.models.weights import Packing, load_weights
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.reader import SUFFIX
 
@@ -65,8 +66,10 @@ def is_native(config: dict[str, Any]) -> bool:
     return any(name in FAMILIES for name in parse(Common, config).architectures)
 
 
-def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
+def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting, packing: Packing | None = None) -> CausalLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
+
+    With `packing`, which only a model of `FAMILIES` supports, quantized matrices stay so in the layouts of a device.
 
     Raises:
         ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
@@ -80,7 +83,8 @@ def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> Cau
 
         return load_decoder(folder, config, weights_dtype(dtype, common), quantization)
     model = build_model(config)
-    load_weights(model, folder, weights_dtype(dtype, common), quantization)
+    with open_tensors(folder, quantization) as source:
+        load_weights(model, source, weights_dtype(dtype, common), packing)
     return model.eval()
 
 

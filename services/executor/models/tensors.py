@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -33,6 +34,8 @@ OF_ACTIVATIONS = frozenset(
     }
 )
 """Last names of the tensors by which other servers quantize activations and KV caches. They are not read."""
+
+_log = structlog.get_logger()
 
 
 class TensorSource(Protocol):
@@ -124,6 +127,8 @@ class FolderTensors:
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """See `TensorSource.read`."""
+        if quantized := sum(name in self._weights for name in targets):
+            _log.info("weights_dequantized", matrices=quantized)
         for name, out in targets.items():
             out.copy_(self.tensor(name))
 

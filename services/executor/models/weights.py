@@ -1,19 +1,22 @@
 """Loads the tensors of a checkpoint into a model, by name."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.tensors import TensorSource, open_tensors
+from pagewire.services.executor.models.tensors import TensorSource
 from pagewire.shared.errors import ConfigurationError
 
 HEAD = "lm_head.weight"
 DERIVED = ".rotary_emb.inv_freq"
 """Suffix of tensors in old checkpoints that the configuration determines."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shape of each of the checkpoint's tensors that a parameter consists of, in order."""
 
 
 class Place(NamedTuple):
@@ -24,31 +27,52 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def load_weights(model: CausalLM, path: Path, dtype: torch.dtype, quantization: dict[str, Any] | None = None) -> None:
-    """Loads parameters of `dtype` from a folder or a GGUF file into `model`, which was built on the meta device.
+class Packing(Protocol):
+    """Keeps the weights of matrix products as a device's kernels read them."""
 
-    `quantization` is the `quantization_config` of the folder.
+    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Shapes], dtype: torch.dtype) -> None:
+        """Replaces modules of `model`, which was built on the meta device, by others that have their weights.
+
+        Args:
+            model: the model.
+            source: the checkpoint.
+            parts: what each parameter consists of.
+            dtype: of tensors that are not quantized.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+
+
+def load_weights(model: CausalLM, source: TensorSource, dtype: torch.dtype, packing: Packing | None = None) -> None:
+    """Loads parameters of `dtype` into `model`, which was built on the meta device.
 
     Each parameter is allocated in CPU memory once and filled from the file, so the checkpoint is never in memory twice.
+    What `packing` replaces has no parameters.
 
     Raises:
-        ConfigurationError: files are missing or broken, or a tensor is missing, unexpected, or of another shape.
+        ConfigurationError: a tensor is missing, unexpected, or of another shape, or a file cannot be read.
     """
-    with open_tensors(path, quantization) as source:
-        places, stored = dict(_places(model)), set(source.names())
-        tied = model.lm_head is None and HEAD in stored
-        unknown = {name for name in stored - places.keys() if not _is_idle(source, name)}
-        _refuse("misses", places.keys() - stored)
-        _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
-        _check(source, places)
-        state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
-        source.read(
-            {name: state[place.parameter].narrow(0, place.first, place.shape[0]) for name, place in places.items()}
-        )
-        model.load_state_dict(state, assign=True)
-        model.requires_grad_(requires_grad=False)
-        if tied:
-            _check_head(source, model.embedding)
+    places, stored = dict(_places(model)), set(source.names())
+    tied = model.lm_head is None and HEAD in stored
+    unknown = {name for name in stored - places.keys() if not _is_idle(source, name)}
+    _refuse("misses", places.keys() - stored)
+    _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
+    _check(source, places)
+    if tied:
+        _check_head(source, places, model, dtype)
+    if packing is not None:
+        packing.pack(model, source, _parts(places), dtype)
+    state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
+    source.read(
+        {
+            name: state[place.parameter].narrow(0, place.first, place.shape[0])
+            for name, place in places.items()
+            if place.parameter in state
+        }
+    )
+    model.load_state_dict(state, assign=True)
+    model.requires_grad_(requires_grad=False)
 
 
 def _is_idle(source: TensorSource, name: str) -> bool:
@@ -84,12 +108,23 @@ def _check(source: TensorSource, places: dict[str, Place]) -> None:
             raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json needs {list(place.shape)}")
 
 
-def _check_head(source: TensorSource, embedding: torch.Tensor) -> None:
+def _parts(places: Mapping[str, Place]) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    """Returns the names and shapes of the tensors that each parameter consists of, in order."""
+    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, place in places.items():
+        parts.setdefault(place.parameter, {})[name] = place.shape
+    return parts
+
+
+def _check_head(source: TensorSource, places: Mapping[str, Place], model: CausalLM, dtype: torch.dtype) -> None:
     """Checks that a stored output matrix equals the embedding, which is used instead."""
+    embedding = model.embedding
+    (parameter,) = (name for name, value in model.named_parameters() if value is embedding)
+    (stored,) = (name for name, place in places.items() if place.parameter == parameter)
     if source.shape(HEAD) == tuple(embedding.shape):
-        head = torch.empty_like(embedding)
-        source.read({HEAD: head})
-        if torch.equal(head, embedding):
+        both = {name: torch.empty(embedding.shape, dtype=dtype) for name in (HEAD, stored)}
+        source.read(both)
+        if torch.equal(both[HEAD], both[stored]):
             return
     raise ConfigurationError(f"{HEAD} differs from the embedding although config.json ties the two")
 

@@ -69,6 +69,8 @@ def load_decoder(
             shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
             raise ConfigurationError(f"the checkpoint does not fit its config.json, {what.replace('_', ' ')}: {shown}")
     _log.info("model_by_transformers", family=name, version=transformers.__version__, probed=spec is not None)
+    if quantization is not None:
+        _log.info("weights_dequantized", dtype=str(dtype))
     return finish(model)
 
 
