@@ -123,34 +123,26 @@ def reference(
 def configurations() -> list[Configuration]:
     """Returns variants that devices launch, for `pagewire.kernels.compile`: a product of Llama-3-8B in each format."""
     found = []
-    for rows in (1, 32, 64, 512):
-        for name, stored, arch, group in (
-            ("int8", "i8", 80, 4096),
-            ("fp8", "fp8e4nv", 89, 4096),
-            ("fp8 blocks of 128", "fp8e4nv", 89, 128),
-        ):
-            block_m, block_n, warps, stages = tiles(rows, 1)
-            tensors = {"out": "bf16", "x": stored, "x_scales": "fp32", "weights": stored, "scales": "fp32"}
-            constants = {
-                "bias": None,
-                "OUTPUTS": 6144,
-                "INPUTS": 4096,
-                "GROUP": group,
-                "INTEGERS": stored == "i8",
-                "BLOCK_M": block_m,
-                "BLOCK_N": block_n,
-                "TILE": tile_of(group),
-            }
-            options = {"num_warps": warps, "num_stages": stages}
-            found.append(
-                Configuration(
-                    f"{name}, {rows} rows",
-                    eight_bit_linear_kernel,
-                    tensors,
-                    constants,
-                    options,
-                    spills=False,
-                    minimum_arch=arch,
-                )
-            )
+    for name, rows, stored, arch, group in (
+        ("int8, 1 row", 1, "i8", 80, 4096),
+        ("int8, 512 rows", 512, "i8", 80, 4096),
+        ("fp8, 64 rows", 64, "fp8e4nv", 89, 4096),
+        ("fp8 blocks of 128, 1 row", 1, "fp8e4nv", 89, 128),
+        ("fp8 blocks of 128, 512 rows", 512, "fp8e4nv", 89, 128),
+    ):
+        block_m, block_n, warps, stages = tiles(rows, 1)
+        tensors = {"out": "bf16", "x": stored, "x_scales": "fp32", "weights": stored, "scales": "fp32"}
+        constants = {
+            "bias": None,
+            "OUTPUTS": 6144,
+            "INPUTS": 4096,
+            "GROUP": group,
+            "INTEGERS": stored == "i8",
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "TILE": tile_of(group),
+        }
+        options = {"num_warps": warps, "num_stages": stages}
+        kernel = eight_bit_linear_kernel
+        found.append(Configuration(name, kernel, tensors, constants, options, spills=False, minimum_arch=arch))
     return found

@@ -101,14 +101,14 @@ class IntegerMatrix:
 
 
 def tile_of(group: int, per_byte: int) -> int:
-    """Returns the inputs of one product: the largest power of two from 16 to 64 that divides a group evenly.
+    """Returns the inputs of one product, so that the bytes of one tile hold at most 64 inputs of one group.
 
     Raises:
-        ValueError: there is none.
+        ValueError: 16 bytes hold more than a group.
     """
-    for tile in (64, 32, 16):
-        if group % (tile * per_byte) == 0:
-            return tile
+    for together in (64, 32, 16):
+        if group % together == 0 and together >= 16 * per_byte:
+            return together // per_byte
     raise ValueError(f"groups of {group} inputs are no multiple of {16 * per_byte}")
 
 
@@ -177,32 +177,26 @@ def reference(x: torch.Tensor, weights: IntegerMatrix, bias: torch.Tensor | None
 def configurations() -> list[Configuration]:
     """Returns variants that devices launch, for `pagewire.kernels.compile`: a product of Llama-3-8B in each format."""
     found = []
-    for rows in (1, 32, 64, 512):
-        for name, per_byte, zero, group, lowest in (
-            ("int4 groups of 128", 2, 8, 128, False),
-            ("int4 groups of 32 with minima", 2, 0, 32, True),
-            ("int8 groups of 16", 1, 16, 16, False),
-            ("int8 per output", 1, 128, 4096, False),
-        ):
-            block_m, block_n, warps, stages = tiles(rows, 2)
-            tensors = {"out": "bf16", "x": "bf16", "codes": "u8", "scales": "fp32"}
-            constants: dict[str, object] = {
-                "bias": None,
-                "OUTPUTS": 6144,
-                "INPUTS": 4096,
-                "GROUP": group,
-                "PER_BYTE": per_byte,
-                "ZERO": zero,
-                "BLOCK_M": block_m,
-                "BLOCK_N": block_n,
-                "TILE": tile_of(group, per_byte),
-            }
-            if lowest:
-                tensors["minima"] = "fp32"
-            else:
-                constants["minima"] = None
-            options = {"num_warps": warps, "num_stages": stages}
-            found.append(
-                Configuration(f"{name}, {rows} rows", integer_linear_kernel, tensors, constants, options, spills=False)
-            )
+    for name, rows, per_byte, zero, group, lowest in (
+        ("int4 groups of 128, 1 row", 1, 2, 8, 128, False),
+        ("int4 groups of 128, 512 rows", 512, 2, 8, 128, False),
+        ("int4 groups of 32 with minima, 64 rows", 64, 2, 0, 32, True),
+        ("int8 groups of 16, 1 row", 1, 1, 16, 16, False),
+        ("int8 per output, 512 rows", 512, 1, 128, 4096, False),
+    ):
+        block_m, block_n, warps, stages = tiles(rows, 2)
+        tensors = {"out": "bf16", "x": "bf16", "codes": "u8", "scales": "fp32"} | ({"minima": "fp32"} if lowest else {})
+        constants = {
+            "bias": None,
+            "OUTPUTS": 6144,
+            "INPUTS": 4096,
+            "GROUP": group,
+            "PER_BYTE": per_byte,
+            "ZERO": zero,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "TILE": tile_of(group, per_byte),
+        } | ({} if lowest else {"minima": None})
+        options = {"num_warps": warps, "num_stages": stages}
+        found.append(Configuration(name, integer_linear_kernel, tensors, constants, options, spills=False))
     return found

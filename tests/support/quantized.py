@@ -137,14 +137,15 @@ def awq(group: int = GROUP) -> Method:
     return Method(config, quantize)
 
 
-def compressed_tensors(form: str, **numbers: Any) -> Method:
-    """As the library compressed-tensors stores it, in its own format of that name."""
+def compressed_tensors(form: str, activations: dict[str, Any] | None = None, **numbers: Any) -> Method:
+    """As the library compressed-tensors stores it, in its own format of that name; see `QuantizationArgs` there."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     arguments = QuantizationArgs(**numbers)
-    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    inputs = None if activations is None else QuantizationArgs(**activations)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=inputs)
     library = BaseCompressor.get_value_from_registry(form)
     config = {
         "quant_method": "compressed-tensors",
@@ -155,14 +156,14 @@ def compressed_tensors(form: str, **numbers: Any) -> Method:
     }
 
     def quantize(weight: Tensor) -> tuple[Parts, Tensor]:
-        outputs, inputs = weight.shape
+        outputs, width = weight.shape
         if arguments.strategy == "tensor":
             blocks = weight.view(1, 1, -1)
         elif arguments.strategy == "block":
             rows, columns = arguments.block_structure or []
             blocks = weight.view(outputs // rows, rows, -1, columns).transpose(1, 2).flatten(2)
         else:
-            blocks = weight.view(outputs, -1, arguments.group_size or inputs)
+            blocks = weight.view(outputs, -1, arguments.group_size or width)
         state: Parts = {"weight": weight}
         if arguments.strategy == "tensor_group":
             state["weight_global_scale"] = generate_gparam(weight.amin(), weight.amax())

@@ -13,6 +13,7 @@ from torch import Tensor
 from pagewire.services.executor.models.gguf_tensors import open_gguf
 from pagewire.services.executor.models.quantized.formats import find_format
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
+from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.weight import FLOATS, Header, QuantizedWeight, StoredTensors
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf import reader
@@ -62,6 +63,15 @@ class TensorSource(Protocol):
         """Returns a stored matrix [N, K] as integers, equal to what `read` gives but for rounding.
 
         None: it is not stored as integers, or in a way that `IntegerWeights` cannot express; `read` has it anyway.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+
+    def eight_bits(self, name: str) -> Scaled | None:
+        """Returns a stored matrix [N, K] whose product is meant to be one of int8 or fp8 numbers on both sides.
+
+        Its values are int8 or fp8, without zeros. None: the matrix is stored otherwise; `read` has it anyway.
 
         Raises:
             ConfigurationError: a file cannot be read.
@@ -136,6 +146,11 @@ class FolderTensors:
         """See `TensorSource.integers`."""
         weight = self._weights.get(name)
         return None if weight is None or weight.integers is None else weight.integers()
+
+    def eight_bits(self, name: str) -> Scaled | None:
+        """See `TensorSource.eight_bits`."""
+        weight = self._weights.get(name)
+        return None if weight is None or weight.eight_bits is None else weight.eight_bits()
 
 
 class SafetensorsFiles:

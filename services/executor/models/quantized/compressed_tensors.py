@@ -5,6 +5,7 @@ Source: the files and the version 0.20 of compressed-tensors.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -69,7 +70,18 @@ class Scheme(msgspec.Struct, frozen=True):
     targets: tuple[str, ...]
     """Names of modules, patterns of such names behind "re:", or names of classes."""
     weights: Numbers | None = None
+    input_activations: dict[str, Any] | None = None
     format: Format | None = None
+
+    @property
+    def numbers(self) -> Numbers:
+        """How the weights are quantized."""
+        return self.weights or Numbers()
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether activations are meant to be of eight bits in a product with these weights."""
+        return (self.input_activations or {}).get("num_bits") == 8
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -128,7 +140,7 @@ def weights(config: dict[str, Any], files: StoredTensors) -> dict[str, Quantized
             raise ConfigurationError(
                 f"quantization_config of config.json names no format for {module}: fetch the model again"
             )
-        found[f"{module}.weight"] = READERS[form](module, files, scheme.weights or Numbers())
+        found[f"{module}.weight"] = READERS[form](module, files, scheme)
     return found
 
 
@@ -136,24 +148,26 @@ WHOLE = ("I8", *FP8)
 """Dtypes of weights that are stored unpacked."""
 
 
-def _floats(module: str, files: StoredTensors, numbers: Numbers) -> QuantizedWeight:
+def _floats(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeight:
     """Returns a weight with an fp8 number per element."""
     name, scale = f"{module}.weight", f"{module}.weight_scale"
     shape = require(files, name, FP8, MATRIX)
-    block, grid = _grid(numbers, shape)
+    block, grid = _grid(scheme.numbers, shape)
     require(files, scale, FLOATS, *_shapes(grid))
 
-    def read() -> Tensor:
-        return Scaled(files.tensor(name), files.tensor(scale).view(grid), block=block).dequantize()
+    def read() -> Scaled:
+        return Scaled(files.tensor(name), files.tensor(scale).view(grid), block=block)
 
-    return QuantizedWeight(shape, frozenset((name, scale)), read)
+    rounded = read if scheme.rounds_activations else None
+    return QuantizedWeight(shape, frozenset((name, scale)), lambda: read().dequantize(), eight_bits=rounded)
 
 
-def _bytes(module: str, files: StoredTensors, numbers: Numbers) -> QuantizedWeight:
+def _bytes(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeight:
     """Returns a weight with an int8 number per element."""
+    numbers = scheme.numbers
     name, scale, zero = (f"{module}.{part}" for part in ("weight", "weight_scale", "weight_zero_point"))
     shape = require(files, name, ("I8",), MATRIX)
-    block, grid = _grid(numbers, shape)
+    block, grid = _grid(scheme.numbers, shape)
     require(files, scale, FLOATS, *_shapes(grid))
     names = [name, scale]
     if not numbers.symmetric:
@@ -165,7 +179,11 @@ def _bytes(module: str, files: StoredTensors, numbers: Numbers) -> QuantizedWeig
         zeros = torch.zeros(1, 1, dtype=torch.int8) if numbers.symmetric else files.tensor(zero).view(grid)
         return Scaled(_unsigned(values), scales, _unsigned(zeros), block)
 
-    return QuantizedWeight.of_codes(shape, names, read, 8, block[1])
+    def signed() -> Scaled:
+        return Scaled(files.tensor(name), files.tensor(scale).view(grid), block=block)
+
+    weight = QuantizedWeight.of_codes(shape, names, read, 8, block[1])
+    return replace(weight, eight_bits=signed) if scheme.rounds_activations and numbers.symmetric else weight
 
 
 def _unsigned(numbers: Tensor) -> Tensor:
@@ -173,15 +191,16 @@ def _unsigned(numbers: Tensor) -> Tensor:
     return numbers.view(torch.uint8) ^ 128
 
 
-def _packed(module: str, files: StoredTensors, numbers: Numbers) -> QuantizedWeight:
+def _packed(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeight:
     """Returns a weight of integers packed along the inputs, with zeros packed along the outputs."""
+    numbers = scheme.numbers
     parts = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
     packed, scale, size, zero, group_of = (f"{module}.{part}" for part in parts)
     bits, middle = numbers.num_bits, 1 << (numbers.num_bits - 1)
     require(files, size, ("I64", "I32"), (2,))
     shape = tuple(files.tensor(size).tolist())
     require(files, packed, ("I32",), (shape[0], -(-shape[1] * bits // 32)))
-    block, grid = _grid(numbers, shape)
+    block, grid = _grid(scheme.numbers, shape)
     require(files, scale, FLOATS, *_shapes(grid))
     names = [packed, scale, size]
     whole = grid == (1, 1)
@@ -221,11 +240,11 @@ def _shapes(grid: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
     return (grid, *flat, ()) if grid == (1, 1) else (grid, *flat)
 
 
-READERS: dict[str, Callable[[str, StoredTensors, Numbers], QuantizedWeight]] = {
+READERS: dict[str, Callable[[str, StoredTensors, Scheme], QuantizedWeight]] = {
     "int-quantized": _bytes,
     "float-quantized": _floats,
-    "naive-quantized": lambda module, files, numbers: (_bytes if numbers.type == "int" else _floats)(
-        module, files, numbers
+    "naive-quantized": lambda module, files, scheme: (_bytes if scheme.numbers.type == "int" else _floats)(
+        module, files, scheme
     ),
     "pack-quantized": _packed,
     "nvfp4-pack-quantized": lambda module, files, _: nvfp4.packed_weight(module, files),

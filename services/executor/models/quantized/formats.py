@@ -50,7 +50,7 @@ def find_format(quantization: dict[str, Any]) -> Format:
     Raises:
         ConfigurationError: there is none of its `quant_method`.
     """
-    method = quantization.get("quant_method")
+    method = str(quantization.get("quant_method"))
     if method == BITSANDBYTES or any(quantization.get(key) for key in ("load_in_4bit", "load_in_8bit")):
         raise ConfigurationError(
             f"weights quantized by {BITSANDBYTES} are not supported: use the unquantized model, or one quantized by "

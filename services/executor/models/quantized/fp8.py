@@ -6,7 +6,6 @@ Source: DeepSeek-V3's and Qwen3's files (blocks, `weight_scale_inv`), vLLM's and
 from typing import Any
 
 import msgspec
-from torch import Tensor
 
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.weight import (
@@ -64,10 +63,8 @@ def fp8_weight(module: str, files: StoredTensors, block: tuple[int, int] | None)
     else:
         require(files, scale, SCALES, (-(-shape[0] // block[0]), -(-shape[1] // block[1])))
 
-    def read() -> Tensor:
+    def read() -> Scaled:
         scales = files.tensor(scale).float()
-        return Scaled(
-            files.tensor(name), scales.view(-1, 1) if block is None else scales, block=block or (1, 1)
-        ).dequantize()
+        return Scaled(files.tensor(name), scales.view(-1, 1) if block is None else scales, block=block or (1, 1))
 
-    return QuantizedWeight(shape, frozenset((name, scale)), read)
+    return QuantizedWeight(shape, frozenset((name, scale)), lambda: read().dequantize(), eight_bits=read)

@@ -44,9 +44,13 @@ class Scaled:
 
     def integers(self, bits: int) -> IntegerWeights:
         """Returns codes of `bits` bits, whose blocks of columns are all of the same size, as integers."""
-        scales = self._spread(self.scales.float(), 0).expand(len(self.values), -1).contiguous()
+        scales = self.row_scales()
         zeros = torch.zeros(1, 1) if self.zeros is None else self._spread(self.zeros, 0)
         return IntegerWeights.with_zeros(self.values, bits, scales, zeros.expand_as(scales))
+
+    def row_scales(self) -> Tensor:
+        """Returns the scales in float32 [N, C]."""
+        return self._spread(self.scales.float(), 0).expand(len(self.values), -1).contiguous()
 
     def _spread(self, numbers: Tensor, dim: int) -> Tensor:
         """Repeats what belongs to a block for each of its rows or columns; one number is left to broadcasting."""

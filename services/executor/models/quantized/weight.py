@@ -55,6 +55,8 @@ class QuantizedWeight:
     """Reads the parts and returns the weight in a floating dtype that holds it."""
     integers: Callable[[], IntegerWeights] | None = None
     """Reads the parts and returns the weight as integers; None if `IntegerWeights` cannot express it."""
+    eight_bits: Callable[[], Scaled] | None = None
+    """Reads the parts and returns int8 or fp8 values without zeros; None unless activations are to be such too."""
 
     @classmethod
     def of_codes(

@@ -19,8 +19,7 @@ from transformers import (
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.model import ModelSpec
-from pagewire.services.executor.models.quantized.weight import StoredTensors
-from pagewire.services.executor.models.tensors import open_folder
+from pagewire.services.executor.models.tensors import FolderTensors, open_folder
 from pagewire.services.executor.models.transformers_backend.gate import check_config, check_modules, max_length
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.probe import probe
@@ -33,7 +32,7 @@ _log = structlog.get_logger()
 class _Stored:
     """A tensor that `transformers` reads when it takes all of its elements."""
 
-    def __init__(self, stored: StoredTensors, name: str) -> None:
+    def __init__(self, stored: FolderTensors, name: str) -> None:
         self._stored, self._name = stored, name
 
     def __getitem__(self, _all: EllipsisType) -> Tensor:
