@@ -122,6 +122,8 @@ unknown setting is refused before its weights are read.
 | `mxfp4` | experts as gpt-oss stores them |
 | `modelopt` | `NVFP4` and `FP8`, also with the settings in `hf_quant_config.json` |
 
-The scales of activations and of KV caches in such files are not used: activations have the model's dtype. Sparse
-weights, transforms of weights and bitsandbytes are refused: use the unquantized model, or a format of the table.
+In native families, integers stay packed on a CPU ([cpu.md](cpu.md)), integers and fp8 on a GPU ([gpu.md](gpu.md)).
+Otherwise weights are dequantized to the model's dtype when they are loaded, and the log says so. The scales of
+activations and of KV caches in such files are not used. Sparse weights, transforms of weights and bitsandbytes are
+refused: use the unquantized model, or a format of the table.
 """

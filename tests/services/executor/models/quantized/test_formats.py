@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.kernels import CpuKernels
+from pagewire.services.executor.models.compiled import Linear
+from pagewire.services.executor.models.quantized.packing import CpuPacking
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.executor.models.tensors import open_tensors
 from pagewire.shared.model_folder import read_config
@@ -94,6 +98,19 @@ def test_integers_are_the_same_weights(name: str, tmp_path: Path) -> None:
             whole = torch.empty(source.shape(module))
             source.read({module: whole})
             torch.testing.assert_close(integers.dequantize(), whole, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gptq asymmetric", "gptq 3 bits", "awq", "int8 channel", "modelopt nvfp4"])
+def test_integers_stay_packed_on_a_cpu(name: str, tmp_path: Path) -> None:
+    """Its kernels round activations to eight bits."""
+    folder = write(checkpoint("llama"), tmp_path, METHODS[name]())
+    packing = CpuPacking(CpuKernels(build.load(), 1), None)
+    layer = load_model(folder, read_config(folder), "float32", packing).get_submodule("model.layers.1.mlp.down_proj")
+    assert isinstance(layer, Linear)
+    weight = parameters(tmp_path / "plain")["model.layers.1.mlp.down_proj.weight"]
+    x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1))
+    error = layer(x) - x @ weight.T
+    assert error.pow(2).mean().sqrt() < 0.01 * (x @ weight.T).std()
 
 
 @pytest.mark.parametrize("name", ["gptq desc_act", "awq", "fp8 blocks", "packed int4 asymmetric", "packed mxfp4"])
