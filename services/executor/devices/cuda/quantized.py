@@ -105,7 +105,7 @@ class CudaPacking:
             scaled = [found for name in names if (found := source.eight_bits(name)) is not None]
             if len(scaled) == len(names) and (self.fp8 or scaled[0].values.dtype == torch.int8):
                 return join_eight_bits(scaled)
-            integers = [found for name in names if (found := source.integers(name)) is not None]
+            integers = [codes for name in names if (codes := source.integers(name)) is not None]
             return join_integers(integers) if len(integers) == len(names) else None
         except ValueError:  # groups of inputs that the kernels do not have
             return None

@@ -20,8 +20,10 @@ from pagewire.services.executor.models.quantized.weight import (
     MATRIX,
     QuantizedWeight,
     StoredTensors,
+    check_pattern,
     modules_with,
     parse_settings,
+    read_groups,
     require,
 )
 from pagewire.shared.errors import ConfigurationError
@@ -36,6 +38,8 @@ Format = Literal[
     "mixed-precision",
     "dense",
 ]
+PATTERN = "re:"
+"""What a pattern of names begins with."""
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group"]
 
 
@@ -72,6 +76,11 @@ class Scheme(msgspec.Struct, frozen=True):
     weights: Numbers | None = None
     input_activations: dict[str, Any] | None = None
     format: Format | None = None
+
+    def __post_init__(self) -> None:
+        for target in self.targets:
+            if target.startswith(PATTERN):
+                check_pattern(target.removeprefix(PATTERN))
 
     @property
     def numbers(self) -> Numbers:
@@ -115,8 +124,8 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def _names(target: str, module: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
+    if target.startswith(PATTERN):
+        return re.match(target.removeprefix(PATTERN), module) is not None
     return target == module
 
 
@@ -212,7 +221,7 @@ def _packed(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeigh
         names.append(zero)
     reordered = group_of in files.names()
     if reordered:
-        require(files, group_of, ("I32", "I64"), (shape[1],))
+        order = read_groups(files, group_of, shape[1], grid[1])
         names.append(group_of)
 
     def read() -> Scaled:
@@ -222,7 +231,6 @@ def _packed(module: str, files: StoredTensors, scheme: Scheme) -> QuantizedWeigh
             zeros = files.tensor(zero).view(grid) + middle if whole else unpack(files.tensor(zero).T, bits, grid[0]).T
         if not reordered:
             return Scaled(codes, scales, zeros, block)
-        order = files.tensor(group_of)
         return Scaled(codes, scales[:, order], zeros.expand(grid)[:, order])
 
     return QuantizedWeight.of_codes(shape, names, read, bits, 0 if reordered else block[1])

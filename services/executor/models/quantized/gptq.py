@@ -16,13 +16,16 @@ from pagewire.services.executor.models.quantized.weight import (
     MATRIX,
     QuantizedWeight,
     StoredTensors,
+    check_pattern,
     modules_with,
     parse_settings,
+    read_groups,
     require,
 )
-from pagewire.shared.errors import ConfigurationError
 
 Bits = Literal[2, 3, 4, 8]
+SIGNS = ("+:", "-:")
+"""What patterns of modules begin with."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -40,6 +43,8 @@ class Settings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.group_size != -1 and self.group_size < 1:
             raise ValueError(f"group_size is {self.group_size}")
+        for pattern in self.dynamic or {}:
+            check_pattern(pattern[2:] if pattern.startswith(SIGNS) else pattern)
 
     def of(self, module: str) -> "Settings":
         """Returns the settings of a module."""
@@ -70,15 +75,12 @@ def _weight(settings: Settings, module: str, files: StoredTensors) -> QuantizedW
     groups = -(-inputs // group)
     require(files, names["scales"], FLOATS, (groups, outputs))
     require(files, names["qzeros"], ("I32",), (groups, -(-outputs * bits // 32)))
-    group_of = torch.arange(inputs, dtype=torch.int32) // group
+    group_of = order = torch.arange(inputs) // group
     if names["g_idx"] in files.names():
-        require(files, names["g_idx"], ("I32",), (inputs,))
-        group_of = files.tensor(names["g_idx"])
-        if not 0 <= int(group_of.min()) <= int(group_of.max()) < groups:
-            raise ConfigurationError(f"tensor {names['g_idx']} names groups that are not there: fetch the model again")
+        group_of = read_groups(files, names["g_idx"], inputs, groups)
     else:
         del names["g_idx"]
-    in_order = torch.equal(group_of, torch.arange(inputs, dtype=torch.int32) // group)
+    in_order = torch.equal(group_of, order)
 
     def read() -> Scaled:
         codes = unpack(files.tensor(names["qweight"]).T, bits, inputs)

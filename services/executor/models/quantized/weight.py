@@ -1,5 +1,6 @@
 """A weight that a checkpoint stores quantized, as several tensors."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -100,7 +101,7 @@ def require(files: StoredTensors, name: str, dtypes: Collection[str], *shapes: S
             f"the checkpoint misses tensor {name}, which its quantization_config asks for: fetch the model again"
         )
     header = files.header(name)
-    if header.dtype not in dtypes or not any(_fits(header.shape, shape) for shape in shapes):
+    if header.dtype not in dtypes or 0 in header.shape or not any(_fits(header.shape, shape) for shape in shapes):
         wanted = " or ".join(
             str(["any" if size is None else size for size in shape]).replace("'", "") for shape in shapes
         )
@@ -109,6 +110,31 @@ def require(files: StoredTensors, name: str, dtypes: Collection[str], *shapes: S
             f"{' or '.join(dtypes)} {wanted}: fetch the model again"
         )
     return header.shape
+
+
+def read_groups(files: StoredTensors, name: str, inputs: int, groups: int) -> Tensor:
+    """Returns int64 [inputs], the group of each input.
+
+    Raises:
+        ConfigurationError: the tensor is missing, or names groups that are not there.
+    """
+    require(files, name, ("I32", "I64"), (inputs,))
+    found = files.tensor(name).long()
+    if not 0 <= int(found.min()) <= int(found.max()) < groups:
+        raise ConfigurationError(f"tensor {name} names groups that are not there: fetch the model again")
+    return found
+
+
+def check_pattern(pattern: str) -> None:
+    """Checks a regular expression of names of modules.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is no regular expression") from error
 
 
 def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
@@ -16,7 +18,7 @@ from pagewire.services.executor.models.tensors import open_tensors
 from pagewire.shared.model_folder import read_config
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import checkpoint
-from tests.support.quantized import Method, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4, write
+from tests.support.quantized import Method, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4, set_config, write
 
 PROMPT = list(range(3, 40))
 METHODS: dict[str, Callable[[], Method]] = {
@@ -138,3 +140,32 @@ def test_models_built_by_transformers(
         driver.add(0, len(PROMPT) + 12)
         texts.append(driver.generate(0, PROMPT, 12, chunk=10))
     assert texts[0] == texts[1]
+
+
+GPTQ_MIXED = gptq(4).config | {"dynamic": {"-:.*lm_head": {}, r"+:.*\.down_proj": {"bits": 8, "group_size": 16}}}
+INT4, INT8 = METHODS["packed int4"](), METHODS["int8 channel"]()
+MIXED = {
+    "quant_method": "compressed-tensors",
+    "format": "mixed-precision",
+    "config_groups": {
+        "group_0": INT4.config["config_groups"]["group_0"] | {"format": "pack-quantized"},
+        "group_1": INT8.config["config_groups"]["group_0"]
+        | {"format": "int-quantized", "targets": [r"re:.*\.down_proj$"]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("most", "some", "config"), [(gptq(4), gptq(8, group=16), GPTQ_MIXED), (INT4, INT8, MIXED)], ids=["gptq", "mixed"]
+)
+def test_modules_with_settings_of_their_own(most: Method, some: Method, config: dict[str, Any], tmp_path: Path) -> None:
+    folders = [write(checkpoint("llama"), tmp_path / kind, method) for kind, method in (("4", most), ("8", some))]
+    for kind in ("quantized", "plain"):
+        files = [folder.parent / kind / "model.safetensors" for folder in folders]
+        tensors, others = (load_file(file) for file in files)
+        tensors = {name: tensor for name, tensor in tensors.items() if ".down_proj." not in name}
+        save_file(tensors | {name: tensor for name, tensor in others.items() if ".down_proj." in name}, files[0])
+    set_config(folders[0], config)
+    found, expected = parameters(folders[0]), parameters(folders[0].parent / "plain")
+    for parameter, value in expected.items():
+        assert torch.equal(found[parameter], value), parameter

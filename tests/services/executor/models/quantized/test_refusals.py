@@ -44,6 +44,7 @@ def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
         ({"quant_method": "gptq", "bits": 5}, "bits"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:(": {"bits": 8}}}, "no regular expression"),
         ({"quant_method": "awq", "bits": 8}, "bits"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version"),
         ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
