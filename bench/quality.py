@@ -1,8 +1,9 @@
 """Asks a model forty short questions, greedily and through all services, and counts the right answers.
 
 The questions have checkable answers: facts, arithmetic, single words, formats. The share shows that a change of
-kernels, dtypes or quantization has not harmed what the model says. With `--reference transformers`, transformers
-answers the same questions on the same weights in float32, and the tokens are compared.
+kernels, dtypes or quantization has not harmed what the model says; so does the perplexity of a text, which shows
+smaller changes. With `--reference transformers`, transformers answers the same questions on the same weights in
+float32, and the tokens are compared.
 """
 
 import argparse
@@ -17,14 +18,16 @@ import msgspec
 
 from pagewire import LLM, SamplingParams
 from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._perplexity import TEXT, perplexity, windows
 from pagewire.client.async_client import Messages
+from pagewire.services.executor.models.config import DTYPES
 from pagewire.shared import model_folder
 from pagewire.shared.messages.client import Choice
 from pagewire.shared.named_models import DEFAULT
 
 QUESTIONS = Path(__file__).parent / "data" / "questions.json"
 MAX_TOKENS = 64
-DTYPES = ("float32", "auto")
+WEIGHTS = ("float32", "none", "auto")
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
 REFERENCE = "transformers"
 
@@ -56,11 +59,13 @@ class Run:
     """The answers of one side."""
 
     side: str
-    """The dtype of Pagewire's weights, or the reference."""
+    """Pagewire's weights, or the reference."""
     answers: list[str]
     token_ids: list[list[int]]
     """Without the token that ends an answer."""
     right: list[bool]
+    perplexity: float | None = None
+    """Of the text in `_perplexity.py`; None: it was not measured."""
 
     @property
     def share(self) -> float:
@@ -76,15 +81,20 @@ def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench quality", description=__doc__)
     parser.add_argument("--model", default=DEFAULT.name, help="folder, .gguf file, hub id or short name")
-    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), help="dtypes of the weights, one stack each")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        default=list(WEIGHTS),
+        help="a dtype, or a value of --quantization, such as int8: one stack each",
+    )
     parser.add_argument("--device", default="cpu", help="where Pagewire computes")
     parser.add_argument("--reference", choices=[REFERENCE], help="who answers on the same weights too")
     add_output(parser)
     given = parser.parse_args(arguments)
     questions = read_questions()
-    runs = [served(given.model, questions, dtype=dtype, device=given.device) for dtype in given.dtype]
+    runs = [served(given.model, questions, weights, given.device) for weights in given.weights]
     reference = referred(given.model, questions) if given.reference else None
-    print("\n".join(table(runs, reference)))
+    print("\n".join([*table(runs, reference), "", *perplexities(runs)]))
     if reference is not None:
         print("\n".join(differences(questions, runs, reference)))
     sides = [*runs, *([reference] if reference else [])]
@@ -98,19 +108,21 @@ def read_questions() -> list[Question]:
     return msgspec.json.decode(QUESTIONS.read_bytes(), type=list[Question])
 
 
-def served(model: str, questions: Sequence[Question], **settings: Any) -> Run:
-    """Returns what a stack with these settings answers.
+def served(model: str, questions: Sequence[Question], weights: str, device: str = "cpu") -> Run:
+    """Returns what a stack answers that has plain weights of a dtype, or those of a value of `quantization`.
 
     Raises:
         ConfigurationError: the model or a setting cannot be used.
     """
-    with LLM(model, **settings) as llm:
+    plain = {"dtype": weights, "quantization": "none"}
+    prompts = windows(model, TEXT.read_text())
+    with LLM(model, device=device, **(plain if weights in DTYPES else {"quantization": weights})) as llm:
         choices = [result.outputs[0] for result in llm.chat(_conversations(questions), GREEDY)]
+        predicted = perplexity(llm, prompts)
     ends = model_folder.eos_ids(model_folder.resolve(model))
     answers = [choice.text for choice in choices]
-    return Run(
-        settings["dtype"], answers, [_without_end(choice, ends) for choice in choices], _right(questions, answers)
-    )
+    token_ids = [_without_end(choice, ends) for choice in choices]
+    return Run(weights, answers, token_ids, _right(questions, answers), predicted)
 
 
 def referred(model: str, questions: Sequence[Question]) -> Run:
@@ -136,6 +148,13 @@ def table(runs: Sequence[Run], reference: Run | None) -> list[str]:
         equal = f"{sum(run.equal(reference))} of {len(run.right)}" if reference else ""
         rows.append(f"{run.side} | {sum(run.right)} of {len(run.right)} | {run.share:.1%} | {equal}")
     return markdown("weights | right | share | tokens equal to the reference's", rows)
+
+
+def perplexities(runs: Sequence[Run]) -> list[str]:
+    """Returns a line per side with its perplexity, and how much higher it is than that of the first one."""
+    first = runs[0].perplexity or 0.0
+    rows = [f"{run.side} | {run.perplexity or 0.0:.3f} | {(run.perplexity or 0.0) / first - 1:+.2%}" for run in runs]
+    return markdown(f"weights | perplexity | beside {runs[0].side}", rows)
 
 
 def summary(raw: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -172,4 +191,4 @@ def _right(questions: Sequence[Question], answers: Sequence[str]) -> list[bool]:
 
 def _details(run: Run) -> dict[str, Any]:
     fields = asdict(run)
-    return {name: fields[name] for name in ("answers", "token_ids")}
+    return {name: fields[name] for name in ("answers", "token_ids", "perplexity")}

@@ -141,83 +141,78 @@ inline Vec load_as(const void* numbers, int64_t dtype, int64_t at) {
     return dtype == F16 ? load((const _Float16*)numbers + at) : load((const float*)numbers + at);
 }
 
+// Which inputs of a chunk a sum is of.
+enum Span { ALL, FIRST, SECOND };
+
+// Sums the codes of a span.
+inline int32_t sum_of(const int32_t* sums, Span span) {
+    return span == ALL ? sums[0] + sums[1] : sums[span == SECOND];
+}
+
+// The scales and minima of one panel.
+struct Groups {
+    const Weights& weights;
+    int64_t at;         // of the next group's first number
+    Vec scales[2] = {}, minima[2] = {};
+
+    Groups(const Weights& weights, int64_t panel)
+        : weights(weights), at(panel * ((weights.inputs + weights.group - 1) / weights.group) * PANEL) {}
+
+    void next() {
+        for (int half = 0; half < 2; half++, at += LANES) {
+            scales[half] = load_as(weights.scales, weights.scales_dtype, at);
+            if (weights.minima) minima[half] = load_as(weights.minima, weights.minima_dtype, at);
+        }
+    }
+};
+
+#define INLINED __attribute__((always_inline))
+
 // Multiplies the rows M from `row` with a panel; writes the sums of both halves.
 template <int BITS, size_t... M>
 [[gnu::noinline]] void multiply_integers(const Rounded& x, int64_t row, const Weights& weights, int64_t panel,
                                          Vec* left_out, Vec* right_out, std::index_sequence<M...>) {
-    int64_t chunks = x.chunks, halves = 2 * chunks;
+    int64_t chunks = x.chunks;
     const uint8_t* codes = (const uint8_t*)weights.panels + panel * chunks * Codes<BITS>::SIZE;
     const int8_t* rounded = &x.codes[row * chunks * CHUNK];
     const float* scales = &x.scales[row * chunks];
-    const int32_t* sums = &x.sums[row * halves];
-    bool split = weights.group == HALF;
-    int64_t groups = (weights.inputs + weights.group - 1) / weights.group, first = panel * groups * PANEL;
-    int64_t until = 0;  // the input at which the next group begins
+    const int32_t* sums = &x.sums[row * chunks * 2];
+    bool split = weights.group == HALF, least = weights.minima;
+    int64_t until = 0;  // the chunk at which the next group begins
     int32_t zero = weights.zero;
-    Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...}, l_scale = {}, r_scale = {}, l_least = {}, r_least = {};
+    Groups groups(weights, panel);
+    Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
 
-    auto next_group = [&] {
-        l_scale = load_as(weights.scales, weights.scales_dtype, first);
-        r_scale = load_as(weights.scales, weights.scales_dtype, first + LANES);
-        if (weights.minima) {
-            l_least = load_as(weights.minima, weights.minima_dtype, first);
-            r_least = load_as(weights.minima, weights.minima_dtype, first + LANES);
+    auto multiply = [&](auto span) INLINED {
+        constexpr Span SPAN = decltype(span)::value;
+        Int l_dots[] = {(-zero * sum_of(sums + M * chunks * 2, SPAN) - Int{})...};
+        Int r_dots[] = {l_dots[M]...};
+        UNROLLED for (int quad = SPAN == SECOND ? QUADS / 2 : 0; quad < (SPAN == FIRST ? QUADS / 2 : QUADS); quad++) {
+            Bytes l = Codes<BITS>::load(codes, quad, 0), r = Codes<BITS>::load(codes, quad, 1);
+            int32_t fours[sizeof...(M)];
+            (std::memcpy(&fours[M], rounded + M * chunks * CHUNK + 4 * quad, 4), ...);
+            ((l_dots[M] = add_quads<BITS>(l_dots[M], l, fours[M]), r_dots[M] = add_quads<BITS>(r_dots[M], r, fours[M])), ...);
         }
-        first += PANEL;
-        until += weights.group;
+        ((left[M] += __builtin_convertvector(l_dots[M], Vec) * scales[M * chunks] * groups.scales[0],
+          right[M] += __builtin_convertvector(r_dots[M], Vec) * scales[M * chunks] * groups.scales[1]),
+         ...);
+        if (!least) return;
+        float of_x[] = {scales[M * chunks] * sum_of(sums + M * chunks * 2, SPAN)...};
+        ((left[M] += groups.minima[0] * of_x[M], right[M] += groups.minima[1] * of_x[M]), ...);
     };
 
     for (int64_t chunk = 0; chunk < chunks; chunk++, codes += Codes<BITS>::SIZE, rounded += CHUNK, scales++, sums += 2) {
-        Int l_dots[sizeof...(M)], r_dots[sizeof...(M)];
-        auto begin = [&](int from, int to) {
-            auto start = [&](size_t m) {
-                int32_t sum = 0;
-                for (int half = from; half < to; half++) sum += sums[m * halves + half];
-                l_dots[m] = r_dots[m] = -zero * sum - Int{};
-            };
-            (start(M), ...);
-        };
-        auto add = [&](int from, int to) {
-            UNROLLED for (int quad = from; quad < to; quad++) {
-                Bytes l = Codes<BITS>::load(codes, quad, 0), r = Codes<BITS>::load(codes, quad, 1);
-                auto add_row = [&](size_t m) {
-                    int32_t four;
-                    std::memcpy(&four, rounded + m * chunks * CHUNK + 4 * quad, sizeof four);
-                    l_dots[m] = add_quads<BITS>(l_dots[m], l, four);
-                    r_dots[m] = add_quads<BITS>(r_dots[m], r, four);
-                };
-                (add_row(M), ...);
-            }
-        };
-        auto scale = [&](int from, int to) {
-            auto scale_row = [&](size_t m) {
-                float by = scales[m * chunks];
-                left[m] += __builtin_convertvector(l_dots[m], Vec) * by * l_scale;
-                right[m] += __builtin_convertvector(r_dots[m], Vec) * by * r_scale;
-                if (!weights.minima) return;
-                int32_t sum = 0;
-                for (int half = from; half < to; half++) sum += sums[m * halves + half];
-                left[m] += l_least * (by * sum);
-                right[m] += r_least * (by * sum);
-            };
-            (scale_row(M), ...);
-        };
         if constexpr (sizeof...(M) <= 4)
             UNROLLED for (int64_t line = 0; line < Codes<BITS>::SIZE; line += 64) __builtin_prefetch(codes + AHEAD + line);
-        if (chunk * CHUNK == until) next_group();
-        if (split) {
-            begin(0, 1);
-            add(0, QUADS / 2);
-            scale(0, 1);
-            if (until < weights.inputs) next_group();
-            begin(1, 2);
-            add(QUADS / 2, QUADS);
-            scale(1, 2);
-        } else {
-            begin(0, 2);
-            add(0, QUADS);
-            scale(0, 2);
+        if (chunk == until) {
+            groups.next();
+            until += (weights.group + CHUNK - 1) / CHUNK;
         }
+        if (split) {
+            multiply(std::integral_constant<Span, FIRST>());
+            if (chunk * CHUNK + HALF < weights.inputs) groups.next();
+            multiply(std::integral_constant<Span, SECOND>());
+        } else multiply(std::integral_constant<Span, ALL>());
     }
     ((left_out[M] = left[M], right_out[M] = right[M]), ...);
 }

@@ -5,7 +5,7 @@ import pytest
 
 from pagewire.bench import quality
 from pagewire.bench._output import CHECKOUT
-from pagewire.bench.quality import Question, Run, differences, read_questions, table
+from pagewire.bench.quality import Question, Run, differences, perplexities, read_questions, table
 from pagewire.shared.named_models import DEFAULT
 from tests.support.default_model import default_model
 
@@ -59,13 +59,18 @@ def test_shares_and_equal_tokens() -> None:
     ]
 
 
+def test_perplexities_beside_the_first() -> None:
+    runs = [Run("float32", [], [], [], 20.0), Run("int8", [], [], [], 20.1)]
+    assert perplexities(runs)[2:] == ["| float32 | 20.000 | +0.00% |", "| int8 | 20.100 | +0.50% |"]
+
+
 @pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.timeout(1200)
 def test_the_default_model_answers_as_recorded_and_as_transformers_does() -> None:
     assert default_model().is_file()
     questions = read_questions()
-    ours = quality.served(DEFAULT.name, questions, dtype="float32")
+    ours = quality.served(DEFAULT.name, questions, "float32")
     reference = quality.referred(DEFAULT.name, questions)
     assert differences(questions, [ours], reference) == []
     recorded = {run["side"]: run["right"] for run in json.loads(RECORDED.read_text())["runs"]}

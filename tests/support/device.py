@@ -18,6 +18,7 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
+from pagewire.services.executor.models.quantized.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.model_folder import read_config
 from pagewire.shared.sampling import Record, record
@@ -74,21 +75,24 @@ class Driver:
         block_size: int = BLOCK_SIZE,
         threads: int = 1,
         one_dnn: bool = False,
+        packed: bool = False,
+        bits: int | None = None,
     ) -> None:
+        """`packed`: weights that are stored as integers stay such; `bits`: the others are rounded to so many."""
         cores = Cores(1, torch.set_num_threads)
-        self.model = load_model(folder, read_config(folder), dtype)
+        self.kernels = CpuKernels(build.load(), threads) if compiled else None
+        packing = CpuPacking(self.kernels, bits) if self.kernels and (packed or bits) else None
+        self.model = load_model(folder, read_config(folder), dtype, packing)
         self.compiled: CompiledLM | None = None
-        self.kernels: CpuKernels | None = None
         self._block_size = block_size
         blocks = SLOTS * -(-CONTEXT // block_size)
         capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY)
         spec, stored = self.model.spec, self.model.embedding.dtype
         backend: Backend
-        if compiled:
-            self.kernels = kernels = CpuKernels(build.load(), threads)
+        if self.kernels is not None:
             if is_native(read_config(folder)):
-                self.compiled = CompiledLM(self.model, kernels, CONTEXT, one_dnn=one_dnn)
-            backend = CompiledBackend(kernels, spec, capacity, stored)
+                self.compiled = CompiledLM(self.model, self.kernels, CONTEXT, one_dnn=one_dnn)
+            backend = CompiledBackend(self.kernels, spec, capacity, stored)
         else:
             backend = PyTorchBackend(spec, capacity, stored)
         self._recorder = Recorder(self.compiled or self.model)

@@ -119,7 +119,7 @@ def _backend(kernels: CpuKernels | None, spec: ModelSpec, capacity: Capacity, dt
 
 def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:
     """Returns how weights become integers; None if they do not. `kernels` are those that compute the products."""
-    if settings.quantization == "none":
+    if settings.quantization == "none" or (settings.quantization == "auto" and settings.dtype != "auto"):
         return None
     bits = {"auto": None, "int8": 8, "int4": 4}[settings.quantization]
     if kernels is None and bits is not None:

@@ -51,7 +51,7 @@ class CompiledLM(CausalLM):
             for name, module in parent.named_children():
                 setattr(parent, name, _compiled(module, kernels, max_model_len, one_dnn=one_dnn))
         for parameter in model.parameters():
-            if parameter is not model.embedding:
+            if parameter.dim() == 1:  # of norms; tables keep their dtype
                 parameter.data = parameter.data.float()
         self.model = model
         self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None

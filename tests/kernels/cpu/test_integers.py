@@ -28,6 +28,13 @@ class Weights:
     def packed(self, kernels: CpuKernels) -> Packed:
         return kernels.pack_integers(self.codes, self.bits, self.scales, self.zero, self.minima, self.bias)
 
+    def magnitudes(self) -> Tensor:
+        """Of what is added up for each weight."""
+        size = self.codes.shape[1] // self.scales.shape[1]
+        scales = self.scales.abs().double().repeat_interleave(size, 1)
+        minima = 0.0 if self.minima is None else self.minima.abs().double().repeat_interleave(size, 1)
+        return scales * self.codes.double() + minima
+
     def dequantized(self) -> Tensor:
         size = self.codes.shape[1] // self.scales.shape[1]
         scales = self.scales.double().repeat_interleave(size, 1)
@@ -99,7 +106,8 @@ def test_equals_float64_of_rounded_rows(
     if given_weights.bias is not None:
         expected += given_weights.bias.double()
     out = kernels.linear(x, given_weights.packed(kernels))
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    bound = 2**-20 * (rounded(x).abs() @ given_weights.magnitudes().T + expected.abs())
+    assert ((out.double() - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("bits", INTEGERS)

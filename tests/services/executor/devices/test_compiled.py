@@ -50,6 +50,16 @@ def test_chunks_and_neighbours_change_no_bit(name: str, dtype: DtypeSetting) -> 
         assert torch.equal(logits(Driver(checkpoint(name), dtype, compiled=True), ids, chunk, beside=beside), expected)
 
 
+@pytest.mark.parametrize("name", ["llama-biased", "qwen3", "opt"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_chunks_neighbours_and_threads_change_no_bit_of_integers(name: str, bits: int) -> None:
+    ids = text(1, 90)
+    expected = logits(Driver(checkpoint(name), "bfloat16", compiled=True, bits=bits), ids, chunk=90)
+    for chunk, beside, threads in ((1, 3, 1), (7, 5, 3), (64, 1, 2)):
+        driver = Driver(checkpoint(name), "bfloat16", compiled=True, bits=bits, threads=threads)
+        assert torch.equal(logits(driver, ids, chunk, beside=beside), expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_greedy_rows_get_the_likeliest_token_whoever_is_beside(dtype: DtypeSetting) -> None:
     draws = record(temperature=5.0, key=3)
