@@ -18,7 +18,7 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
-from pagewire.services.executor.models.quantized.packing import CpuPacking
+from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.model_folder import read_config
 from pagewire.shared.sampling import Record, record

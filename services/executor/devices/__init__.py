@@ -21,7 +21,7 @@ from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.devices.sim import SimDevice
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import ModelSpec
-from pagewire.services.executor.models.quantized.packing import CpuPacking
+from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError

@@ -12,9 +12,9 @@ from torch import Tensor
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.models.compiled import Embedding, Linear
+from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
-from pagewire.services.executor.models.quantized.packing import CpuPacking
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.registry import build_model, load_model
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
@@ -70,7 +70,7 @@ def test_four_bits_are_what_the_rounded_weights_give(
         rounded = plain(weight, bits)
         return dataclasses.replace(rounded, bits=8)
 
-    monkeypatch.setattr("pagewire.services.executor.models.quantized.packing.round_weights", exact)
+    monkeypatch.setattr("pagewire.services.executor.models.packing.round_weights", exact)
     assert torch.equal(logits(checkpoint(name), 4), found)
 
 
