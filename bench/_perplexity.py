@@ -16,7 +16,7 @@ SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
 def windows(model: str, text: str) -> list[list[int]]:
     """Returns the tokens of `text` in prompts of equal length, which every model supports; the rest is left out."""
     path = model_folder.resolve(model)
-    ids = load_tokenizer(path).encode(text, add_special_tokens=False)
+    ids = load_tokenizer(path).backend.encode(text, add_special_tokens=False).ids
     size = min(WINDOW, len(ids))
     return [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
 

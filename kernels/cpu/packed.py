@@ -125,7 +125,7 @@ def _one(weights: Weights, **tensors: Tensor | None) -> Packed:
 
 def _together(quads: Tensor, bits: int) -> Tensor:
     """Returns codes of `bits` [panels, chunks, quads, bytes] with as many quads in a byte as fit, the first lowest."""
-    several = quads.unflatten(2, (-1, 8 // bits))
+    several = quads.reshape(*quads.shape[:2], -1, 8 // bits, quads.shape[3])
     packed = several[:, :, :, 0].clone()
     for at in range(1, 8 // bits):
         packed |= several[:, :, :, at] << bits * at

@@ -45,7 +45,7 @@ class CpuPacking(msgspec.Struct, frozen=True):
             if looked_up:
                 if head is None:
                     model.lm_head = replacement
-                replacement = Embedding(packed, embedding.detach(), self.kernels)
+                replacement = Embedding(packed, embedding.detach().to(dtype), self.kernels)
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, replacement)
         if packer.matrices:

@@ -47,12 +47,12 @@ def _q4_1(blocks: Bytes) -> _Unpacked:
 
 
 def _q5_0(blocks: Bytes) -> _Unpacked:
-    codes = _fields(blocks[:, 6:], 16, 4) | _fields(blocks[:, 2:6], 1, 1) << 4
+    codes = _fields(blocks[:, 6:], 16, 4) | _fields(blocks[:, 2:6], 1, 1) << np.uint8(4)
     return _Unpacked(codes, 5, 16, _half(blocks, 0))
 
 
 def _q5_1(blocks: Bytes) -> _Unpacked:
-    codes = _fields(blocks[:, 8:], 16, 4) | _fields(blocks[:, 4:8], 1, 1) << 4
+    codes = _fields(blocks[:, 8:], 16, 4) | _fields(blocks[:, 4:8], 1, 1) << np.uint8(4)
     return _Unpacked(codes, 5, 0, _half(blocks, 0), _half(blocks, 2))
 
 
@@ -67,8 +67,8 @@ def _q2_k(blocks: Bytes) -> _Unpacked:
 
 
 def _q3_k(blocks: Bytes) -> _Unpacked:
-    codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << 2
-    factors = _fields(blocks[:, 96:104], 8, 4) | _fields(blocks[:, 104:108], 4, 2) << 4
+    codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << np.uint8(2)
+    factors = _fields(blocks[:, 96:104], 8, 4) | _fields(blocks[:, 104:108], 4, 2) << np.uint8(4)
     return _Unpacked(codes, 4, 4, _half(blocks, 108) * (factors.astype(np.float32) - 32))
 
 
@@ -77,12 +77,12 @@ def _q4_k(blocks: Bytes) -> _Unpacked:
 
 
 def _q5_k(blocks: Bytes) -> _Unpacked:
-    codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << 4
+    codes = _fields(blocks[:, 48:], 32, 4) | _fields(blocks[:, 16:48], 32, 1) << np.uint8(4)
     return _Unpacked(codes, 5, 0, *_k_factors(blocks))
 
 
 def _q6_k(blocks: Bytes) -> _Unpacked:
-    codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << 4
+    codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << np.uint8(4)
     factors = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
     return _Unpacked(codes, 6, 32, _half(blocks, 208) * factors)
 

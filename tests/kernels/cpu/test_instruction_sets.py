@@ -1,0 +1,40 @@
+"""Products of integers on CPUs with fewer instructions than this one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.kernels import CpuKernels
+from tests.kernels.cpu.test_integers import weights
+from tests.kernels.cpu.test_linear import random
+
+NEEDS = {"x86-64-v2": "sse4_2", "haswell": "avx2", "skylake-avx512": "avx512bw"}
+"""Targets of the compiler, and the flag of a CPU that runs them."""
+BOUND = 2**-18
+"""Plain vectors multiply and add in two steps, which rounds twice."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", NEEDS)
+def test_they_give_the_same_products(
+    kernels: CpuKernels, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if NEEDS[target] not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this CPU cannot run {target}")
+    flags = tuple(f"-march={target}" if flag == "-march=native" else flag for flag in build.FLAGS)
+    monkeypatch.setattr(build, "FLAGS", flags)
+    other = CpuKernels(build.load(cache=tmp_path), 1)
+    for bits, group, minima in ((8, None, False), (4, 32, True), (5, 64, False), (6, 16, True)):
+        given = weights(70, 192, bits, group, minima, biased=True)
+        ids = torch.arange(70)
+        assert torch.equal(other.embed(given.packed(other), ids), kernels.embed(given.packed(kernels), ids))
+        for rows in (1, 2, 3, 7):
+            x = random(rows, 192)
+            expected = kernels.linear(x, given.packed(kernels))
+            found = other.linear(x, given.packed(other))
+            magnitude = (x.abs().double() @ given.magnitudes().T).float()
+            assert ((found - expected).abs() <= BOUND * magnitude).all()
+            if target != "x86-64-v2":
+                assert torch.equal(found, expected)
