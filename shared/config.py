@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     """Quantized weights; auto: kept as they are stored, on a CPU unless `dtype` is set; none: all become `dtype`;
-    int8, int4 (on a CPU): others are rounded too, per output to 8 bits or per 32 inputs to 4, the vocabulary to 8.
+    int8, int4 (on a CPU): the others are rounded too, per 32 inputs, those of the vocabulary always to 8 bits.
     """
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""
