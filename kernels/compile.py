@@ -34,6 +34,9 @@ MODULES = (
     "rotary_cache",
     "rms_norm",
     "silu_mul",
+    "integer_linear",
+    "round_rows",
+    "eight_bit_linear",
     "scatter",
 )
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

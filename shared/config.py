@@ -43,8 +43,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     compiled kernels. A CPU with bf16 products rounds their operands to bf16 and computes all else in float32.
     """
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    """Weights as integers on a CPU; auto: those that are stored so, unless `dtype` is set; none: all become `dtype`;
-    int8, int4: the others are rounded too, per 32 inputs, those of the vocabulary always to 8 bits.
+    """Quantized weights; auto: kept as they are stored, on a CPU unless `dtype` is set; none: all become `dtype`;
+    int8, int4 (on a CPU): the others are rounded too, per 32 inputs, those of the vocabulary always to 8 bits.
     """
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda."""

@@ -68,7 +68,7 @@ def summary(sweep: Sweep) -> str:
 
 def page(sweep: Sweep) -> str:
     """Returns `docs/models.md`."""
-    lines = [_HEAD.format(summary=summary(sweep))]
+    lines = [_HEAD.format(summary=summary(sweep)), _QUANTIZED]
     for title, outcomes in (("Served", (Outcome.NATIVE, Outcome.EXACT)), ("Refused", (Outcome.REFUSED,))):
         lines.append(f"## {title}\n")
         lines.append(
@@ -104,4 +104,26 @@ run, and longrope is exact up to the length that the model was first trained for
 In the sweep each family is a tiny model with random float32 weights. 8 prompts of mixed lengths, two of which share a
 beginning, are served at once by the whole pipeline with steps of 16 tokens and a KV pool that is too small for them, so
 that prompts are chunked and sequences preempted. All 40 greedy tokens of each must be those of `generate`.
+"""
+
+_QUANTIZED = """## Quantized checkpoints
+
+The `quantization_config` of config.json names the format; GGUF files name theirs themselves. Every format gives the
+weights that its own tool gives, to the bit, in every family. A checkpoint with a missing tensor, another shape or an
+unknown setting is refused before its weights are read.
+
+| `quant_method` | what is read |
+|---|---|
+| `gptq` | 2, 3, 4 and 8 bits, any group size, `desc_act`, the formats `gptq` and `gptq_v2`, `dynamic` |
+| `awq` | 4 bits, any group size, version `gemm` |
+| `compressed-tensors` | `int-quantized` and `naive-quantized` (int8), `pack-quantized` (2 to 8 bits) |
+| | `float-quantized` (fp8), `nvfp4-pack-quantized`, `mxfp4-pack-quantized`, and mixtures of all of these |
+| `fp8`, `fbgemm_fp8` | a scale per tensor, per output or per block (`weight_scale_inv`) |
+| `mxfp4` | experts as gpt-oss stores them |
+| `modelopt` | `NVFP4` and `FP8`, also with the settings in `hf_quant_config.json` |
+
+In native families, integers stay packed on a CPU ([cpu.md](cpu.md)), integers and fp8 on a GPU ([gpu.md](gpu.md)).
+Otherwise weights are dequantized to the model's dtype when they are loaded, and the log says so. The scales of
+activations and of KV caches in such files are not used. Sparse weights, transforms of weights and bitsandbytes are
+refused: use the unquantized model, or a format of the table.
 """

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from pagewire.shared.tokenizer import load_tokenizer
 from tests.fuzz.fuzzing import edited, encode_json, fuzz, mutated
 from tests.support.checkpoints import checkpoint
 from tests.support.gguf_files import from_checkpoint
+from tests.support.quantized import awq, compressed_tensors, fp8, gptq, modelopt, write
 
 
 def refused_or(read: Callable[[], object]) -> None:
@@ -96,6 +98,33 @@ def test_any_weights(folder: Path) -> None:
         refused_or(lambda: load_model(folder, config, "auto"))
 
     fuzz(mutated([header], [b"F64", b"BF16", b"[0,0]", b"-1", b"9" * 20, b"{}"]), check, batch=20)
+
+
+QUANTIZED = {
+    "gptq": gptq(4),
+    "awq": awq(),
+    "fp8": fp8((32, 32)),
+    "modelopt": modelopt("NVFP4"),
+    "packed": compressed_tensors("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_any_quantized_weights(name: str, tmp_path: Path) -> None:
+    folder = write(checkpoint("llama"), tmp_path, QUANTIZED[name])
+    file, sample = folder / "model.safetensors", QUANTIZED[name].config
+    data = file.read_bytes()
+    header = data[: 8 + int.from_bytes(data[:8], "little")]
+    config = model_folder.read_config(folder)
+
+    def check(choice: tuple[Any, bytes]) -> None:
+        settings, head = choice
+        file.write_bytes(head + data[len(header) :])
+        refused_or(lambda: load_model(folder, config | {"quantization_config": settings}, "auto"))
+
+    settings = st.tuples(edited([sample]), st.just(header))
+    headers = st.tuples(st.just(sample), mutated([header], [b"I32", b"[0,0]", b"g_idx", b"-1", b"_scale", b"F8_E5M2"]))
+    fuzz(st.one_of(settings, headers), check, batch=5, share=0.3)
 
 
 def test_any_tokenizer(folder: Path) -> None:

@@ -18,7 +18,7 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
-from pagewire.services.executor.models.packing import Packing
+from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.model_folder import read_config
 from pagewire.shared.sampling import Record, record
@@ -81,7 +81,7 @@ class Driver:
         """`packed`: weights that are stored as integers stay such; `bits`: the others are rounded to so many."""
         cores = Cores(1, torch.set_num_threads)
         self.kernels = CpuKernels(build.load(), threads) if compiled else None
-        packing = Packing(self.kernels, bits) if self.kernels and (packed or bits) else None
+        packing = CpuPacking(self.kernels, bits) if self.kernels and (packed or bits) else None
         self.model = load_model(folder, read_config(folder), dtype, packing)
         self.compiled: CompiledLM | None = None
         self._block_size = block_size

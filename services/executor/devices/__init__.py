@@ -21,7 +21,7 @@ from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.devices.sim import SimDevice
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import ModelSpec
-from pagewire.services.executor.models.packing import Packing
+from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
@@ -117,7 +117,7 @@ def _backend(kernels: CpuKernels | None, spec: ModelSpec, capacity: Capacity, dt
     return CompiledBackend(kernels, spec, capacity, dtype)
 
 
-def _packing(settings: Settings, kernels: CpuKernels | None) -> Packing | None:
+def _packing(settings: Settings, kernels: CpuKernels | None) -> CpuPacking | None:
     """Returns how weights become integers; None if they do not. `kernels` are those that compute the products."""
     if settings.quantization == "none" or (settings.quantization == "auto" and settings.dtype != "auto"):
         return None
@@ -127,7 +127,7 @@ def _packing(settings: Settings, kernels: CpuKernels | None) -> Packing | None:
             f"quantization {settings.quantization} needs the compiled CPU kernels, and a model that they compute: "
             "set it to auto"
         )
-    return None if kernels is None else Packing(kernels, bits)
+    return None if kernels is None else CpuPacking(kernels, bits)
 
 
 def _open_cuda(settings: Settings, folder: Path) -> Device:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
+from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS, read_config
 from pagewire.shared.gguf.reader import GgufModel, StoredTensor, TensorType
@@ -131,6 +132,10 @@ class GgufTensors:
             return None
         weights = unpack_integers(self.blocks(name, 0, tensor.rows), tensor.type)
         return weights if order is None or weights is None else weights.rows(order.argsort())
+
+    def eight_bits(self, name: str) -> Scaled | None:
+        """See `TensorSource.eight_bits`: no type of this format says how activations are stored."""
+        return None
 
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:
         """Yields functions that each fill a part of `out`."""

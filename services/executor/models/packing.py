@@ -17,55 +17,39 @@ from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.tensors import TensorSource
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""The shape of each of the checkpoint's tensors that a parameter consists of, in order."""
+from pagewire.services.executor.models.weights import Shapes
 
 _log = structlog.get_logger()
 
 
-class Packing(msgspec.Struct, frozen=True):
-    """How matrices become integers."""
+class CpuPacking(msgspec.Struct, frozen=True):
+    """A `Packing` of integers for the CPU kernels."""
 
     kernels: CpuKernels
     bits: int | None
     """8 or 4: to which plain weights are rounded, those of the vocabulary to 8; None: they stay plain."""
 
-
-def pack_matrices(
-    model: CausalLM, source: TensorSource, parts: Mapping[str, Shapes], dtype: torch.dtype, packing: Packing
-) -> None:
-    """Replaces each module of `model` whose weights are integers, or become such, by one of the CPU kernels.
-
-    Args:
-        model: built on the meta device.
-        source: the checkpoint.
-        parts: what each parameter consists of.
-        dtype: of tensors that stay plain beside integers.
-        packing: which weights become integers.
-
-    Raises:
-        ConfigurationError: a file cannot be read.
-    """
-    packer = _Packer(source, dtype, packing)
-    embedding, head = model.embedding, model.lm_head
-    for path, module in list(model.named_modules()):
-        looked_up = isinstance(module, nn.Embedding) and module.weight is embedding
-        if not looked_up and not isinstance(module, nn.Linear | PackedLinear):
-            continue
-        bits = packing.bits and (8 if looked_up or module is head else packing.bits)
-        packed = packer.pack(parts[f"{path}.weight"], parts.get(f"{path}.bias", {}), bits)
-        if packed is None:
-            continue
-        replacement: nn.Module = Linear(packed, packing.kernels)
-        if looked_up:
-            if head is None:
-                model.lm_head = replacement
-            replacement = Embedding(packed, embedding.detach().to(dtype), packing.kernels)
-        parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, replacement)
-    if packer.matrices:
-        _log.info("weights_packed", matrices=dict(packer.matrices), bytes=packer.nbytes)
+    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Shapes], dtype: torch.dtype) -> None:
+        """See `Packing.pack`: replaces each module whose weights are integers, or become such."""
+        packer = _Packer(source, dtype, self.kernels)
+        embedding, head = model.embedding, model.lm_head
+        for path, module in list(model.named_modules()):
+            looked_up = isinstance(module, nn.Embedding) and module.weight is embedding
+            if not looked_up and not isinstance(module, nn.Linear | PackedLinear):
+                continue
+            bits = self.bits and (8 if looked_up or module is head else self.bits)
+            packed = packer.pack(parts[f"{path}.weight"], parts.get(f"{path}.bias", {}), bits)
+            if packed is None:
+                continue
+            replacement: nn.Module = Linear(packed, self.kernels)
+            if looked_up:
+                if head is None:
+                    model.lm_head = replacement
+                replacement = Embedding(packed, embedding.detach().to(dtype), self.kernels)
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, replacement)
+        if packer.matrices:
+            _log.info("weights_packed", matrices=dict(packer.matrices), bytes=packer.nbytes)
 
 
 class _Packer:
@@ -76,10 +60,10 @@ class _Packer:
         nbytes: their memory.
     """
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype, packing: Packing) -> None:
+    def __init__(self, source: TensorSource, dtype: torch.dtype, kernels: CpuKernels) -> None:
         self.matrices: Counter[str] = Counter()
         self.nbytes = 0
-        self._source, self._dtype, self._kernels = source, dtype, packing.kernels
+        self._source, self._dtype, self._kernels = source, dtype, kernels
 
     def pack(self, weights: Shapes, biases: Shapes, bits: int | None) -> Packed | None:
         """Returns the parts side by side; None if none of them is an integer matrix."""

@@ -12,10 +12,11 @@ from pagewire.services.executor.models.llama import LlamaConfig
 from pagewire.services.executor.models.mistral import MistralConfig
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.opt import OPT, OPTConfig
-from pagewire.services.executor.models.packing import Packing
+from pagewire.services.executor.models.quantized.formats import find_format, read_quantization
 from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
-from pagewire.services.executor.models.weights import load_weights
+from pagewire.services.executor.models.tensors import open_tensors
+from pagewire.services.executor.models.weights import Packing, load_weights
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.reader import SUFFIX
 
@@ -68,19 +69,22 @@ def is_native(config: dict[str, Any]) -> bool:
 def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting, packing: Packing | None = None) -> CausalLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
 
-    With `packing`, which only a model of `FAMILIES` supports, matrices of integers are packed for the CPU kernels.
+    With `packing`, which only a model of `FAMILIES` supports, quantized matrices stay so in the layouts of a device.
 
     Raises:
         ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
     """
-    common = _common(config)
+    common, quantization = _common(config), read_quantization(folder, config)
+    if quantization is not None:
+        find_format(quantization)
     if not is_native(config) and folder.suffix != SUFFIX:
         # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
         from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 
-        return load_decoder(folder, config, weights_dtype(dtype, common))
+        return load_decoder(folder, config, weights_dtype(dtype, common), quantization)
     model = build_model(config)
-    load_weights(model, folder, weights_dtype(dtype, common), packing)
+    with open_tensors(folder, quantization) as source:
+        load_weights(model, source, weights_dtype(dtype, common), packing)
     return model.eval()
 
 
@@ -90,6 +94,4 @@ def _common(config: dict[str, Any]) -> Common:
         count = config.get(name)
         if isinstance(count, int) and count > MAX_LAYERS:
             raise ConfigurationError(f"config.json has a {name} of more than {MAX_LAYERS}: fetch the model again")
-    if common.quantization_config is not None:
-        raise ConfigurationError("quantized weights are not supported: use the unquantized model")
     return common

@@ -6,17 +6,37 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewire.services.executor.models.gguf_tensors import open_gguf
+from pagewire.services.executor.models.quantized.formats import find_format
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
+from pagewire.services.executor.models.quantized.numbers import Scaled
+from pagewire.services.executor.models.quantized.weight import FLOATS, Header, QuantizedWeight, StoredTensors
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf import reader
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-STORED_DTYPES = ("F32", "BF16", "F16")
+OF_ACTIVATIONS = frozenset(
+    {
+        "activation_scale",
+        "input_global_scale",
+        "input_scale",
+        "input_scale_ub",
+        "input_zero_point",
+        "k_scale",
+        "output_scale",
+        "output_zero_point",
+        "q_scale",
+        "v_scale",
+    }
+)
+"""Last names of the tensors by which other servers quantize activations and KV caches. They are not read."""
+
+_log = structlog.get_logger()
 
 
 class TensorSource(Protocol):
@@ -48,48 +68,110 @@ class TensorSource(Protocol):
             ConfigurationError: a file cannot be read.
         """
 
+    def eight_bits(self, name: str) -> Scaled | None:
+        """Returns a stored matrix [N, K] whose product is meant to be one of int8 or fp8 numbers on both sides.
+
+        Its values are int8 or fp8, without zeros. None: the matrix is stored otherwise; `read` has it anyway.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+
 
 @contextmanager
-def open_tensors(path: Path) -> Iterator[TensorSource]:
+def open_tensors(path: Path, quantization: dict[str, Any] | None = None) -> Iterator[TensorSource]:
     """Opens a model folder or a GGUF file as a context manager, which closes the files.
 
+    Args:
+        path: the folder or file.
+        quantization: the `quantization_config` of a folder; None if its weights are not quantized.
+
     Raises:
-        ConfigurationError: files are missing or broken.
+        ConfigurationError: files are missing or broken, or the quantized weights cannot be used.
     """
     with ExitStack() as stack:
         if path.suffix == reader.SUFFIX:
             yield stack.enter_context(open_gguf(path))
         else:
-            yield SafetensorsFiles(path, stack)
+            yield stack.enter_context(open_folder(path, quantization))
+
+
+@contextmanager
+def open_folder(folder: Path, quantization: dict[str, Any] | None) -> Iterator["FolderTensors"]:
+    """Opens a model folder as a context manager, which closes the files; see `open_tensors`."""
+    with ExitStack() as stack:
+        files = SafetensorsFiles(folder, stack)
+        yield FolderTensors(files, {} if quantization is None else find_format(quantization)(quantization, files))
+
+
+class FolderTensors:
+    """A `TensorSource` of a folder, whose weights may be quantized."""
+
+    def __init__(self, files: StoredTensors, weights: Mapping[str, QuantizedWeight]) -> None:
+        self._files, self._weights = files, weights
+        stored = set(files.names())
+        if weights:
+            stored -= frozenset().union(*(weight.parts for weight in weights.values()))
+            stored = {name for name in stored if name.rpartition(".")[2] not in OF_ACTIVATIONS}
+        self._names = stored | weights.keys()
+
+    def names(self) -> Collection[str]:
+        """See `TensorSource.names`."""
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `TensorSource.shape`."""
+        if name in self._weights:
+            return self._weights[name].shape
+        header = self._files.header(name)
+        if header.dtype not in FLOATS:
+            raise ConfigurationError(
+                f"tensor {name} has dtype {header.dtype}, which its config.json does not explain: only "
+                f"{', '.join(FLOATS)} load without a quantization_config"
+            )
+        return header.shape
+
+    def tensor(self, name: str) -> Tensor:
+        """Returns a tensor; a quantized one in a floating dtype that holds it exactly."""
+        return self._weights[name].read() if name in self._weights else self._files.tensor(name)
+
+    def read(self, targets: Mapping[str, Tensor]) -> None:
+        """See `TensorSource.read`."""
+        if quantized := sum(name in self._weights for name in targets):
+            _log.info("weights_dequantized", matrices=quantized)
+        for name, out in targets.items():
+            out.copy_(self.tensor(name))
+
+    def integers(self, name: str) -> IntegerWeights | None:
+        """See `TensorSource.integers`."""
+        weight = self._weights.get(name)
+        return None if weight is None or weight.integers is None else weight.integers()
+
+    def eight_bits(self, name: str) -> Scaled | None:
+        """See `TensorSource.eight_bits`."""
+        weight = self._weights.get(name)
+        return None if weight is None or weight.eight_bits is None else weight.eight_bits()
 
 
 class SafetensorsFiles:
-    """A `TensorSource` of the memory-mapped files of a folder in Hugging Face format."""
+    """The `StoredTensors` of the memory-mapped files of a folder in Hugging Face format."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._stored = {name: file for file in _open(folder, stack) for name in file.keys()}  # noqa: SIM118
 
     def names(self) -> Collection[str]:
-        """See `TensorSource.names`."""
-        return self._stored
+        """See `StoredTensors.names`."""
+        return self._stored.keys()
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """See `TensorSource.shape`."""
+    def header(self, name: str) -> Header:
+        """See `StoredTensors.header`."""
         view = self._stored[name].get_slice(name)
-        if view.get_dtype() not in STORED_DTYPES:
-            raise ConfigurationError(
-                f"tensor {name} has dtype {view.get_dtype()}, only {', '.join(STORED_DTYPES)} load"
-            )
-        return tuple(view.get_shape())
+        return Header(view.get_dtype(), tuple(view.get_shape()))
 
-    def read(self, targets: Mapping[str, Tensor]) -> None:
-        """See `TensorSource.read`."""
-        for name, out in targets.items():
-            out.copy_(self._stored[name].get_tensor(name))
-
-    def integers(self, name: str) -> IntegerWeights | None:
-        """See `TensorSource.integers`: tensors of this format are plain numbers."""
-        return None
+    def tensor(self, name: str) -> Tensor:
+        """See `StoredTensors.tensor`."""
+        tensor: Tensor = self._stored[name].get_tensor(name)
+        return tensor
 
 
 def _open(folder: Path, stack: ExitStack) -> list[Any]:

@@ -1,20 +1,22 @@
 """Loads the tensors of a checkpoint into a model, by name."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.packing import Packing, pack_matrices
-from pagewire.services.executor.models.tensors import TensorSource, open_tensors
+from pagewire.services.executor.models.tensors import TensorSource
 from pagewire.shared.errors import ConfigurationError
 
 HEAD = "lm_head.weight"
 DERIVED = ".rotary_emb.inv_freq"
 """Suffix of tensors in old checkpoints that the configuration determines."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shape of each of the checkpoint's tensors that a parameter consists of, in order."""
 
 
 class Place(NamedTuple):
@@ -25,36 +27,64 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def load_weights(model: CausalLM, path: Path, dtype: torch.dtype, packing: Packing | None = None) -> None:
-    """Loads parameters of `dtype` from a folder or a GGUF file into `model`, which was built on the meta device.
+class Packing(Protocol):
+    """Keeps the weights of matrix products as a device's kernels read them."""
+
+    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Shapes], dtype: torch.dtype) -> None:
+        """Replaces modules of `model`, which was built on the meta device, by others that have their weights.
+
+        Args:
+            model: the model.
+            source: the checkpoint.
+            parts: what each parameter consists of.
+            dtype: of tensors that are not quantized.
+
+        Raises:
+            ConfigurationError: a file cannot be read.
+        """
+
+
+def load_weights(model: CausalLM, source: TensorSource, dtype: torch.dtype, packing: Packing | None = None) -> None:
+    """Loads parameters of `dtype` into `model`, which was built on the meta device.
 
     Each parameter is allocated in CPU memory once and filled from the file, so the checkpoint is never in memory twice.
-    With `packing`, matrices that are integers do not become parameters: see `pack_matrices`.
+    What `packing` replaces has no parameters.
 
     Raises:
-        ConfigurationError: files are missing or broken, or a tensor is missing, unexpected, or of another shape.
+        ConfigurationError: a tensor is missing, unexpected, or of another shape, or a file cannot be read.
     """
-    with open_tensors(path) as source:
-        places, stored = dict(_places(model)), set(source.names())
-        tied = model.lm_head is None and HEAD in stored
-        unknown = {name for name in stored - places.keys() if not name.endswith(DERIVED)}
-        _refuse("misses", places.keys() - stored)
-        _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
-        _check(source, places)
-        if tied:
-            _check_head(source, places, model, dtype)
-        if packing is not None:
-            pack_matrices(model, source, _parts(places), dtype, packing)
-        state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
-        source.read(
-            {
-                name: state[place.parameter].narrow(0, place.first, place.shape[0])
-                for name, place in places.items()
-                if place.parameter in state
-            }
-        )
-        model.load_state_dict(state, assign=True)
-        model.requires_grad_(requires_grad=False)
+    places, stored = dict(_places(model)), set(source.names())
+    tied = model.lm_head is None and HEAD in stored
+    unknown = {name for name in stored - places.keys() if not _is_idle(source, name)}
+    _refuse("misses", places.keys() - stored)
+    _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
+    _check(source, places)
+    if tied:
+        _check_head(source, places, model, dtype)
+    if packing is not None:
+        packing.pack(model, source, _parts(places), dtype)
+    state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
+    source.read(
+        {
+            name: state[place.parameter].narrow(0, place.first, place.shape[0])
+            for name, place in places.items()
+            if place.parameter in state
+        }
+    )
+    model.load_state_dict(state, assign=True)
+    model.requires_grad_(requires_grad=False)
+
+
+def _is_idle(source: TensorSource, name: str) -> bool:
+    """Returns whether a tensor that the model lacks would change nothing.
+
+    Tools for GPTQ write a bias of zeros for every product.
+    """
+    if name.endswith(".bias"):
+        bias = torch.empty(source.shape(name))
+        source.read({name: bias})
+        return not bias.any()
+    return name.endswith(DERIVED)
 
 
 def _places(model: CausalLM) -> Iterator[tuple[str, Place]]:

@@ -11,6 +11,7 @@ from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.columns import StepColumns
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
@@ -51,11 +52,13 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     """
     if settings.tensor_parallel_size > 1:
         raise ConfigurationError("device cuda does not support a tensor-parallel-size above 1: set it to 1")
-    check_cache(settings.kv_cache_dtype, torch.cuda.get_device_capability())
+    capability = torch.cuda.get_device_capability()
+    check_cache(settings.kv_cache_dtype, capability)
     config = read_config(folder)
     length = max_model_len(settings, config)
     runtime = CudaRuntime()
-    plain = load_model(folder, config, settings.dtype)
+    packing = None if settings.quantization == "none" else CudaPacking(fp8=capability >= FP8_SINCE)
+    plain = load_model(folder, config, settings.dtype, packing)
     spec, dtype = plain.spec, plain.embedding.dtype
     check_length(spec, length)
     if not is_native(config):

@@ -2,12 +2,13 @@
 
 import copy
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import structlog
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -18,6 +19,7 @@ from transformers import (
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.models.model import ModelSpec
+from pagewire.services.executor.models.tensors import FolderTensors, open_folder
 from pagewire.services.executor.models.transformers_backend.gate import check_config, check_modules, max_length
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.probe import probe
@@ -27,25 +29,38 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _log = structlog.get_logger()
 
 
-def load_decoder(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> TransformersLM:
+class _Stored:
+    """A tensor that `transformers` reads when it takes all of its elements."""
+
+    def __init__(self, stored: FolderTensors, name: str) -> None:
+        self._stored, self._name = stored, name
+
+    def __getitem__(self, _all: EllipsisType) -> Tensor:
+        return self._stored.tensor(self._name)
+
+
+def load_decoder(
+    folder: Path, config: dict[str, Any], dtype: torch.dtype, quantization: dict[str, Any] | None = None
+) -> TransformersLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
+
+    Quantized weights are dequantized on the way, so that `transformers` sees an unquantized model.
 
     Raises:
         ConfigurationError: the model cannot be served, or its weights do not match its configuration.
     """
-    parsed = parse_config(config)
+    parsed = parse_config({key: value for key, value in config.items() if key != "quantization_config"})
     name = type(parsed).model_type
     spec = examine(parsed)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=parsed,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with open_folder(folder, quantization) as stored:
+            model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)].from_pretrained(
+                None,
+                config=parsed,
+                dtype=dtype,
+                state_dict={name: _Stored(stored, name) for name in stored.names()},
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"transformers cannot load {folder}: {_first_line(error)}") from error
     for what in ("missing_keys", "mismatched_keys", "error_msgs"):
@@ -53,6 +68,8 @@ def load_decoder(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Tr
             shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
             raise ConfigurationError(f"the checkpoint does not fit its config.json, {what.replace('_', ' ')}: {shown}")
     _log.info("model_by_transformers", family=name, version=transformers.__version__, probed=spec is not None)
+    if quantization is not None:
+        _log.info("weights_dequantized", dtype=str(dtype))
     return finish(model)
 
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.models import weights
 from pagewire.services.executor.models.compiled import Embedding, Linear
-from pagewire.services.executor.models.packing import Packing
+from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
+from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.registry import build_model, load_model
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
+from pagewire.services.executor.models.weights import load_weights
 from pagewire.shared.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 from tests.support.device import Driver, Row
@@ -76,7 +77,7 @@ def test_four_bits_are_what_the_rounded_weights_give(
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
 def test_matrices_are_in_memory_once(name: str, kernels: CpuKernels) -> None:
     with capture_logs() as lines:
-        model = load_model(checkpoint(name), read_config(checkpoint(name)), "bfloat16", Packing(kernels, 8))
+        model = load_model(checkpoint(name), read_config(checkpoint(name)), "bfloat16", CpuPacking(kernels, 8))
     assert {len(value.shape) for value in model.parameters()} == {1}
     assert model.embedding.is_meta
     assert model.embedding.dtype == torch.bfloat16
@@ -114,18 +115,18 @@ class Some:
         self._source.read({name: plain})
         return round_weights(plain, 8)
 
+    def eight_bits(self, name: str) -> Scaled | None:
+        return None
+
 
 @pytest.mark.parametrize("stored", [("q_proj.weight", "up_proj.weight"), ("v_proj.weight", "o_proj.weight"), ()])
-def test_integers_beside_plain_weights_in_one_matrix(
-    stored: tuple[str, ...], kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_integers_beside_plain_weights_in_one_matrix(stored: tuple[str, ...], kernels: CpuKernels) -> None:
     folder = checkpoint("llama-biased")
     with open_tensors(folder) as source:
         some = Some(source, stored)
-        monkeypatch.setattr(weights, "open_tensors", lambda _: _entered(some))
         model, plain = (build_model(read_config(folder)).eval() for _ in range(2))
-        weights.load_weights(model, folder, torch.float32, Packing(kernels, None))
-        weights.load_weights(plain, folder, torch.float32)
+        load_weights(model, some, torch.float32, CpuPacking(kernels, None))
+        load_weights(plain, some, torch.float32)
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     for part in ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj"):
         name = f"model.layers.1.{part}"
@@ -136,19 +137,8 @@ def test_integers_beside_plain_weights_in_one_matrix(
     assert packed == bool(stored)
 
 
-class _entered:
-    def __init__(self, source: TensorSource) -> None:
-        self._source = source
-
-    def __enter__(self) -> TensorSource:
-        return self._source
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def test_a_stored_head_that_differs_is_still_refused(tmp_path: Path, kernels: CpuKernels) -> None:
     path = from_checkpoint("llama", tmp_path / "model.gguf", "Q8_0")
     config = read_config(path) | {"tie_word_embeddings": True}
     with pytest.raises(Exception, match="differs from the embedding"):
-        load_model(path, config, "auto", Packing(kernels, None))
+        load_model(path, config, "auto", CpuPacking(kernels, None))

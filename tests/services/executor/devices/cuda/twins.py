@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from pagewire.services.executor.devices.cpu import CpuDevice
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
 from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
@@ -32,23 +34,35 @@ def runtime() -> Runtime:
 
 
 def cuda_device(
-    name: str, *, captured: bool = True, cached: torch.dtype | None = None, batch_invariant: bool = False
+    model: str | Path,
+    *,
+    captured: bool = True,
+    cached: torch.dtype | None = None,
+    batch_invariant: bool = False,
+    packing: CudaPacking | None = None,
 ) -> CudaDevice:
-    folder, where = checkpoint(name), runtime()
+    """`model` is a folder, or the name of a tiny checkpoint."""
+    folder, where = _folder(model), runtime()
     config = read_config(folder)
-    plain = load_model(folder, config, "float32")
+    plain = load_model(folder, config, "float32", packing)
     pool = KVPool(plain.spec, CAPACITY, torch.float32, where, MAX_TOKENS, cached)
-    model = with_kernels(plain, CONTEXT, where.device)
-    device = CudaDevice(model, CAPACITY, pool, where, MAX_TOKENS, batch_invariant=batch_invariant)
+    device = CudaDevice(
+        with_kernels(plain, CONTEXT, where.device), CAPACITY, pool, where, MAX_TOKENS, batch_invariant=batch_invariant
+    )
     if captured:
         device.capture()
     return device
 
 
-def cpu_device(name: str) -> CpuDevice:
-    model = load_model(checkpoint(name), read_config(checkpoint(name)), "float32")
-    backend = PyTorchBackend(model.spec, CAPACITY, torch.float32)
-    return CpuDevice(model, CAPACITY, backend, Cores(1, torch.set_num_threads))
+def cpu_device(model: str | Path) -> CpuDevice:
+    """See `cuda_device`."""
+    plain = load_model(_folder(model), read_config(_folder(model)), "float32")
+    backend = PyTorchBackend(plain.spec, CAPACITY, torch.float32)
+    return CpuDevice(plain, CAPACITY, backend, Cores(1, torch.set_num_threads))
+
+
+def _folder(model: str | Path) -> Path:
+    return model if isinstance(model, Path) else checkpoint(model)
 
 
 @dataclass(slots=True)
