@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pagewire import cli
+from pagewire.commands import parser
 from pagewire.shared import flags
 from pagewire.shared.config import FIELDS
 from pagewire.shared.vllm_flags import ALIASES, IGNORED, NO_COUNTERPART, instead
@@ -76,5 +77,7 @@ def test_another_flag_of_vllms_says_what_to_do(capsys: pytest.CaptureFixture[str
 
 
 def test_flags_without_effect_are_taken() -> None:
-    given = cli.build_parser().parse_args(["serve", *(f"--{flag}" for flag in IGNORED), "--no-enable-prefix-caching"])
+    given = parser.build_parser().parse_args(
+        ["serve", *(f"--{flag}" for flag in IGNORED), "--no-enable-prefix-caching"]
+    )
     assert not flags.read_settings(given).prefix_cache
