@@ -6,8 +6,6 @@ import msgspec
 
 from pagewire.services.gateway.sampling_fields import converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared.client_requests import check_free_form
-from pagewire.shared.errors import InvalidRequest
 
 
 class CacheControl(msgspec.Struct):
@@ -124,11 +122,8 @@ def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
     """
-    fields = read_fields(body, FIELDS | IGNORED | NOT_BUILT, "messages request", unknown)
-    for name in fields.keys() & NOT_BUILT:
-        raise InvalidRequest(f"{name} is not supported yet: leave it out")
-    for name in fields.keys() & FREE_FORM:
-        check_free_form(name, fields[name])
+    known = FIELDS | IGNORED
+    fields = read_fields(body, known, "messages request", unknown, not_built=NOT_BUILT, free_form=FREE_FORM)
     return converted(fields, MessagesRequest, "messages request")
 
 

@@ -13,7 +13,13 @@ from pagewire.services.gateway.chat_request import ChatCompletionRequest
 from pagewire.services.gateway.errors import ErrorBody
 from pagewire.services.gateway.request import FIELDS, CompletionRequest
 from pagewire.services.gateway.responses_request import ResponsesRequest
-from pagewire.services.gateway.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from pagewire.services.gateway.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenCount,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 from pagewire.shared.flags import describe
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
@@ -41,7 +47,7 @@ ROUTES = {
     "/v1/messages": Route(MessagesRequest, anthropic_messages.Message, "Answers a chat, in Anthropic's shape."),
     "/v1/messages/count_tokens": Route(
         MessagesRequest,
-        anthropic_messages.TokenCount,
+        TokenCount,
         "Counts the tokens of a chat, in Anthropic's shape.",
         streams=False,
     ),

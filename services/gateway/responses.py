@@ -119,8 +119,6 @@ class ModelResponse(msgspec.Struct, kw_only=True):
 class Responses:
     """The `Api` of OpenAI's responses."""
 
-    refusal = staticmethod(errors.response)
-
     def read(self, body: bytes, unknown: UnknownFields) -> Call:
         """See `Api.read`."""
         request = decode(body, unknown)

@@ -6,7 +6,6 @@ import msgspec
 
 from pagewire.services.gateway.sampling_fields import converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 
 
@@ -66,14 +65,12 @@ def decode(body: bytes, unknown: UnknownFields) -> ResponsesRequest:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
     """
     known = FIELDS | IGNORED | STATEFUL | NEUTRAL.keys()
-    fields = read_fields(body, known, "responses request", unknown)
+    fields = read_fields(body, known, "responses request", unknown, free_form=FREE_FORM)
     for name in fields.keys() & STATEFUL:
         raise InvalidRequest(f"{name} is not supported, since nothing is stored: send the whole conversation as input")
     for name in fields.keys() & NEUTRAL.keys():
         if fields[name] != NEUTRAL[name]:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
-    for name in fields.keys() & FREE_FORM:
-        check_free_form(name, fields[name])
     return converted(fields, ResponsesRequest, "responses request")
 
 

@@ -117,11 +117,23 @@ def converted(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
         raise InvalidRequest(f"the body is not a {name}: {error}") from error
 
 
-def read_fields(body: bytes, known: Collection[str], kind: str, unknown: UnknownFields) -> dict[str, Any]:
+def read_fields(
+    body: bytes,
+    known: Collection[str],
+    kind: str,
+    unknown: UnknownFields,
+    *,
+    not_built: Collection[str] = (),
+    free_form: Collection[str] = (),
+) -> dict[str, Any]:
     """Returns the fields of a body of a route without sampling parameters of vLLM's. A null field counts as missing.
 
+    Args:
+        not_built: fields that change the answer and are refused.
+        free_form: fields whose values may have any form.
+
     Raises:
-        InvalidRequest: the body is not a JSON object.
+        InvalidRequest: the body is not a JSON object, a field is not supported, or its value is too deep or too large.
     """
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -130,12 +142,16 @@ def read_fields(body: bytes, known: Collection[str], kind: str, unknown: Unknown
             text = bytes(value).decode()
             if text == "null":
                 continue
+            if name in not_built:
+                raise InvalidRequest(f"{name} is not supported yet: leave it out")
             if name in known:
                 fields[name] = msgspec.json.decode(text)
             else:
                 unknown.add(name, known)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
+    for name in fields.keys() & set(free_form):
+        check_free_form(name, fields[name])
     return fields
 
 
