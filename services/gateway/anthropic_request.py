@@ -6,6 +6,7 @@ import msgspec
 
 from pagewire.services.gateway.sampling_fields import converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
+from pagewire.shared.errors import InvalidRequest
 
 
 class CacheControl(msgspec.Struct):
@@ -124,6 +125,8 @@ def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
     """
     known = FIELDS | IGNORED
     fields = read_fields(body, known, "messages request", unknown, not_built=NOT_BUILT, free_form=FREE_FORM)
+    for name in fields.keys() & {"system", "messages"}:
+        _check_types(name, fields[name])
     return converted(fields, MessagesRequest, "messages request")
 
 
@@ -164,6 +167,19 @@ def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any
 def text_of(content: str | list[TextBlock]) -> str:
     """Returns the text of one or several blocks."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _check_types(name: str, blocks: object) -> None:
+    """Checks that blocks of content have types: without one, any block would be read as a text where texts must be.
+
+    Raises:
+        InvalidRequest: one has none.
+    """
+    for block in blocks if isinstance(blocks, list) else ():
+        if isinstance(block, dict):
+            if not {"type", "role"} & block.keys():
+                raise InvalidRequest(f"{name} has a block without a type: text is one")
+            _check_types(name, block.get("content"))
 
 
 def _turns(message: InputMessage) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pagewire.services.gateway.connection import ClientGone, read_body, while_co
 from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.request_ids import HEADER, given_id, new_id
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared import telemetry
+from pagewire.shared import subjects, telemetry
 from pagewire.shared.errors import Internal, PagewireError
 from pagewire.shared.messages.client import Delta, Final, Result
 
@@ -118,7 +118,8 @@ class Endpoint:
             unknown = UnknownFields(strict=self._strict)
             call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
             if own := call.arguments["request_id"]:
-                headers = [(HEADER, given or own.encode())]
+                if subjects.is_token(own):  # otherwise the pipeline refuses it
+                    headers = [(HEADER, given or own.encode())]
             else:
                 call.arguments.update(request_id=own_id, fresh=True)
             client = await self._client.for_tenant(scope.get("tenant", ""))

@@ -10,7 +10,7 @@ import msgspec
 from pagewire.services.gateway import anthropic_messages, responses, shapes
 from pagewire.services.gateway.anthropic_request import MessagesRequest
 from pagewire.services.gateway.chat_request import ChatCompletionRequest
-from pagewire.services.gateway.errors import ErrorBody
+from pagewire.services.gateway.errors import MESSAGES, AnthropicsErrorBody, ErrorBody
 from pagewire.services.gateway.request import FIELDS, CompletionRequest
 from pagewire.services.gateway.responses_request import ResponsesRequest
 from pagewire.services.gateway.tokenization import (
@@ -83,6 +83,7 @@ PLAIN = {
     "/docs": "This document as a page.",
 }
 """Other paths, and what a GET answers."""
+ERRORS = (ErrorBody, AnthropicsErrorBody)
 _REF = "#/components/schemas/{name}"
 
 
@@ -94,14 +95,15 @@ def document() -> dict[str, Any]:
         path: {"get": {"summary": text, "responses": {"200": {"description": text}, "503": {"description": text}}}}
         for path, text in PLAIN.items()
     }
+    paths["/ping"]["post"] = paths["/ping"]["get"]
     paths["/v1/models"] = {"get": _operation("Lists the models.", found[shapes.ModelList], found[ErrorBody])}
     one = _operation("Describes a model.", found[shapes.Model], found[ErrorBody])
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     paths["/v1/models/{model}"] = {"get": one}
     for path, route in ROUTES.items():
-        operation = _operation(route.summary, found[route.answer], found[ErrorBody])
+        operation = _operation(route.summary, found[route.answer], found[_error_of(path)])
         if route.streams:
-            operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+            operation["responses"]["200"]["content"]["text/event-stream"] = {}
         schema: dict[str, Any] = {
             "type": "object",
             "properties": {row[0]: row[1] for row in fields(route.request, sampling=route.sampling)},
@@ -132,6 +134,8 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
             text = " ".join((texts.get(field.name) or described.get(field.name) or SHARED[field.encode_name]).split())
+            if not field.required:  # a null field counts as missing
+                schema = _or_null(schema)
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
     return list(rows.values())
 
@@ -140,7 +144,7 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
     kinds = [kind for route in ROUTES.values() for kind in (route.request, route.answer)]
-    more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, ErrorBody]
+    more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, *ERRORS]
     every = list(dict.fromkeys(kinds + more))
     refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)
     return dict(zip(every, refs, strict=True)), schemas
@@ -174,6 +178,17 @@ def kind_of(schema: dict[str, Any]) -> str:
         items = schema.get("items")
         return f"list of {kind_of(items)}" if isinstance(items, dict) and items else "list"
     return str(schema.get("type", "any"))
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" not in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    kinds = schema["anyOf"]
+    return schema if {"type": "null"} in kinds else {**schema, "anyOf": [*kinds, {"type": "null"}]}
+
+
+def _error_of(path: str) -> type[msgspec.Struct]:
+    return AnthropicsErrorBody if path.startswith(MESSAGES) else ErrorBody
 
 
 def _operation(text: str, answer: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
