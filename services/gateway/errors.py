@@ -22,7 +22,7 @@ _ANTHROPICS_KINDS = {
 MESSAGES = "/v1/messages"
 """Prefix of the paths whose errors have Anthropic's shape."""
 _PLACE = re.compile(r"`\$\.(\w+)|field `(\w+)`")
-_LEADING = re.compile(r"(\w+) ")
+_LEADING = re.compile(r"(\w+)(?:\[\])?(?:\.\w+)* ")
 
 
 class Detail(msgspec.Struct):

@@ -1,6 +1,6 @@
 """`/tokenize` and `/detokenize`, with vLLM's bodies and answers, and Anthropic's `/v1/messages/count_tokens`."""
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.messages.client import ChatMessage
 from pagewire.shared.messages.tokenize import TokenizeRequest
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -45,7 +46,7 @@ class TokenizeAnswer(msgspec.Struct):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """The tokens of a text."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str = ""
 
 
