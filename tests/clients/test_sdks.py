@@ -307,8 +307,8 @@ def test_a_response_and_its_stream_are_equal(sdk: Any) -> None:
 
 
 def test_a_response_with_the_packages_own_helper(client: openai.OpenAI) -> None:
-    said = {"format": {"type": "json_schema", "name": "city", "schema": City.model_json_schema()}}
-    with client.responses.stream(model=MODEL, input="Hi.", text=said, max_output_tokens=LONG) as stream:  # type: ignore[arg-type]
+    said: Any = {"format": {"type": "json_schema", "name": "city", "schema": City.model_json_schema()}}
+    with client.responses.stream(model=MODEL, input="Hi.", text=said, max_output_tokens=LONG) as stream:
         for _ in stream:
             pass
         final = stream.get_final_response()
