@@ -24,6 +24,7 @@ from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
 from pagewire.shared import logs, subjects
 from pagewire.shared.bus import Message, nats
 from pagewire.shared.config import Settings
+from pagewire.shared.progress import shown
 
 PROCESSES = ("client", "tokenizer", "scheduler", "executor", "detokenizer", "gateway", "nats-server")
 TOKENS_PER_REQUEST = 1900
@@ -61,7 +62,8 @@ def main(arguments: list[str]) -> int:
     add_output(parser)
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    runs = [asyncio.run(_run(*run, given.seconds)) for run in product(given.transport, given.streams)]
+    wanted = list(product(given.transport, given.streams))
+    runs = [asyncio.run(_run(*run, given.seconds)) for run in shown(wanted, "runs")]
     print("\n".join(table(runs)))
     write(given.output, "pipeline", arguments, simulated="sim:zero", runs=[asdict(run) for run in runs])
     return 0

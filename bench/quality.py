@@ -21,6 +21,7 @@ from pagewire.client.async_client import Messages
 from pagewire.shared import model_folder
 from pagewire.shared.messages.client import Choice
 from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.progress import shown
 
 QUESTIONS = Path(__file__).parent / "data" / "questions.json"
 MAX_TOKENS = 64
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
     add_output(parser)
     given = parser.parse_args(arguments)
     questions = read_questions()
-    runs = [served(given.model, questions, dtype=dtype, device=given.device) for dtype in given.dtype]
+    runs = [served(given.model, questions, dtype=dtype, device=given.device) for dtype in shown(given.dtype, "runs")]
     reference = referred(given.model, questions) if given.reference else None
     print("\n".join(table(runs, reference)))
     if reference is not None:

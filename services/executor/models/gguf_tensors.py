@@ -16,6 +16,7 @@ from torch import Tensor
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS, read_config
 from pagewire.shared.gguf.reader import GgufModel, StoredTensor, TensorType
+from pagewire.shared.progress import shown
 
 CHUNK = 1 << 17
 """Numbers that are dequantized at a time: numpy's temporary arrays then fit into a core's cache."""
@@ -112,7 +113,7 @@ class GgufTensors:
         """See `TensorSource.read`. Parts of tensors are dequantized in parallel on all cores."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             parts = [part for name, out in targets.items() for part in self._parts(name, out)]
-            for done in [threads.submit(part) for part in parts]:
+            for done in shown([threads.submit(part) for part in parts], "loading weights"):
                 done.result()
 
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:

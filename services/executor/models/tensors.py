@@ -12,6 +12,7 @@ from torch import Tensor
 from pagewire.services.executor.models.gguf_tensors import open_gguf
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf import reader
+from pagewire.shared.progress import shown
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -74,7 +75,7 @@ class SafetensorsFiles:
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """See `TensorSource.read`."""
-        for name, out in targets.items():
+        for name, out in shown(targets.items(), "loading weights"):
             out.copy_(self._stored[name].get_tensor(name))
 
 
