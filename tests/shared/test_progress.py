@@ -2,6 +2,7 @@ import os
 import pty
 import subprocess
 import sys
+import termios
 
 CODE = "from pagewire.shared.progress import shown; print(*shown(['a', 'b'], 'loading'))"
 
@@ -13,6 +14,7 @@ def test_without_a_terminal_nothing_is_drawn() -> None:
 
 def test_on_a_terminal_a_bar_is_drawn_on_standard_error() -> None:
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         command = [sys.executable, "-c", CODE]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=20, check=True)
