@@ -107,6 +107,8 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 FIELDS = frozenset(MessagesRequest.__struct_fields__)
@@ -114,7 +116,7 @@ IGNORED = frozenset({"betas", "cache_control", "container", "context_management"
 """Fields that Anthropic documents and that have no meaning here."""
 NOT_BUILT = frozenset({"mcp_servers", "output_config", "output_format"})
 """Fields that change the answer and are refused."""
-FREE_FORM = frozenset({"messages", "tools"})
+FREE_FORM = frozenset({"chat_template_kwargs", "messages", "tools"})
 
 
 def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
@@ -146,6 +148,8 @@ def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any
         "top_p": request.top_p,
         "top_k": request.top_k,
         "user": request.metadata.user_id,
+        "cache_salt": request.cache_salt,
+        "chat_template_kwargs": request.chat_template_kwargs,
     }
     if request.tools:
         body["tools"] = [
@@ -160,7 +164,8 @@ def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any
         body["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
         body["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if request.thinking is not None and request.thinking.type != "adaptive":
-        body["chat_template_kwargs"] = {"enable_thinking": request.thinking.type == "enabled"}
+        thinks = {"enable_thinking": request.thinking.type == "enabled"}
+        body["chat_template_kwargs"] = thinks | (request.chat_template_kwargs or {})
     return body
 
 

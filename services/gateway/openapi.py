@@ -1,5 +1,6 @@
 """The OpenAPI document of the HTTP routes, from the structs that decode requests and encode answers."""
 
+from collections.abc import Collection
 from functools import cache
 from html import escape
 from importlib.metadata import version
@@ -12,7 +13,7 @@ from pagewire.services.gateway.anthropic_request import MessagesRequest
 from pagewire.services.gateway.chat_request import ChatCompletionRequest
 from pagewire.services.gateway.errors import MESSAGES, AnthropicsErrorBody, ErrorBody
 from pagewire.services.gateway.request import FIELDS, CompletionRequest
-from pagewire.services.gateway.responses_request import ResponsesRequest
+from pagewire.services.gateway.responses_request import PASSED, ResponsesRequest
 from pagewire.services.gateway.tokenization import (
     DetokenizeAnswer,
     DetokenizeBody,
@@ -34,6 +35,8 @@ class Route(NamedTuple):
     """Whether vLLM's sampling parameters may stand beside the fields of the request."""
     streams: bool = True
     """Whether the answer can be a stream of events."""
+    passed: Collection[str] = ()
+    """Fields of a chat that may stand beside those of the request."""
 
 
 ROUTES = {
@@ -43,7 +46,9 @@ ROUTES = {
     "/v1/chat/completions": Route(
         ChatCompletionRequest, shapes.ChatCompletion, "Answers a chat, in OpenAI's shape.", sampling=True
     ),
-    "/v1/responses": Route(ResponsesRequest, responses.ModelResponse, "Answers a chat, in OpenAI's newer shape."),
+    "/v1/responses": Route(
+        ResponsesRequest, responses.ModelResponse, "Answers a chat, in OpenAI's newer shape.", passed=PASSED
+    ),
     "/v1/messages": Route(MessagesRequest, anthropic_messages.Message, "Answers a chat, in Anthropic's shape."),
     "/v1/messages/count_tokens": Route(
         MessagesRequest,
@@ -106,7 +111,7 @@ def document() -> dict[str, Any]:
             operation["responses"]["200"]["content"]["text/event-stream"] = {}
         schema: dict[str, Any] = {
             "type": "object",
-            "properties": {row[0]: row[1] for row in fields(route.request, sampling=route.sampling)},
+            "properties": {row[0]: row[1] for row in fields(route)},
             "required": [field.encode_name for field in msgspec.structs.fields(route.request) if field.required],
         }
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -120,16 +125,18 @@ def document() -> dict[str, Any]:
     }
 
 
-def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, dict[str, Any], str]]:
-    """Returns name, schema and meaning of each field of a request; `sampling`: with vLLM's sampling parameters."""
+def fields(route: Route) -> list[tuple[str, dict[str, Any], str]]:
+    """Returns name, schema and meaning of each field of a route's requests."""
     rows: dict[str, tuple[str, dict[str, Any], str]] = {}
     described = describe(ChatCompletionRequest) | describe(GenerateRequest) | describe(SamplingParams)
-    for kind in (request, SamplingParams) if sampling else (request,):
+    own, beside = _names(route.request), set(route.passed)
+    kinds: list[tuple[type[msgspec.Struct], set[str]]] = [(route.request, own), (ChatCompletionRequest, beside)]
+    for kind, wanted in (*kinds, (SamplingParams, _names(SamplingParams) if route.sampling else beside)):
         found, schemas = _components()
         properties = schemas[found[kind]["$ref"].rpartition("/")[2]]["properties"]
         texts = describe(kind)
         for field in msgspec.structs.fields(kind):
-            if kind is CompletionRequest and field.encode_name not in FIELDS:
+            if field.encode_name not in wanted:
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
@@ -138,6 +145,11 @@ def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, 
                 schema = _or_null(schema)
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
     return list(rows.values())
+
+
+def _names(kind: type[msgspec.Struct]) -> set[str]:
+    """Returns the names of the fields that a body may have."""
+    return set(FIELDS) if kind is CompletionRequest else set(kind.__struct_encode_fields__)
 
 
 @cache

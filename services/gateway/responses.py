@@ -124,8 +124,8 @@ class Responses:
 
     def read(self, body: bytes, unknown: UnknownFields) -> Call:
         """See `Api.read`."""
-        request = decode(body, unknown)
-        call = read_chat(chat_body(request), unknown)
+        request, passed = decode(body, unknown)
+        call = read_chat(chat_body(request) | passed, unknown)
         given = {name: getattr(request, name) for name in ECHOED}
         call.echoed.update({name: value for name, value in given.items() if value is not None})
         if request.tools:

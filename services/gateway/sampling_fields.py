@@ -1,7 +1,7 @@
 """Splits the body of an HTTP request into fields of the route and sampling fields, and drops fields without effect."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 
 T = TypeVar("T")
+TokenLimit = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+"""A number of tokens in a field that is `max_tokens` elsewhere, so that an error names the field that was sent."""
 
 IGNORED = frozenset(
     {
@@ -40,6 +42,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_bias": ({},),
     "logprob_token_ids": ([],),
     "logprobs": (False,),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
@@ -47,6 +51,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_options": ({},),
@@ -54,8 +60,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncation_side": ("left",),
     "verbosity": ("medium",),
     "vllm_xargs": ({},),
+    "watermarking": (),
     "web_search_options": (),
 }
 """Fields that are ignored if they have one of these neutral values."""

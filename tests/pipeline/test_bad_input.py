@@ -125,7 +125,7 @@ def test_a_malformed_body_is_refused_and_the_next_one_served(url: str, path: str
 def test_a_wrong_type_is_refused_by_name(url: str, path: str) -> None:
     """That of each field, one at a time."""
     route = ROUTES[path]
-    for name, schema, _ in fields(route.request, sampling=route.sampling):
+    for name, schema, _ in fields(route):
         if name == "metadata" and path == "/v1/responses":
             continue  # it has no effect, whatever it is
         wrong = next(value for kind, value in WRONG.items() if kind not in types(schema))

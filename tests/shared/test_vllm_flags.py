@@ -1,7 +1,5 @@
 """vLLM's own flags, as its parser lists them: each is taken, or the command says what to do instead."""
 
-from pathlib import Path
-
 import pytest
 
 from pagewire import cli
@@ -9,9 +7,9 @@ from pagewire.commands import parser
 from pagewire.shared import flags
 from pagewire.shared.config import FIELDS
 from pagewire.shared.vllm_flags import ALIASES, IGNORED, NO_COUNTERPART, instead
+from tools import vllm_names
 
-LIST = Path(__file__).parents[2] / "tools" / "vllm_flags.txt"
-VLLM = {line.removeprefix("--") for line in LIST.read_text().split()} - {"help"}
+VLLM = set(vllm_names.flags()) - {"help"}
 COMMON = {
     "served-model-name",
     "host",
