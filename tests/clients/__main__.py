@@ -54,7 +54,7 @@ def dequantize(model: Path, folder: Path) -> Path:
         del weights.config.quantization_config  # they are plain numbers now
         weights.hf_quantizer = None
         weights.save_pretrained(folder)
-        load_tokenizer(model).save_pretrained(folder)
+        load_tokenizer(model).to_transformers().save_pretrained(folder)
     return folder
 
 
@@ -105,7 +105,7 @@ def main() -> int:
         for group in (REQUIREMENTS, (VLLM, GUIDELLM, AIPERF))
     )
     tokenizer = ENVIRONMENTS / "tokenizer"
-    load_tokenizer(model).save_pretrained(tokenizer)
+    load_tokenizer(model).to_transformers().save_pretrained(tokenizer)
     with serving() as served:
         results = [run(package, python, served.http) for package, python in clients.items()]
         results += [run(package, python, served.http, str(tokenizer)) for package, python in loads.items()]
