@@ -174,7 +174,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted(routes.get(request.url.path, set()) - {"HEAD"}))
         kind, hint = "method_not_allowed", f"send {allowed}" if allowed else "send another method"
     else:
-        kind, hint = "not_found", f"use one of {', '.join(path for path in routes if '{' not in path)}"
+        there = [path for path in routes if "{" not in path and path not in POOLING]
+        kind, hint = "not_found", f"use one of {', '.join(there)}"
     message = f"{request.method} {request.url.path}: {error.detail}: {hint}"
     content = errors.body(error.status_code, kind, message, request.url.path)
     return Response(content, error.status_code, error.headers, "application/json")
