@@ -13,8 +13,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
-
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.progress import shown
 from pagewire.shared.sampling import RECORD
@@ -28,7 +26,6 @@ KEPT = 8
 SOURCES = Path(__file__).parent
 _C_TYPES = {"<f8": "double", "<i8": "int64_t", "<u8": "uint64_t"}
 _CPUINFO = Path("/proc/cpuinfo")
-_log = structlog.get_logger()
 
 
 class NotBuilt(PagewireError):
@@ -115,7 +112,6 @@ def _compile(sources: Path, folder: Path) -> Path:
     objects = {file: str(folder / f"{file.stem}.o") for file in sorted(sources.glob("*.cpp"))}
     (folder / "sampling_record.hpp").write_text(record_header())
     commands = [[COMPILER, *FLAGS, f"-I{folder}", "-c", str(file), "-o", made] for file, made in objects.items()]
-    _log.info("compiling_cpu_kernels", files=len(objects), happens="once on this machine")
     running = [
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]

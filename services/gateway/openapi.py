@@ -129,14 +129,18 @@ def fields(route: Route) -> list[tuple[str, dict[str, Any], str]]:
     """Returns name, schema and meaning of each field of a route's requests."""
     rows: dict[str, tuple[str, dict[str, Any], str]] = {}
     described = describe(ChatCompletionRequest) | describe(GenerateRequest) | describe(SamplingParams)
-    own, beside = _names(route.request), set(route.passed)
-    kinds: list[tuple[type[msgspec.Struct], set[str]]] = [(route.request, own), (ChatCompletionRequest, beside)]
-    for kind, wanted in (*kinds, (SamplingParams, _names(SamplingParams) if route.sampling else beside)):
+    beside = set(route.passed)
+    wanted: dict[type[msgspec.Struct], set[str]] = {
+        ChatCompletionRequest: beside,
+        SamplingParams: _names(SamplingParams) if route.sampling else beside,
+        route.request: _names(route.request),
+    }
+    for kind in dict.fromkeys((route.request, *wanted)):
         found, schemas = _components()
         properties = schemas[found[kind]["$ref"].rpartition("/")[2]]["properties"]
         texts = describe(kind)
         for field in msgspec.structs.fields(kind):
-            if field.encode_name not in wanted:
+            if field.encode_name not in wanted[kind]:
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)

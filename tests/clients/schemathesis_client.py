@@ -7,6 +7,7 @@ accepted: JSON Schema cannot say which fields exclude each other, and those are 
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 COMMAND = Path(sys.executable).with_name("st")
@@ -16,9 +17,15 @@ SEED = "1"
 def main(url: str) -> str:
     """Returns what was run. Raises AssertionError when an answer is a fault or not what the document says."""
     flags = ["--exclude-checks", "positive_data_acceptance", "--seed", SEED, "--no-color"]
-    done = subprocess.run(
-        [COMMAND, "run", f"{url}/openapi.json", *flags], capture_output=True, text=True, timeout=1000, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:  # it keeps files where it runs
+        done = subprocess.run(
+            [COMMAND, "run", f"{url}/openapi.json", *flags],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=1000,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
     operations = re.search(r"Tested: (\d+)", done.stdout)
     cases = re.search(r"(\d+) generated, \d+ passed", done.stdout)

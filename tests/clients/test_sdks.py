@@ -338,7 +338,7 @@ def test_a_function_call_of_a_response(sdk: Any, stream: bool) -> None:
     assert sdk.respond(input=turns, tools=[FLAT_TOOL], tool_choice="none").output_text
 
 
-def test_the_reasoning_of_a_response(sdk: Any, client: openai.OpenAI) -> None:
+def test_the_output_of_a_response_is_input_of_the_next(sdk: Any) -> None:
     answer = sdk.respond(input=[{"role": "user", "content": [{"type": "input_text", "text": "Hi."}]}])
     turns = [{"role": "user", "content": "Hi."}, *answer.output, {"role": "user", "content": "More."}]
     assert sdk.respond(input=turns).output_text
