@@ -60,7 +60,7 @@ class Channel:
     @property
     def pattern(self) -> "re.Pattern[str]":
         """Matches the subjects of the channel."""
-        return re.compile(re.sub(r"\\\{\w+\\\}", "[^.]+", re.escape(self.address)))
+        return re.compile(re.sub(r"\\\{\w+\\\}", "[A-Za-z0-9_~-]+", re.escape(self.address)))
 
     @property
     def example(self) -> str:
