@@ -11,6 +11,7 @@ from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.bus import nats
 from pagewire.shared.config import Settings
 from pagewire.shared.discovery import ask
+from pagewire.shared.errors import ConfigurationError
 
 Talk = Callable[[AsyncClient, int], Coroutine[None, None, None]]
 """Sends the requests of the client with a given number, one after the other without end."""
@@ -44,6 +45,19 @@ def processes() -> Iterator[tuple[str, Path]]:
             services = (word.rpartition(".")[2] for word in command if word.startswith("pagewire.services."))
             name = next(services, Path(command[0]).name)
             yield "client" if name.startswith("python") else name, folder
+
+
+def resident(service: str) -> float:
+    """Returns the resident memory of a service that this process has started, in MB."""
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and f"pagewire.services.{service}".encode() in (folder / "cmdline").read_bytes():
+                status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+                if int(status["PPid"]) == os.getpid():
+                    return int(status["VmRSS"].split()[0]) * 1024 / 1e6
+        except OSError:
+            continue  # the process has ended
+    raise ConfigurationError(f"no {service} is running")
 
 
 def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:

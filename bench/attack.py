@@ -8,15 +8,14 @@ while they are open, an honest request is timed.
 import argparse
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._stack import resident
 from pagewire.embedded.stack import Stack
 from pagewire.shared import logs, subjects
 from pagewire.shared.bus import nats
@@ -211,19 +210,6 @@ def sieges(slow: int, idle: int) -> list[tuple[str, int, bytes, bytes]]:
         ("slow bodies", slow, header + b"content-length: 100000\r\n\r\n", b'{"prompt": "' + b"x" * 10_000),
         ("idle", idle, b"", b""),
     ]
-
-
-def resident(service: str) -> float:
-    """Returns the resident memory of a service that this process has started, in MB."""
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and f"pagewire.services.{service}".encode() in (folder / "cmdline").read_bytes():
-                status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-                if int(status["PPid"]) == os.getpid():
-                    return int(status["VmRSS"].split()[0]) * 1024 / 1e6
-        except OSError:
-            continue  # the process has ended
-    raise ConfigurationError(f"no {service} is running")
 
 
 async def _measure(requests: int, slow: int, idle: int) -> tuple[list[Growth], list[Siege]]:

@@ -20,6 +20,7 @@ from pagewire.bench._stack import closed_loop
 from pagewire.bench.shapes import write_folder
 from pagewire.shared import logs
 from pagewire.shared.config import Settings
+from pagewire.shared.progress import shown
 
 SHAPE, DEVICE = "llama-3-8b", "sim:h100"
 MACHINE = "llama-3-8b on one h100"
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
     pairs = [(window, streams) for streams in given.streams for window in given.windows]
-    runs = [asyncio.run(measure(*pair, given.seconds)) for pair in pairs]
+    runs = [asyncio.run(measure(*pair, given.seconds)) for pair in shown(pairs, "runs")]
     print("\n".join(table(runs)))
     write(given.output, "busy", arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
     return 0

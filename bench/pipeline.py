@@ -2,6 +2,9 @@
 
 A client process of its own keeps all streams running. Tokens are those that the executor has sampled, frames those that
 the client has received, and the operating system counts the CPU time of every process.
+
+With `--waiting`, so many more streams over HTTP are open and wait: their priority is lower, and slots are short. At
+the end all of them are answered. Failed requests and the memory of the gateway are reported.
 """
 
 import argparse
@@ -19,14 +22,19 @@ from typing import Any
 import uvloop
 
 from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import counters, processes
+from pagewire.bench._stack import counters, processes, resident
 from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
 from pagewire.shared import logs, subjects
 from pagewire.shared.bus import Message, nats
 from pagewire.shared.config import Settings
+from pagewire.shared.progress import shown
 
 PROCESSES = ("client", "tokenizer", "scheduler", "executor", "detokenizer", "gateway", "nats-server")
 TOKENS_PER_REQUEST = 1900
+WAITING_TOKENS = 16
+"""Tokens of a request that waits."""
+END_WITHIN = 300.0
+"""Seconds in which all requests are answered at the end."""
 WARM_UP = 2.0
 """Seconds before anything is counted: all streams have begun."""
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -45,6 +53,14 @@ class Figures:
     """By process name; the client's own as `client`, the broker's as `nats-server`."""
     backlog: list[int] = field(default_factory=list)
     """Tokens on their way from the executor to the client, once a second; only over NATS, where frames are tokens."""
+    waiting: int = 0
+    """Streams that were open and waited."""
+    answered: int = 0
+    """Requests that were answered in full; only over HTTP."""
+    failed: int = 0
+    """Requests that were not; only over HTTP."""
+    gateway_mb: list[float] = field(default_factory=list)
+    """Resident memory of the gateway in MB of 10^6 bytes, once a second; only over HTTP."""
 
     @property
     def rate(self) -> float:
@@ -58,11 +74,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 256], help="streams at once")
     parser.add_argument("--seconds", type=float, default=10.0, help="time that is counted, per run")
     parser.add_argument("--transport", nargs="+", choices=["nats", "http"], default=["nats", "http"])
+    parser.add_argument("--waiting", type=int, default=0, help="more streams, over HTTP only, that wait meanwhile")
     add_output(parser)
     given = parser.parse_args(arguments)
+    if given.waiting and given.transport != ["http"]:
+        parser.error("--waiting needs --transport http")
     logs.configure(Settings(log_level="warning"), service="bench")
-    runs = [asyncio.run(_run(*run, given.seconds)) for run in product(given.transport, given.streams)]
+    wanted = list(product(given.transport, given.streams))
+    runs = [asyncio.run(_run(*run, given.seconds, given.waiting)) for run in shown(wanted, "runs")]
     print("\n".join(table(runs)))
+    if given.waiting:
+        print()
+        print("\n".join(waiting_table(runs)))
     write(given.output, "pipeline", arguments, simulated="sim:zero", runs=[asdict(run) for run in runs])
     return 0
 
@@ -78,13 +101,23 @@ def table(runs: Sequence[Figures]) -> list[str]:
     return markdown(" | ".join(["simulated", "tokens/s", "frames/token", *PROCESSES]), rows)
 
 
-async def _run(transport: str, streams: int, seconds: float) -> Figures:
+def waiting_table(runs: Sequence[Figures]) -> list[str]:
+    """Returns a line per run with waiting streams, in Markdown."""
+    rows = (
+        f"{run.streams} active, {run.waiting} waiting | {run.answered} | {run.failed}"
+        f" | {run.gateway_mb[0]:.1f} | {max(run.gateway_mb):.1f} | {run.gateway_mb[-1]:.1f}"
+        for run in runs
+    )
+    return markdown("simulated | answered | failed | gateway MB, at first | at most | at last", rows)
+
+
+async def _run(transport: str, streams: int, seconds: float, waiting: int = 0) -> Figures:
     settings = Settings(
         model="bundled",
         port=0,
         nats_port=0,
         device="sim:zero",
-        max_num_seqs=streams,
+        max_num_seqs=max(1, streams * 3 // 4) if waiting else streams,  # so that an active stream always comes first
         max_num_batched_tokens=streams + 512,
         num_kv_blocks=(TOKENS_PER_REQUEST // 16 + 8) * streams,
         log_level="error",
@@ -94,16 +127,20 @@ async def _run(transport: str, streams: int, seconds: float) -> Figures:
         ours, theirs = multiprocessing.Pipe()
         target = _read_nats if transport == "nats" else _read_http
         url = address.nats if transport == "nats" else address.http
-        client = multiprocessing.get_context("spawn").Process(target=_client, args=(target, url, streams, theirs))
+        client = multiprocessing.get_context("spawn").Process(
+            target=_client, args=(target, url, streams, waiting, theirs)
+        )
         client.start()
         try:
             await asyncio.sleep(WARM_UP)
             first = last = await _observe(ours, address.nats)
-            backlog = []
+            backlog, memory = [], []
             while last.at < first.at + seconds:
                 await asyncio.sleep(min(1.0, first.at + seconds - last.at))
                 last = await _observe(ours, address.nats)
                 backlog.append(last.tokens - last.frames)
+                memory += [resident("gateway")] if transport == "http" else []
+            answered, failed = await _ask(ours, "end") if transport == "http" else (0, 0)
         finally:
             client.terminate()
             client.join()
@@ -111,7 +148,17 @@ async def _run(transport: str, streams: int, seconds: float) -> Figures:
     spent = {name: (last.cpu[name] - first.cpu[name]) * 1e6 / max(tokens, 1) for name in last.cpu if name in first.cpu}
     frames = last.frames - first.frames
     return Figures(
-        transport, streams, last.at - first.at, tokens, frames, spent, backlog if transport == "nats" else []
+        transport,
+        streams,
+        last.at - first.at,
+        tokens,
+        frames,
+        spent,
+        backlog if transport == "nats" else [],
+        waiting,
+        answered,
+        failed,
+        memory,
     )
 
 
@@ -126,9 +173,14 @@ class _Observation:
 async def _observe(client: Connection, url: str) -> _Observation:
     """Returns the counts of all processes at this moment."""
     (executor,) = await counters(url)
-    client.send(None)
-    frames: int = await asyncio.to_thread(client.recv)
+    frames = await _ask(client, "frames")
     return _Observation(time.monotonic(), int(executor["sampled"]), frames, _cpu_seconds())
+
+
+async def _ask(client: Connection, what: str) -> Any:
+    """Asks the client for its frames, or to end its requests and say how many were answered and how many failed."""
+    client.send(what)
+    return await asyncio.wait_for(asyncio.to_thread(client.recv), END_WITHIN)
 
 
 def _cpu_seconds() -> dict[str, float]:
@@ -146,24 +198,30 @@ def _cpu_seconds() -> dict[str, float]:
 @dataclass
 class _Counts:
     frames: int = 0
+    answered: int = 0
+    failed: int = 0
+    ends: bool = False
+    """Whether no request is sent any more."""
 
 
-def _client(target: Any, url: str, streams: int, wire: Connection) -> None:
+def _client(target: Any, url: str, streams: int, waiting: int, wire: Connection) -> None:
     counts = _Counts()
 
     def answer() -> None:
-        wire.recv()
-        wire.send(counts.frames)
+        counts.ends = wire.recv() == "end"
+        if not counts.ends:
+            wire.send(counts.frames)
 
     async def serve() -> None:
         asyncio.get_running_loop().add_reader(wire.fileno(), answer)
-        await target(url, streams, counts)
+        await target(url, streams, waiting, counts)
+        wire.send((counts.answered, counts.failed))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())
 
 
-async def _read_nats(url: str, streams: int, counts: _Counts) -> None:
+async def _read_nats(url: str, streams: int, _waiting: int, counts: _Counts) -> None:
     """Keeps `streams` streams over NATS running: each is requested again as soon as it ends."""
     bus = await nats.connect(url, name="bench", inbox_prefix="_INBOX")
     sampling = {"max_tokens": TOKENS_PER_REQUEST, "ignore_eos": True}
@@ -186,22 +244,40 @@ async def _read_nats(url: str, streams: int, counts: _Counts) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def _read_http(url: str, streams: int, counts: _Counts) -> None:
-    """Does the same over server-sent events, without an HTTP library, whose costs are not to be measured."""
-    host, port = url.removeprefix("http://").split(":")
-    request = {"model": "bundled", "prompt": [5, 6, 7], "max_tokens": TOKENS_PER_REQUEST, "ignore_eos": True}
-    body = json.dumps(request | {"stream": True, "stream_options": {"include_usage": True}}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    message = head.encode() + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+async def _read_http(url: str, streams: int, waiting: int, counts: _Counts) -> None:
+    """Does the same over server-sent events, without an HTTP library, whose costs are not to be measured.
 
-    async def stream() -> None:
-        while True:
+    Returns once all requests have ended, after `counts.ends` is set; those that wait are sent once.
+    """
+    host, port = url.removeprefix("http://").split(":")
+
+    async def stream(message: bytes, *, again: bool) -> None:
+        while not counts.ends:
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(message)
-            while data := await reader.read(1 << 16):
+            first = data = await reader.read(1 << 16)
+            tail = b""
+            while data:
                 counts.frames += data.count(b"data: {")
+                tail = (tail + data)[-64:]
+                data = await reader.read(1 << 16)
             writer.close()
+            complete = first.startswith(b"HTTP/1.1 200 ") and b"data: [DONE]" in tail
+            counts.answered += complete
+            counts.failed += not complete
+            if not again:
+                break
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(streams):
-            tasks.create_task(stream())
+            tasks.create_task(stream(_http_request(url, TOKENS_PER_REQUEST, priority=0), again=True))
+        for _ in range(waiting):
+            tasks.create_task(stream(_http_request(url, WAITING_TOKENS, priority=1), again=False))
+
+
+def _http_request(url: str, max_tokens: int, priority: int) -> bytes:
+    request = {"model": "bundled", "prompt": [5, 6, 7], "max_tokens": max_tokens, "ignore_eos": True}
+    request |= {"priority": priority, "stream": True, "stream_options": {"include_usage": True}}
+    body = json.dumps(request).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body

@@ -24,6 +24,7 @@ from pagewire.services.executor.models.config import DTYPES
 from pagewire.shared import model_folder
 from pagewire.shared.messages.client import Choice
 from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.progress import shown
 
 QUESTIONS = Path(__file__).parent / "data" / "questions.json"
 MAX_TOKENS = 64
@@ -92,7 +93,7 @@ def main(arguments: list[str]) -> int:
     add_output(parser)
     given = parser.parse_args(arguments)
     questions = read_questions()
-    runs = [served(given.model, questions, weights, given.device) for weights in given.weights]
+    runs = [served(given.model, questions, weights, given.device) for weights in shown(given.weights, "runs")]
     reference = referred(given.model, questions) if given.reference else None
     print("\n".join([*table(runs, reference), "", *perplexities(runs)]))
     if reference is not None:

@@ -17,6 +17,7 @@ from pagewire.bench._stack import closed_loop
 from pagewire.bench.shapes import write_folder
 from pagewire.shared import logs
 from pagewire.shared.config import Settings
+from pagewire.shared.progress import shown
 
 SHAPE, DEVICE, DEGREE = "llama-2-70b", "sim:a100-80", 4
 MACHINE = "llama-2-70b on 4 x a100-80"
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> int:
     add_output(parser)
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="warning"), service="bench")
-    runs = [asyncio.run(measure(replicas, given.streams, given.seconds)) for replicas in given.replicas]
+    runs = [asyncio.run(measure(replicas, given.streams, given.seconds)) for replicas in shown(given.replicas, "runs")]
     print("\n".join(table(runs)))
     write(given.output, "replicas", arguments, simulated=MACHINE, runs=[asdict(run) for run in runs])
     return 0

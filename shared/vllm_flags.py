@@ -22,7 +22,7 @@ IGNORED = {
     "enable-prompt-tokens-details": "usage always has them",
     "enable-request-id-headers": "answers always have X-Request-Id",
     "enable-server-load-tracking": "/load always counts",
-    "use-tqdm-on-load": "downloads show a bar on a terminal",
+    "use-tqdm-on-load": "loading shows a bar on a terminal",
 }
 """Flags without a value that are accepted, since Pagewire does so anyway, and why."""
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pagewire.shared.errors import PagewireError
+from pagewire.shared.progress import shown
 from pagewire.shared.sampling import RECORD
 
 COMPILER = "c++"
@@ -115,7 +116,7 @@ def _compile(sources: Path, folder: Path) -> Path:
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]
     try:
-        for process in running:
+        for process in shown(running, "compiling the CPU kernels"):
             _, errors = process.communicate(timeout=WITHIN)
             if process.returncode:
                 raise subprocess.CalledProcessError(process.returncode, process.args, stderr=errors)

@@ -116,7 +116,7 @@ async def _answer(client: AsyncClient, line: Line) -> Outcome:
             if error.retryable and error.retry_after_ms is not None and left:
                 await asyncio.sleep(error.retry_after_ms / 1000)
                 continue
-            status, body = errors.body_of(error)
+            status, body = errors.body_of(error, line.url)
             break
     return Outcome(f"batch_req_{request_id}", line.custom_id, Response(status, request_id, msgspec.Raw(body)))
 

@@ -1,11 +1,9 @@
-"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`, as a form of a chat."""
+"""Anthropic's `/v1/messages`, as a form of a chat."""
 
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
-from starlette.responses import Response
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
@@ -18,13 +16,6 @@ from pagewire.shared.errors import InvalidRequest, PagewireError
 from pagewire.shared.messages import client as wire
 from pagewire.shared.messages.client import Delta, Final, Result
 
-_KINDS = {
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _encode = msgspec.json.Encoder().encode
 
@@ -76,12 +67,6 @@ class Message(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
 
 
-class TokenCount(msgspec.Struct):
-    """The response of `/v1/messages/count_tokens`."""
-
-    input_tokens: int
-
-
 class Messages:
     """The `Api` of Anthropic's messages."""
 
@@ -91,11 +76,6 @@ class Messages:
         if request.max_tokens is None:
             raise InvalidRequest("max_tokens is required: say how many tokens the answer may have")
         return read_chat(chat_body(request, request.max_tokens), unknown)
-
-    def refusal(self, error: PagewireError) -> Response:
-        """See `Api.refusal`."""
-        status, _ = errors.body_of(error)
-        return Response(_error(error), status, errors.retry_headers(error, status), "application/json")
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
         """See `Api.answer`."""
@@ -110,21 +90,6 @@ class Messages:
         return MessageEvents(
             await chat_events(client, call, stream), Message(f"msg_{stream.request_id}", stream.model, [], Usage(0, 0))
         )
-
-
-class CountTokens(Messages):
-    """The `Api` of Anthropic's count of a prompt's tokens: the prompt is read, and one token generated and dropped."""
-
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
-        """See `Api.read`."""
-        request = decode(body, unknown)
-        request.stream = False
-        return read_chat(chat_body(request, 1), unknown)
-
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
-        """See `Api.answer`."""
-        del client, call, stream
-        return TokenCount(result.usage.prompt_tokens)
 
 
 class MessageEvents:
@@ -156,7 +121,7 @@ class MessageEvents:
 
     def failed(self, error: PagewireError) -> bytes:
         """Returns the event of an error."""
-        return b"event: error\ndata: " + _error(error) + b"\n\n"
+        return b"event: error\ndata: " + errors.body_of(error, errors.MESSAGES)[1] + b"\n\n"
 
     def _parts(self, events: bytes, final: Final | None = None) -> bytes:
         found = []
@@ -241,10 +206,3 @@ def _stop(end: Part) -> tuple[str, str | None]:
 def _usage(usage: wire.Usage) -> Usage:
     cached = usage.cached_tokens
     return Usage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
-
-
-def _error(error: PagewireError) -> bytes:
-    status, body = errors.body_of(error)
-    message = re.sub(r"\s+", " ", msgspec.json.decode(body)["error"]["message"])
-    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-    return _encode({"type": "error", "error": {"type": kind, "message": message}})

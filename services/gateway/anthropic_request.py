@@ -6,7 +6,6 @@ import msgspec
 
 from pagewire.services.gateway.sampling_fields import converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 
 
@@ -108,6 +107,8 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 FIELDS = frozenset(MessagesRequest.__struct_fields__)
@@ -115,7 +116,7 @@ IGNORED = frozenset({"betas", "cache_control", "container", "context_management"
 """Fields that Anthropic documents and that have no meaning here."""
 NOT_BUILT = frozenset({"mcp_servers", "output_config", "output_format"})
 """Fields that change the answer and are refused."""
-FREE_FORM = frozenset({"messages", "tools"})
+FREE_FORM = frozenset({"chat_template_kwargs", "messages", "tools"})
 
 
 def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
@@ -124,11 +125,10 @@ def decode(body: bytes, unknown: UnknownFields) -> MessagesRequest:
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
     """
-    fields = read_fields(body, FIELDS | IGNORED | NOT_BUILT, "messages request", unknown)
-    for name in fields.keys() & NOT_BUILT:
-        raise InvalidRequest(f"{name} is not supported yet: leave it out")
-    for name in fields.keys() & FREE_FORM:
-        check_free_form(name, fields[name])
+    known = FIELDS | IGNORED
+    fields = read_fields(body, known, "messages request", unknown, not_built=NOT_BUILT, free_form=FREE_FORM)
+    for name in fields.keys() & {"system", "messages"}:
+        _check_types(name, fields[name])
     return converted(fields, MessagesRequest, "messages request")
 
 
@@ -148,6 +148,8 @@ def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any
         "top_p": request.top_p,
         "top_k": request.top_k,
         "user": request.metadata.user_id,
+        "cache_salt": request.cache_salt,
+        "chat_template_kwargs": request.chat_template_kwargs,
     }
     if request.tools:
         body["tools"] = [
@@ -162,13 +164,27 @@ def chat_body(request: MessagesRequest, max_tokens: int | None) -> dict[str, Any
         body["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
         body["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if request.thinking is not None and request.thinking.type != "adaptive":
-        body["chat_template_kwargs"] = {"enable_thinking": request.thinking.type == "enabled"}
+        thinks = {"enable_thinking": request.thinking.type == "enabled"}
+        body["chat_template_kwargs"] = thinks | (request.chat_template_kwargs or {})
     return body
 
 
 def text_of(content: str | list[TextBlock]) -> str:
     """Returns the text of one or several blocks."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _check_types(name: str, blocks: object) -> None:
+    """Checks that blocks of content have types: without one, any block would be read as a text where texts must be.
+
+    Raises:
+        InvalidRequest: one has none.
+    """
+    for block in blocks if isinstance(blocks, list) else ():
+        if isinstance(block, dict):
+            if not {"type", "role"} & block.keys():
+                raise InvalidRequest(f"{name} has a block without a type: text is one")
+            _check_types(name, block.get("content"))
 
 
 def _turns(message: InputMessage) -> list[dict[str, Any]]:

@@ -15,13 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import errors, openapi
 from pagewire.services.gateway.authentication import Authentication, FindTenant
+from pagewire.services.gateway.connection import ClientGone
+from pagewire.services.gateway.endpoint import CLIENT_GONE, FAULT
 from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.prometheus import CONTENT_TYPE
 from pagewire.services.gateway.shapes import Model, ModelList
 from pagewire.services.gateway.tokenization import Tokenization
-from pagewire.shared.errors import InvalidRequest, ModelNotFound, PagewireError
+from pagewire.shared.errors import Internal, InvalidRequest, ModelNotFound, PagewireError
 
 Endpoints = Mapping[str, GeneratingEndpoint]
 """The generating endpoints by path."""
@@ -42,6 +44,7 @@ def build(
     allowed_origins: Sequence[str] = (),
     *,
     body_limit: int = 1 << 20,
+    strict: bool = False,
 ) -> ASGIApp:
     """Returns the application.
 
@@ -49,8 +52,10 @@ def build(
         find_tenant: if given, all paths but those of `authentication.PUBLIC` need a key.
         allowed_origins: web sites whose scripts may send requests; `*`: all.
         body_limit: bytes of a body of the routes that are no endpoints.
+        strict: whether these routes refuse unknown fields.
     """
-    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, Tokenization(client, body_limit)))
+    tokenization = Tokenization(client, body_limit, strict=strict)
+    app: ASGIApp = Shortcut(endpoints, _starlette(client, endpoints, health, metrics, tokenization))
     if find_tenant is not None:
         app = Authentication(app, find_tenant)
     if allowed_origins:
@@ -115,10 +120,16 @@ def _starlette(
             Route("/v1/models/{model:path}", models),
             Route("/tokenize", tokenization.tokenize, methods=["POST"]),
             Route("/detokenize", tokenization.detokenize, methods=["POST"]),
+            Route("/v1/messages/count_tokens", tokenization.count_tokens, methods=["POST"]),
             *[Route(path, pooling, methods=["POST"]) for path in POOLING],
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
-        exception_handlers={PagewireError: _on_pagewire_error, HTTPException: _on_http_error},
+        exception_handlers={
+            PagewireError: _on_pagewire_error,
+            HTTPException: _on_http_error,
+            ClientGone: _on_client_gone,
+            Exception: _on_fault,
+        },
     )
 
 
@@ -140,9 +151,19 @@ class Shortcut:
         return (endpoint or self._others)(scope, receive, send)
 
 
-async def _on_pagewire_error(_: Request, error: Exception) -> Response:
+async def _on_pagewire_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PagewireError)
-    return errors.response(error)
+    return errors.response(error, request.url.path)
+
+
+async def _on_client_gone(_: Request, __: Exception) -> Response:
+    """Answers nobody: the client has disconnected before the end of its body."""
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _on_fault(request: Request, _: Exception) -> Response:
+    """Answers a request that has met a fault, which Starlette raises again for the log."""
+    return errors.response(Internal(FAULT), request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -153,9 +174,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         allowed = ", ".join(sorted(routes.get(request.url.path, set()) - {"HEAD"}))
         kind, hint = "method_not_allowed", f"send {allowed}" if allowed else "send another method"
     else:
-        kind, hint = "not_found", f"use one of {', '.join(path for path in routes if '{' not in path)}"
+        there = [path for path in routes if "{" not in path and path not in POOLING]
+        kind, hint = "not_found", f"use one of {', '.join(there)}"
     message = f"{request.method} {request.url.path}: {error.detail}: {hint}"
-    content = errors.body(error.status_code, kind, message)
+    content = errors.body(error.status_code, kind, message, request.url.path)
     return Response(content, error.status_code, error.headers, "application/json")
 
 

@@ -47,7 +47,8 @@ class Authentication:
         if scope["path"] not in PUBLIC:
             tenant = self._find(key) if (key := _key(scope["headers"])) is not None else None
             if tenant is None:
-                content = errors.body(401, "invalid_api_key", "send the API key as `Authorization: Bearer KEY`")
+                hint = "send the API key as `Authorization: Bearer KEY`"
+                content = errors.body(401, "invalid_api_key", hint, scope["path"])
                 headers = {"WWW-Authenticate": "Bearer"}
                 await Response(content, 401, headers, "application/json")(scope, receive, send)
                 return

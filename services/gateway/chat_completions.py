@@ -7,7 +7,6 @@ import msgspec
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
-from pagewire.services.gateway import errors
 from pagewire.services.gateway.chat_request import decode
 from pagewire.services.gateway.endpoint import Call
 from pagewire.services.gateway.events import ChatEvents
@@ -52,8 +51,6 @@ class ChatCompletions:
             reasoning=request.include_reasoning,
             token_ids=request.return_token_ids,
         )
-
-    refusal = staticmethod(errors.response)
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ChatCompletion:
         """See `Api.answer`."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from pagewire.services.gateway.request import StreamOptions
-from pagewire.services.gateway.sampling_fields import converted, read_body, split_sampling
+from pagewire.services.gateway.sampling_fields import TokenLimit, converted, read_body, split_sampling
 from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
@@ -23,7 +23,7 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     cache_salt: str = ""
     request_id: str = ""
     priority: int = 0
-    max_completion_tokens: int | None = None
+    max_completion_tokens: TokenLimit | None = None
     """OpenAI's newer name for `max_tokens`, which it overrides."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False

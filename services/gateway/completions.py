@@ -6,7 +6,6 @@ from typing import Any
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
-from pagewire.services.gateway import errors
 from pagewire.services.gateway.endpoint import Call
 from pagewire.services.gateway.events import CompletionEvents, Echo
 from pagewire.services.gateway.logprobs import completion_logprobs, echoed_logprobs, joined
@@ -43,8 +42,6 @@ class Completions:
             no_tokens=request.no_tokens,
             token_ids=request.return_token_ids,
         )
-
-    refusal = staticmethod(errors.response)
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
         """See `Api.answer`."""

@@ -13,16 +13,18 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway import errors
 from pagewire.services.gateway.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.request_ids import HEADER, given_id, new_id
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared import telemetry
+from pagewire.shared import subjects, telemetry
 from pagewire.shared.errors import Internal, PagewireError
 from pagewire.shared.messages.client import Delta, Final, Result
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client has closed the connection, as nginx writes it."""
+FAULT = "the request met a fault of the server: its log has the details"
 TIMEOUT = 600.0
 """Timeout of an HTTP request, in seconds."""
 
@@ -80,9 +82,6 @@ class Api(Protocol):
     def read(self, body: bytes, unknown: UnknownFields) -> Call:
         """Returns the request in a body, whose unknown fields `unknown` takes. Raises InvalidRequest."""
 
-    def refusal(self, error: PagewireError) -> Response:
-        """Returns the response to a request that has failed."""
-
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
         """Returns the response to a request without a stream."""
 
@@ -119,7 +118,8 @@ class Endpoint:
             unknown = UnknownFields(strict=self._strict)
             call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
             if own := call.arguments["request_id"]:
-                headers = [(HEADER, given or own.encode())]
+                if subjects.is_token(own):  # otherwise the pipeline refuses it
+                    headers = [(HEADER, given or own.encode())]
             else:
                 call.arguments.update(request_id=own_id, fresh=True)
             client = await self._client.for_tenant(scope.get("tenant", ""))
@@ -134,14 +134,13 @@ class Endpoint:
         except ClientGone:
             status = CLIENT_GONE
         except PagewireError as error:
-            response = self._api.refusal(error)
+            response = errors.response(error, scope["path"])
             status = response.status_code
             await _respond(response, headers, send)
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
             _log.error("request_failed", exc_info=error)
             status = 500
-            fault = Internal("the request met a fault of the server: its log has the details")
-            await _respond(self._api.refusal(fault), headers, send)
+            await _respond(errors.response(Internal(FAULT), scope["path"]), headers, send)
         finally:
             self.running -= 1
             self.served += 1

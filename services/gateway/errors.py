@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format."""
+"""Errors in the shape of the route: OpenAI's, or Anthropic's under `/v1/messages`."""
 
 import re
 
@@ -11,8 +11,18 @@ from pagewire.shared.messages.client import SamplingParams
 
 _FIELDS = request.FIELDS | chat_request.FIELDS | sampling_fields.NEUTRAL.keys() | set(SamplingParams.__struct_fields__)
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+_ANTHROPICS_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+MESSAGES = "/v1/messages"
+"""Prefix of the paths whose errors have Anthropic's shape."""
 _PLACE = re.compile(r"`\$\.(\w+)|field `(\w+)`")
-_LEADING = re.compile(r"(\w+) ")
+_LEADING = re.compile(r"(\w+)(?:\[\])?(?:\.\w+)* ")
 
 
 class Detail(msgspec.Struct):
@@ -33,27 +43,45 @@ class ErrorBody(msgspec.Struct):
     error: Detail
 
 
-def body(status: int, code: str, message: str) -> bytes:
-    """Returns an error as JSON. The invalid field is read from the message, which names it first or in backquotes."""
+class AnthropicsDetail(msgspec.Struct):
+    """The error itself."""
+
+    type: str
+    """Anthropic's type of the error."""
+    message: str
+
+
+class AnthropicsErrorBody(msgspec.Struct, tag="error"):
+    """The same as `ErrorBody` in Anthropic's shape."""
+
+    error: AnthropicsDetail
+
+
+def body(status: int, code: str, message: str, path: str = "") -> bytes:
+    """Returns an error of a path as JSON. OpenAI's shape has the invalid field, which the message names first or in
+    backquotes."""
+    if path.startswith(MESSAGES):
+        kind = _ANTHROPICS_KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode(AnthropicsErrorBody(AnthropicsDetail(kind, message)))
     kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
     return msgspec.json.encode(ErrorBody(Detail(message, kind, _field(message) if status == 400 else None, code)))
 
 
-def body_of(error: PagewireError) -> tuple[int, bytes]:
-    """Returns the status and JSON of an exception."""
+def body_of(error: PagewireError, path: str = "") -> tuple[int, bytes]:
+    """Returns the status and JSON of an exception at a path."""
     if isinstance(error, BusError):
         error = Unavailable("the broker does not answer")
     assert isinstance(error, RequestError)
-    return error.code, body(error.code, error.kind, error.message)
+    return error.code, body(error.code, error.kind, error.message, path)
 
 
-def response(error: PagewireError) -> Response:
-    """Returns the response to a request that has raised an exception."""
-    status, content = body_of(error)
-    return Response(content, status, retry_headers(error, status), "application/json")
+def response(error: PagewireError, path: str) -> Response:
+    """Returns the response to a request for a path that has raised an exception."""
+    status, content = body_of(error, path)
+    return Response(content, status, _retry_headers(error, status), "application/json")
 
 
-def retry_headers(error: PagewireError, status: int) -> dict[str, str]:
+def _retry_headers(error: PagewireError, status: int) -> dict[str, str]:
     """Returns the headers that say when to send a request again, or that it is of no use: OpenAI's clients read both.
 
     Without these headers the clients repeat a request after 409 and 500 too.

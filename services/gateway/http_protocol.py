@@ -318,7 +318,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.idle[self] = None
         self._connections.refused += 1
         if self._answering is None or not self._answering.response_started:
-            content = errors.body(status, code, message)
+            content = errors.body(status, code, message, self.url.decode("latin-1"))
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head % len(content) + content)
             # If the connection were closed now, what is still on its way would reset it, and the answer be lost.

@@ -1,5 +1,6 @@
 """The OpenAPI document of the HTTP routes, from the structs that decode requests and encode answers."""
 
+from collections.abc import Collection
 from functools import cache
 from html import escape
 from importlib.metadata import version
@@ -10,10 +11,16 @@ import msgspec
 from pagewire.services.gateway import anthropic_messages, responses, shapes
 from pagewire.services.gateway.anthropic_request import MessagesRequest
 from pagewire.services.gateway.chat_request import ChatCompletionRequest
-from pagewire.services.gateway.errors import ErrorBody
+from pagewire.services.gateway.errors import MESSAGES, AnthropicsErrorBody, ErrorBody
 from pagewire.services.gateway.request import FIELDS, CompletionRequest
-from pagewire.services.gateway.responses_request import ResponsesRequest
-from pagewire.services.gateway.tokenization import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
+from pagewire.services.gateway.responses_request import PASSED, ResponsesRequest
+from pagewire.services.gateway.tokenization import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenCount,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 from pagewire.shared.flags import describe
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
 
@@ -28,6 +35,8 @@ class Route(NamedTuple):
     """Whether vLLM's sampling parameters may stand beside the fields of the request."""
     streams: bool = True
     """Whether the answer can be a stream of events."""
+    passed: Collection[str] = ()
+    """Fields of a chat that may stand beside those of the request."""
 
 
 ROUTES = {
@@ -37,11 +46,13 @@ ROUTES = {
     "/v1/chat/completions": Route(
         ChatCompletionRequest, shapes.ChatCompletion, "Answers a chat, in OpenAI's shape.", sampling=True
     ),
-    "/v1/responses": Route(ResponsesRequest, responses.ModelResponse, "Answers a chat, in OpenAI's newer shape."),
+    "/v1/responses": Route(
+        ResponsesRequest, responses.ModelResponse, "Answers a chat, in OpenAI's newer shape.", passed=PASSED
+    ),
     "/v1/messages": Route(MessagesRequest, anthropic_messages.Message, "Answers a chat, in Anthropic's shape."),
     "/v1/messages/count_tokens": Route(
         MessagesRequest,
-        anthropic_messages.TokenCount,
+        TokenCount,
         "Counts the tokens of a chat, in Anthropic's shape.",
         streams=False,
     ),
@@ -77,6 +88,7 @@ PLAIN = {
     "/docs": "This document as a page.",
 }
 """Other paths, and what a GET answers."""
+ERRORS = (ErrorBody, AnthropicsErrorBody)
 _REF = "#/components/schemas/{name}"
 
 
@@ -88,17 +100,18 @@ def document() -> dict[str, Any]:
         path: {"get": {"summary": text, "responses": {"200": {"description": text}, "503": {"description": text}}}}
         for path, text in PLAIN.items()
     }
+    paths["/ping"]["post"] = paths["/ping"]["get"]
     paths["/v1/models"] = {"get": _operation("Lists the models.", found[shapes.ModelList], found[ErrorBody])}
     one = _operation("Describes a model.", found[shapes.Model], found[ErrorBody])
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     paths["/v1/models/{model}"] = {"get": one}
     for path, route in ROUTES.items():
-        operation = _operation(route.summary, found[route.answer], found[ErrorBody])
+        operation = _operation(route.summary, found[route.answer], found[_error_of(path)])
         if route.streams:
-            operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+            operation["responses"]["200"]["content"]["text/event-stream"] = {}
         schema: dict[str, Any] = {
             "type": "object",
-            "properties": {row[0]: row[1] for row in fields(route.request, sampling=route.sampling)},
+            "properties": {row[0]: row[1] for row in fields(route)},
             "required": [field.encode_name for field in msgspec.structs.fields(route.request) if field.required],
         }
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -112,29 +125,42 @@ def document() -> dict[str, Any]:
     }
 
 
-def fields(request: type[msgspec.Struct], *, sampling: bool) -> list[tuple[str, dict[str, Any], str]]:
-    """Returns name, schema and meaning of each field of a request; `sampling`: with vLLM's sampling parameters."""
+def fields(route: Route) -> list[tuple[str, dict[str, Any], str]]:
+    """Returns name, schema and meaning of each field of a route's requests."""
     rows: dict[str, tuple[str, dict[str, Any], str]] = {}
     described = describe(ChatCompletionRequest) | describe(GenerateRequest) | describe(SamplingParams)
-    for kind in (request, SamplingParams) if sampling else (request,):
+    beside = set(route.passed)
+    wanted: dict[type[msgspec.Struct], set[str]] = {
+        ChatCompletionRequest: beside,
+        SamplingParams: _names(SamplingParams) if route.sampling else beside,
+        route.request: _names(route.request),
+    }
+    for kind in dict.fromkeys((route.request, *wanted)):
         found, schemas = _components()
         properties = schemas[found[kind]["$ref"].rpartition("/")[2]]["properties"]
         texts = describe(kind)
         for field in msgspec.structs.fields(kind):
-            if kind is CompletionRequest and field.encode_name not in FIELDS:
+            if field.encode_name not in wanted[kind]:
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
             text = " ".join((texts.get(field.name) or described.get(field.name) or SHARED[field.encode_name]).split())
+            if not field.required:  # a null field counts as missing
+                schema = _or_null(schema)
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
     return list(rows.values())
+
+
+def _names(kind: type[msgspec.Struct]) -> set[str]:
+    """Returns the names of the fields that a body may have."""
+    return set(FIELDS) if kind is CompletionRequest else set(kind.__struct_encode_fields__)
 
 
 @cache
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
     kinds = [kind for route in ROUTES.values() for kind in (route.request, route.answer)]
-    more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, ErrorBody]
+    more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, *ERRORS]
     every = list(dict.fromkeys(kinds + more))
     refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)
     return dict(zip(every, refs, strict=True)), schemas
@@ -168,6 +194,17 @@ def kind_of(schema: dict[str, Any]) -> str:
         items = schema.get("items")
         return f"list of {kind_of(items)}" if isinstance(items, dict) and items else "list"
     return str(schema.get("type", "any"))
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" not in schema:
+        return {"anyOf": [schema, {"type": "null"}]}
+    kinds = schema["anyOf"]
+    return schema if {"type": "null"} in kinds else {**schema, "anyOf": [*kinds, {"type": "null"}]}
+
+
+def _error_of(path: str) -> type[msgspec.Struct]:
+    return AnthropicsErrorBody if path.startswith(MESSAGES) else ErrorBody
 
 
 def _operation(text: str, answer: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class OutputText(msgspec.Struct, tag="output_text"):
 
     text: str
     annotations: list[Any] = msgspec.field(default_factory=list)
+    logprobs: list[Any] = msgspec.field(default_factory=list)
 
 
 class ReasoningText(msgspec.Struct, tag="reasoning_text"):
@@ -71,6 +72,7 @@ class CachedTokens(msgspec.Struct):
     """Details of the input's tokens."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class ReasoningTokens(msgspec.Struct):
@@ -97,7 +99,8 @@ class ModelResponse(msgspec.Struct, kw_only=True):
     model: str
     status: Status = "in_progress"
     output: list[Item] = msgspec.field(default_factory=list)
-    usage: Usage | None = None
+    usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    """Once the response has ended."""
     error: dict[str, Any] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
@@ -119,14 +122,14 @@ class ModelResponse(msgspec.Struct, kw_only=True):
 class Responses:
     """The `Api` of OpenAI's responses."""
 
-    refusal = staticmethod(errors.response)
-
     def read(self, body: bytes, unknown: UnknownFields) -> Call:
         """See `Api.read`."""
-        request = decode(body, unknown)
-        call = read_chat(chat_body(request), unknown)
+        request, passed = decode(body, unknown)
+        call = read_chat(chat_body(request) | passed, unknown)
         given = {name: getattr(request, name) for name in ECHOED}
         call.echoed.update({name: value for name, value in given.items() if value is not None})
+        if request.tools:
+            call.echoed["tools"] = [{"parameters": None, "strict": None, **tool} for tool in request.tools]
         call.echoed["parallel_tool_calls"] = request.parallel_tool_calls
         if request.text.format is not None:
             call.echoed["text"] = {"format": request.text.format}

@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from pagewire.services.gateway.sampling_fields import converted, read_fields
+from pagewire.services.gateway.sampling_fields import TokenLimit, converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 
 
@@ -31,7 +30,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     input: str | list[dict[str, Any]]
     model: str = ""
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: TokenLimit | None = None
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
@@ -54,27 +53,32 @@ IGNORED = frozenset(
 """Fields that OpenAI documents and that have no meaning here: nothing is stored."""
 NEUTRAL = {"background": False, "truncation": "disabled"}
 """Fields that are refused unless they have this value."""
-STATEFUL = frozenset({"previous_response_id", "conversation", "prompt"})
+STATEFUL = frozenset({"conversation", "previous_input_messages", "previous_response_id", "prompt"})
 """Fields that name what would have to be stored."""
+PASSED = frozenset(
+    """cache_salt chat_template_kwargs frequency_penalty ignore_eos include_reasoning include_stop_str_in_output
+    logit_bias min_p presence_penalty repetition_penalty seed skip_special_tokens stop stop_token_ids
+    structured_outputs top_k""".split()  # noqa: SIM905
+)
+"""Fields of vLLM that mean what they mean in a chat."""
 FREE_FORM = frozenset({"input", "tools", "text", "tool_choice"})
 
 
-def decode(body: bytes, unknown: UnknownFields) -> ResponsesRequest:
-    """Returns the request in a body.
+def decode(body: bytes, unknown: UnknownFields) -> tuple[ResponsesRequest, dict[str, Any]]:
+    """Returns the request in a body, and its fields of `PASSED`, which are not checked.
 
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
     """
-    known = FIELDS | IGNORED | STATEFUL | NEUTRAL.keys()
-    fields = read_fields(body, known, "responses request", unknown)
+    known = FIELDS | IGNORED | STATEFUL | PASSED | NEUTRAL.keys()
+    fields = read_fields(body, known, "responses request", unknown, free_form=FREE_FORM)
     for name in fields.keys() & STATEFUL:
         raise InvalidRequest(f"{name} is not supported, since nothing is stored: send the whole conversation as input")
     for name in fields.keys() & NEUTRAL.keys():
         if fields[name] != NEUTRAL[name]:
             raise InvalidRequest(f"{name} is not supported yet: leave it out")
-    for name in fields.keys() & FREE_FORM:
-        check_free_form(name, fields[name])
-    return converted(fields, ResponsesRequest, "responses request")
+    passed = {name: fields.pop(name) for name in PASSED & fields.keys()}
+    return converted(fields, ResponsesRequest, "responses request"), passed
 
 
 def chat_body(request: ResponsesRequest) -> dict[str, Any]:

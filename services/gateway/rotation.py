@@ -49,7 +49,7 @@ class Rotation:
 
         if self.refuses and scope["path"] in self._paths:
             stopping = Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
-            return errors.response(stopping)(scope, receive, send_last)
+            return errors.response(stopping, scope["path"])(scope, receive, send_last)
         return self._app(scope, receive, send_last)
 
     async def _after_start(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
 """Splits the body of an HTTP request into fields of the route and sampling fields, and drops fields without effect."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -12,6 +12,8 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 
 T = TypeVar("T")
+TokenLimit = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+"""A number of tokens in a field that is `max_tokens` elsewhere, so that an error names the field that was sent."""
 
 IGNORED = frozenset(
     {
@@ -40,6 +42,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "logit_bias": ({},),
     "logprob_token_ids": ([],),
     "logprobs": (False,),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
@@ -47,6 +51,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_options": ({},),
@@ -54,8 +60,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "thinking_token_budget": (-1,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncation_side": ("left",),
     "verbosity": ("medium",),
     "vllm_xargs": ({},),
+    "watermarking": (),
     "web_search_options": (),
 }
 """Fields that are ignored if they have one of these neutral values."""
@@ -117,11 +125,23 @@ def converted(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
         raise InvalidRequest(f"the body is not a {name}: {error}") from error
 
 
-def read_fields(body: bytes, known: Collection[str], kind: str, unknown: UnknownFields) -> dict[str, Any]:
+def read_fields(
+    body: bytes,
+    known: Collection[str],
+    kind: str,
+    unknown: UnknownFields,
+    *,
+    not_built: Collection[str] = (),
+    free_form: Collection[str] = (),
+) -> dict[str, Any]:
     """Returns the fields of a body of a route without sampling parameters of vLLM's. A null field counts as missing.
 
+    Args:
+        not_built: fields that change the answer and are refused.
+        free_form: fields whose values may have any form.
+
     Raises:
-        InvalidRequest: the body is not a JSON object.
+        InvalidRequest: the body is not a JSON object, a field is not supported, or its value is too deep or too large.
     """
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -130,12 +150,16 @@ def read_fields(body: bytes, known: Collection[str], kind: str, unknown: Unknown
             text = bytes(value).decode()
             if text == "null":
                 continue
+            if name in not_built:
+                raise InvalidRequest(f"{name} is not supported yet: leave it out")
             if name in known:
                 fields[name] = msgspec.json.decode(text)
             else:
                 unknown.add(name, known)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
+    for name in fields.keys() & set(free_form):
+        check_free_form(name, fields[name])
     return fields
 
 

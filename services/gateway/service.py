@@ -7,8 +7,8 @@ from contextlib import suppress
 import structlog
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.services.gateway import app, server
-from pagewire.services.gateway.anthropic_messages import CountTokens, Messages
+from pagewire.services.gateway import app, openapi, server
+from pagewire.services.gateway.anthropic_messages import Messages
 from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.chat_completions import ChatCompletions
 from pagewire.services.gateway.completions import Completions
@@ -32,7 +32,6 @@ APIS: dict[str, Api] = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/responses": Responses(),
     "/v1/messages": Messages(),
-    "/v1/messages/count_tokens": CountTokens(),
 }
 """What generates text, by its path."""
 
@@ -62,8 +61,17 @@ class Gateway:
         find = find_tenant(settings.api_key, self._keys)
         origins = names(settings.allowed_origins)
         metrics = MetricsPage(context.bus, vllm=settings.metrics_compat == "vllm")
-        application = app.build(self._client, self._endpoints, self._health, metrics, find, origins, body_limit=limit)
-        self._rotation = Rotation(application, tuple(APIS))
+        application = app.build(
+            self._client,
+            self._endpoints,
+            self._health,
+            metrics,
+            find,
+            origins,
+            body_limit=limit,
+            strict=settings.strict,
+        )
+        self._rotation = Rotation(application, tuple(openapi.ROUTES))
         self._server = server.Server(self._rotation, self._listener, self._connections, self._tls)
 
     def heartbeat(self) -> Heartbeat:

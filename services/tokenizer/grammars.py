@@ -122,9 +122,16 @@ def _grammar(params: StructuredOutputsParams, strict: bool) -> str:
         return LLMatcher.grammar_from_lark(_choice(params.choice))
     if params.grammar is not None:
         given = params.grammar
-        return given if given.lstrip().startswith("{") else LLMatcher.grammar_from_lark(any_to_lark(given))
+        return given if given.lstrip().startswith("{") else LLMatcher.grammar_from_lark(_lark(given))
     assert params.structural_tag is not None
     return _structural_tag(params.structural_tag, params, strict)
+
+
+def _lark(grammar: str) -> str:
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the library raises nothing narrower for malformed GBNF
+        raise ValueError(error) from error
 
 
 def _choice(texts: list[str]) -> str:

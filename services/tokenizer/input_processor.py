@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, format_trace_id
 
 from pagewire.services.tokenizer import sampling
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
-from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools, with_forced_call
+from pagewire.services.tokenizer.chat.tool_use import chat_format, check_shown, check_tools, with_forced_call
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.validation import (
@@ -105,6 +105,7 @@ class InputProcessor:
             InvalidRequest: not exactly one of `text` and `messages`, or a field is invalid.
         """
         special, asked = request.add_special_tokens, generate_request_of(request)
+        check_shown(asked, self._model.formats)
         match prompts_of(asked):
             case ChatPrompt(conversation):
                 text, special = await self._renderer.render(conversation), bool(special)
@@ -239,6 +240,7 @@ def generate_request_of(request: TokenizeRequest) -> GenerateRequest:
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
         chat_template_kwargs=request.chat_template_kwargs,
+        tools=request.tools,
     )
 
 

@@ -256,11 +256,11 @@ def _check_length(params: SamplingParams) -> None:
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     stops = stop_strings(params)
-    _require(len(stops) <= MAX_STOPS, f"there are {len(stops)} stop strings, at most {MAX_STOPS} are allowed")
-    _require(all(stops), "a stop string is empty")
+    _require(len(stops) <= MAX_STOPS, f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed")
+    _require(all(stops), "stop has an empty string: leave it out")
     longest = max(map(len, stops), default=0)
     _require(
-        longest <= MAX_STOP_LENGTH, f"a stop string has {longest} characters, at most {MAX_STOP_LENGTH} are allowed"
+        longest <= MAX_STOP_LENGTH, f"stop has a string of {longest} characters, at most {MAX_STOP_LENGTH} are allowed"
     )
     tokens = stop_tokens(params)
     _require(
@@ -285,11 +285,12 @@ def _check_edits(params: SamplingParams, vocab_size: int) -> None:
         )
         for token in allowed:
             _check_token("allowed_token_ids", token, vocab_size)
-    _require(len(words) <= MAX_BAD_WORDS, f"there are {len(words)} bad_words, at most {MAX_BAD_WORDS} are allowed")
-    _require(all(word.strip() for word in words), "one of bad_words is empty")
+    _require(len(words) <= MAX_BAD_WORDS, f"bad_words has {len(words)} texts, at most {MAX_BAD_WORDS} are allowed")
+    _require(all(word.strip() for word in words), "bad_words has an empty text: leave it out")
     longest = max(map(len, words), default=0)
     _require(
-        longest <= MAX_STOP_LENGTH, f"one of bad_words has {longest} characters, at most {MAX_STOP_LENGTH} are allowed"
+        longest <= MAX_STOP_LENGTH,
+        f"bad_words has a text of {longest} characters, at most {MAX_STOP_LENGTH} are allowed",
     )
 
 

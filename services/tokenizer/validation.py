@@ -251,14 +251,14 @@ def _check_payload(
 
 def _batch(prompts: Sequence[int | str | Sequence[int]]) -> TextPrompts | TokenPrompts:
     if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequest(f"there are {len(prompts)} prompts, at most {MAX_PROMPTS} fit into one request")
+        raise InvalidRequest(f"prompt has {len(prompts)} prompts, at most {MAX_PROMPTS} fit into one request")
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) == len(prompts):
         return TextPrompts(texts)
     ids = [prompt for prompt in prompts if not isinstance(prompt, str | int)]
     if len(ids) == len(prompts):
         return TokenPrompts(ids)
-    raise InvalidRequest("the prompts are of several kinds: give either texts or lists of token ids")
+    raise InvalidRequest("prompt has several kinds: give either texts or lists of token ids")
 
 
 def _all_ids(prompt: Sequence[int | str | Sequence[int]]) -> TypeGuard[Sequence[int]]:

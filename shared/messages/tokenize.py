@@ -17,6 +17,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool = False
     """Whether the answer has the tokens as the vocabulary spells them."""
 

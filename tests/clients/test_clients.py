@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.__main__ import REQUIREMENTS, SCRIPTS
+from tests.clients.__main__ import AIPERF, GUIDELLM, REQUIREMENTS, SCHEMATHESIS, SCRIPTS
 from tests.pagewire.serving import Served, serving
 from tests.support.default_model import default_model
 
@@ -47,6 +47,6 @@ def test_a_script_that_gets_a_wrong_answer_fails(stack: Served) -> None:
 
 def test_the_page_names_every_version() -> None:
     page = (SCRIPTS.parents[1] / "docs" / "clients.md").read_text()
-    for requirement in REQUIREMENTS:
+    for requirement in (*REQUIREMENTS, GUIDELLM, AIPERF, SCHEMATHESIS):
         package, _, version = requirement.partition("==")
         assert f"| {package} | {version} |" in page

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagewire import LLM, AsyncClient, cli
+from pagewire.commands import parser
 from pagewire.shared import flags
 from pagewire.shared.config import FIELDS, Settings, variable
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
@@ -19,7 +20,7 @@ UNBUILT = [
 
 
 def settings_of(*arguments: str) -> Settings:
-    return flags.read_settings(cli.build_parser().parse_args(["serve", *arguments]))
+    return flags.read_settings(parser.build_parser().parse_args(["serve", *arguments]))
 
 
 def test_the_promised_flags_are_there() -> None:
@@ -88,7 +89,7 @@ def test_a_file_may_be_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_the_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.build_parser().parse_args(["serve", "--help"])
+        parser.build_parser().parse_args(["serve", "--help"])
     assert "(default: 8000)" in " ".join(capsys.readouterr().out.split())
 
 
@@ -215,5 +216,5 @@ def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_version_and_help() -> None:
     assert run("--version").stdout.startswith("pagewire ")
     helped = run("--help").stdout
-    assert all(name in helped for name in cli.COMMANDS)
+    assert all(name in helped for name in parser.COMMANDS)
     assert run().returncode == 2

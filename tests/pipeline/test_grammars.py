@@ -123,6 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json": "{"}, "structured_outputs.json is malformed"),
     ({"json": {"not": {"type": "string"}}}, "Unimplemented keys"),
     ({"grammar": "start: missing"}, "missing"),
+    ({"grammar": ""}, "root"),
     ({"choice": []}, "at least one"),
     ({"choice": ["a"], "regex": "a"}, "exactly one of"),
     ({}, "exactly one of"),

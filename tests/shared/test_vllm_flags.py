@@ -1,16 +1,15 @@
 """vLLM's own flags, as its parser lists them: each is taken, or the command says what to do instead."""
 
-from pathlib import Path
-
 import pytest
 
 from pagewire import cli
+from pagewire.commands import parser
 from pagewire.shared import flags
 from pagewire.shared.config import FIELDS
 from pagewire.shared.vllm_flags import ALIASES, IGNORED, NO_COUNTERPART, instead
+from tools import vllm_names
 
-LIST = Path(__file__).parents[2] / "tools" / "vllm_flags.txt"
-VLLM = {line.removeprefix("--") for line in LIST.read_text().split()} - {"help"}
+VLLM = set(vllm_names.flags()) - {"help"}
 COMMON = {
     "served-model-name",
     "host",
@@ -76,5 +75,7 @@ def test_another_flag_of_vllms_says_what_to_do(capsys: pytest.CaptureFixture[str
 
 
 def test_flags_without_effect_are_taken() -> None:
-    given = cli.build_parser().parse_args(["serve", *(f"--{flag}" for flag in IGNORED), "--no-enable-prefix-caching"])
+    given = parser.build_parser().parse_args(
+        ["serve", *(f"--{flag}" for flag in IGNORED), "--no-enable-prefix-caching"]
+    )
     assert not flags.read_settings(given).prefix_cache

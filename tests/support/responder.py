@@ -26,6 +26,7 @@ from pagewire.shared.messages.client import (
     Usage,
 )
 from pagewire.shared.messages.open import Encoding
+from pagewire.shared.messages.tokenize import TokenizeReply, TokenizeRequest
 
 MODEL = "tiny"
 WORDS = ("once ", "upon ", "a ", "", "time")
@@ -45,7 +46,7 @@ class Responder:
     """Serves one model on a bus. Set `script` to decide what a request is answered with at once.
 
     Attributes:
-        requests, resumes, cancels: what was asked, in order.
+        requests, tokenizations, resumes, cancels: what was asked, in order.
         tenants: who sent each request.
         script: frames that follow `accepted`; by default the words, the final frame and the empty message.
         full: what `resume` repeats from.
@@ -55,6 +56,7 @@ class Responder:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.requests: list[GenerateRequest] = []
+        self.tokenizations: list[TokenizeRequest] = []
         self.headers: list[dict[str, str]] = []
         self.resumes: list[int] = []
         self.cancels: list[str] = []
@@ -67,6 +69,7 @@ class Responder:
     async def start(self) -> "Responder":
         handlers = {
             f"{subjects.GENERATE}.{MODEL}": self._generate,
+            f"{subjects.TOKENIZE}.{MODEL}": self._tokenize,
             subjects.MODELS: self._models,
             f"{subjects.RESUME}.*": self._resume,
             f"{subjects.CANCEL}.*": self._cancel,
@@ -119,6 +122,10 @@ class Responder:
             )
             self.send(Accepted(request_id, cancel, resume, prompt_tokens=3, chat_format=self.chat_format))
         self.send(*self.script(request))
+
+    def _tokenize(self, message: Message) -> None:
+        self.tokenizations.append(msgspec.json.decode(message.data, type=TokenizeRequest))
+        self.bus.publish(message.reply, msgspec.json.encode(TokenizeReply([100, 101, 102])))
 
     def _resume(self, message: Message) -> None:
         start = msgspec.msgpack.decode(message.data, type=ResumeRequest).start

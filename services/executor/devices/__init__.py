@@ -140,6 +140,7 @@ def _open_cuda(settings: Settings, folder: Path) -> Device:
 
 def _kernels(threads: int) -> CpuKernels | None:
     """Returns the compiled kernels, or None if they cannot be built."""
+    _log.info("loading_kernels", first_time="they are compiled, which takes about 15 s")
     try:
         return CpuKernels(build.load(), threads)
     except build.NotBuilt as error:

@@ -21,6 +21,7 @@ from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS, read_config
 from pagewire.shared.gguf.reader import GgufModel, StoredTensor, TensorType
+from pagewire.shared.progress import shown
 
 CHUNK = 1 << 17
 """Numbers that are dequantized at a time: numpy's temporary arrays then fit into a core's cache."""
@@ -122,7 +123,7 @@ class GgufTensors:
             _log.info("weights_dequantized", matrices=dict(kinds))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             parts = [part for name, out in targets.items() for part in self._parts(name, out)]
-            for done in [threads.submit(part) for part in parts]:
+            for done in shown([threads.submit(part) for part in parts], "loading weights"):
                 done.result()
 
     def integers(self, name: str) -> IntegerWeights | None:

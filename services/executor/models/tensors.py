@@ -17,6 +17,7 @@ from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.weight import FLOATS, Header, QuantizedWeight, StoredTensors
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf import reader
+from pagewire.shared.progress import shown
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -139,7 +140,7 @@ class FolderTensors:
         """See `TensorSource.read`."""
         if quantized := sum(name in self._weights for name in targets):
             _log.info("weights_dequantized", matrices=quantized)
-        for name, out in targets.items():
+        for name, out in shown(targets.items(), "loading weights"):
             out.copy_(self.tensor(name))
 
     def integers(self, name: str) -> IntegerWeights | None:

@@ -34,14 +34,7 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
         if choice == "required" or isinstance(choice, ToolChoice):
             raise InvalidRequest("tool_choice needs tools: give some, or leave it out")
         return
-    if request.messages is None:
-        raise InvalidRequest("tools need messages: give a conversation instead of a prompt")
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"there are {len(tools)} tools, at most {MAX_TOOLS} are allowed")
-    check_free_form("tools", tools)
-    names = [_name_of(tool) for tool in tools]
-    if choice != "none" and not formats.takes_tools:
-        raise InvalidRequest("tools cannot be used: the model's chat template does not show them to the model")
+    names = check_shown(request, formats)
     forced = choice == "required" or isinstance(choice, ToolChoice)
     if forced and request.sampling.structured_outputs is not None:
         raise InvalidRequest("structured_outputs cannot be used with a tool_choice that forces a call: leave one out")
@@ -56,6 +49,24 @@ def check_tools(request: GenerateRequest, formats: Formats) -> None:
                 "tool_choice auto needs to know how the model writes calls, which its chat template does not show: "
                 "start the server with --tool-call-parser, or set tool_choice to none"
             )
+
+
+def check_shown(request: GenerateRequest, formats: Formats) -> list[str]:
+    """Returns the names of the tools, which are checked as far as the prompt of a request depends on them.
+
+    Raises:
+        InvalidRequest: the message names the field and says what to do.
+    """
+    tools = request.tools or []
+    if tools and request.messages is None:
+        raise InvalidRequest("tools need messages: give a conversation instead of a prompt")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"there are {len(tools)} tools, at most {MAX_TOOLS} are allowed")
+    check_free_form("tools", tools)
+    names = [_name_of(tool) for tool in tools]
+    if tools and request.tool_choice != "none" and not formats.takes_tools:
+        raise InvalidRequest("tools cannot be used: the model's chat template does not show them to the model")
+    return names
 
 
 def with_forced_call(request: GenerateRequest) -> SamplingParams:

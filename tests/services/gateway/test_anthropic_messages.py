@@ -7,7 +7,7 @@ import pytest
 
 from pagewire.shared.errors import ContextLength, Overloaded
 from pagewire.shared.messages.client import Accepted, ChatFormat, Choice, Final, FinalChoice, Result, Usage
-from tests.services.gateway.http import Answer, Gateway
+from tests.services.gateway.http import Answer, Gateway, start_gateway
 from tests.support.responder import MODEL, WORDS, deltas
 
 pytestmark = pytest.mark.anyio
@@ -96,9 +96,32 @@ async def test_an_answer_without_text_has_an_empty_block(gateway: Gateway) -> No
     assert kinds[1:3] == ["content_block_start", "content_block_stop"]
 
 
-async def test_tokens_are_counted(gateway: Gateway) -> None:
-    answer = await gateway.post({"model": MODEL, "messages": HELLO}, "/v1/messages/count_tokens")
-    assert answer.json == {"input_tokens": 3}
+async def test_tokens_are_counted_without_generating(gateway: Gateway) -> None:
+    tool = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
+    body = {"model": MODEL, "messages": HELLO, "system": "Be brief.", "tools": [tool], "thinking": {"type": "disabled"}}
+    answer = await gateway.post(body | {"unknown": 1}, "/v1/messages/count_tokens")
+    assert (answer.status, answer.json) == (200, {"input_tokens": 3})
+    assert answer.headers["pagewire-warning"].endswith("unknown")
+    assert gateway.responder.requests == []
+    (asked,) = gateway.responder.tokenizations
+    assert [message.role for message in asked.messages or ()] == ["system", "user"]
+    assert asked.tools == [
+        {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}, "description": "Looks."}}
+    ]
+    assert asked.chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_every_error_of_these_paths_has_anthropics_shape(gateway: Gateway, path: str) -> None:
+    for answer in (
+        await gateway.post(b"{", path),
+        await gateway.post({"messages": HELLO, "max_tokens": 1, "model": "other"}, path),
+        await gateway.get(path),
+        await (await start_gateway(api_key="secret")).post({}, path),
+    ):
+        assert answer.json.keys() == {"type", "error"}, answer.body
+        assert answer.json["error"].keys() == {"type", "message"}
+        assert answer.status in {400, 401, 404, 405}
 
 
 @pytest.mark.parametrize(

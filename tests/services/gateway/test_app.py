@@ -114,6 +114,8 @@ async def test_request_ids_are_taken_and_given(gateway: Gateway) -> None:
     assert again.json["id"] != given.json["id"], "a proxy may send one id with several requests"
     own = await gateway.post({"prompt": "x", "stream": True, "request_id": "mine"})
     assert own.headers["x-request-id"] == "mine"
+    broken = await gateway.post({"prompt": "x", "request_id": "a\r\nb: c"})
+    assert broken.headers["x-request-id"].isalnum(), "a header of it would break the answer"
     refused = await gateway.post({"prompt": 5}, **{"x-request-id": "a b"})
     assert refused.headers["x-request-id"] not in {"", "a b"}
 

@@ -35,7 +35,7 @@ async def test_a_call_is_an_item_of_the_output(gateway: Gateway) -> None:
         "weather",
         {"city": "Bern"},
     )
-    assert (body["status"], body["tools"]) == ("completed", [TOOL])
+    assert (body["status"], body["tools"]) == ("completed", [{**TOOL, "strict": None}])
     (request,) = gateway.responder.requests
     assert [message.role for message in request.messages or ()] == ["user", "assistant", "tool"]
 

@@ -21,6 +21,7 @@ from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.sampling import process
+from pagewire.shared.progress import shown
 from pagewire.shared.sampling import RECORD, Record
 
 DEPTH = 2
@@ -96,7 +97,7 @@ class CudaDevice:
     def capture(self) -> None:
         """Captures a graph of every bucket. Before that, and for larger steps, kernels are launched one by one."""
         began, buckets = time.monotonic(), self._buckets.captured
-        for done, bucket in enumerate(buckets, 1):
+        for done, bucket in enumerate(shown(buckets, "capturing graphs"), 1):
             step = self._step(bucket)
             self._captured[bucket] = step, self._runtime.capture(step.forward), self._runtime.capture(step.sample)
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))

@@ -1,0 +1,108 @@
+"""The command line: its parser, which imports the module of a command once that command is given."""
+
+import argparse
+import ast
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from pagewire.shared import flags
+
+
+class Command(Protocol):
+    """A module of `pagewire.commands`; the first line of its docstring is its help text."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the command's arguments."""
+
+    def run(self, given: argparse.Namespace) -> int:
+        """Runs the command; returns the exit code."""
+
+
+COMMANDS = (
+    "serve",
+    "generate",
+    "chat",
+    "run-batch",
+    "pull",
+    "models",
+    "status",
+    "bench",
+    "trace",
+    "doctor",
+    "demo",
+    "nats-config",
+    "completion",
+)
+
+
+class CommandParser(flags.Parser):
+    """The parser of one command, which imports the command's module once its arguments are wanted."""
+
+    def __init__(self, *, command: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._command = command
+
+    def add_own_arguments(self) -> None:
+        """Adds the command's arguments, unless they are there."""
+        if self._command:
+            load(self._command).add_arguments(self)
+            self._command = ""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `argparse.ArgumentParser`."""
+        self.add_own_arguments()
+        return super().parse_known_args(args, namespace)
+
+
+class _Version(argparse.Action):
+    """Prints the version. Reading it takes longer than all else that a command line without this flag needs."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"pagewire {version('pagewire')}")
+        parser.exit()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    return _build()[0]
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Returns the parser of each command with all its arguments, for which it imports every command."""
+    found = _build()[1]
+    for parser in found.values():
+        parser.add_own_arguments()
+    return dict(found)
+
+
+def _build() -> tuple[argparse.ArgumentParser, dict[str, CommandParser]]:
+    parser = flags.Parser(prog="pagewire", description="Serves language models as a pipeline of services over NATS.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=CommandParser)
+    found = {}
+    for name in COMMANDS:
+        text = _docstring(name)
+        line = text.partition("\n")[0].rstrip(".")
+        found[name] = verbs.add_parser(name, command=name, help=line[0].lower() + line[1:], description=text)
+    return parser, found
+
+
+def load(command: str) -> Command:
+    """Returns the module of a command."""
+    return cast("Command", import_module(_module(command)))
+
+
+def _module(command: str) -> str:
+    return f"pagewire.commands.{command.replace('-', '_')}"
+
+
+def _docstring(command: str) -> str:
+    """Returns the docstring of a command's module, which is read without importing what the command needs."""
+    spec = find_spec(_module(command))
+    assert spec is not None
+    assert spec.origin is not None
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
