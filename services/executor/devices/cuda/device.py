@@ -7,10 +7,11 @@ import numpy as np
 import structlog
 import torch
 
+from pagewire.services.executor.devices.candidates import reduce_candidates
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.columns import StepColumns
-from pagewire.services.executor.devices.cuda.outputs import OutputRing, Pending, Report
+from pagewire.services.executor.devices.cuda.outputs import NOTHING, OutputRing, Pending, Report, Reports
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Step
@@ -133,7 +134,8 @@ class CudaDevice:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Device.copy`."""
-        self._pool.copy(sources, targets)
+        numbers = self._on_device(np.array([*sources, *targets], np.int64))
+        self._pool.copy(numbers[: len(sources)], numbers[len(sources) :])
 
     def launch(self, batch: StepBatch) -> Pending:
         """See `Device.launch`. The batch's token id is ignored where any earlier step sampled the token."""
@@ -153,9 +155,7 @@ class CudaDevice:
         if len(masked):
             self._send_masks(batch.slots[masked])
         sample()
-        pending = self._outputs.send(
-            step.tokens[: len(batch.slots)], began, self._reports(step, batch), self._prompt_reports(step, batch)
-        )
+        pending = self._outputs.send(step.tokens[: len(batch.slots)], began, self._reports(step, batch))
         if len(masked):
             grammars = [(row, self._masks.of(batch.slots[row])) for row in masked.tolist()]
             self._unseen = pending, [(row, grammar) for row, grammar in grammars if grammar is not None]
@@ -182,8 +182,26 @@ class CudaDevice:
         del self._model, self._pool
 
     @torch.inference_mode()
-    def _reports(self, step: Step, batch: StepBatch) -> list[Report]:
-        """Enqueues what is reported of the sampled tokens. These kernels are in no graph: few steps need them."""
+    def _reports(self, step: Step, batch: StepBatch) -> Reports:
+        """Enqueues what the step reports. These kernels are in no graph: few steps need them."""
+        records = self._records[batch.slots]
+        if not (records["num_logprobs"].any() or records["num_candidates"].any() or batch.next_ids is not None):
+            return NOTHING
+        return Reports(
+            self._sampled_reports(step, batch), self._prompt_reports(step, batch), self._candidate_reports(step, batch)
+        )
+
+    def _candidate_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+        """Enqueues the candidates of the rows that report some, by their edited logits."""
+        wanted: Int64 = self._records["num_candidates"][batch.slots]
+        rows = np.flatnonzero(batch.samples & (wanted > 0))
+        if not len(rows):
+            return []
+        logits = step.logits.index_select(0, self._on_device(rows))
+        return [Report(rows, batch.ends[rows], wanted[rows], reduce_candidates(logits, int(wanted[rows].max())))]
+
+    def _sampled_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+        """Enqueues what is reported of the sampled tokens."""
         rows = np.flatnonzero(batch.samples & (self._records["num_logprobs"][batch.slots] > 0))
         if not len(rows):
             return []
@@ -203,7 +221,6 @@ class CudaDevice:
         reduced = reduce_logprobs(logits, tokens, int(counts.max()), normalized=mode.normalized)
         return [Report(rows, positions, counts, reduced)]
 
-    @torch.inference_mode()
     def _prompt_reports(self, step: Step, batch: StepBatch) -> list[Report]:
         """Enqueues what is reported of prompts."""
         reports = []
