@@ -148,7 +148,8 @@ class StepLoop:
             return False
         self.metrics.lease_left.observe(self._lease_until - self._runs)
         self._runs += 1
-        self._in_flight.launch(step, self._plan, self._unanswered)
+        if forced := self._in_flight.launch(step, self._plan, self._unanswered):
+            self._slots.append_forced(step, forced)
         self._unanswered = []
         return True
 
@@ -160,8 +161,9 @@ class StepLoop:
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
-        step, tokens, counts, candidates, logprobs, prompt_logprobs, plan, plans, elapsed = self._in_flight.collect()
-        columns = self._slots.record(step, tokens, counts)
+        step, tokens, counts, forced, *reports, plan, plans, elapsed = self._in_flight.collect()
+        candidates, logprobs, prompt_logprobs = reports
+        columns = self._slots.record(step, tokens, counts, forced)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1

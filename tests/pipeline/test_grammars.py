@@ -4,13 +4,16 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
 from pagewire.kernels.cpu import build
+from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal, InvalidRequest
 from tests.support.checkpoints import checkpoint
@@ -87,8 +90,9 @@ async def test_every_form_beside_free_texts_in_few_blocks(monkeypatch: pytest.Mo
         alone = [await texts(form, heat) for form, heat in asked]
         assert await asyncio.gather(*(texts(form, heat) for form, heat in [*asked, (None, 1.0)]))
         together = await asyncio.gather(*(texts(form, heat) for form, heat in asked))
-        assert together == alone
-        for (name, (_, fits)), found in zip(FORMS.items(), zip(alone[::2], alone[1::2], strict=True), strict=True):
+        assert together == alone or not compiled, "PyTorch's own products depend on the batch in their last bits"
+        both = [one + other for one, other in zip(alone, together, strict=True)]
+        for (name, (_, fits)), found in zip(FORMS.items(), zip(both[::2], both[1::2], strict=True), strict=True):
             ended = [text for texts_ in found for text, reason in texts_ if reason == "stop"]
             assert ended or name in {"lark", "gbnf", "structural_tag", "json_object"}, name
             assert all(fits(text) for text in ended), (name, ended)
@@ -140,3 +144,46 @@ async def test_a_form_that_cannot_be_compiled_fails_alone() -> None:
         with pytest.raises(Internal, match="too complex"):
             await pipeline.client.generate("The", SamplingParams(max_tokens=99, structured_outputs=form))
         assert len((await other).choices[0].token_ids) == 40
+
+
+async def answers(forms: list[StructuredOutputsParams], *, forced: bool, **settings: Any) -> tuple[list[Any], float]:
+    """Texts of many requests at once, and how many rows of steps they took."""
+    fields: list[dict[str, Any]] = [
+        {},
+        {"n": 2, "temperature": 1.0},
+        {"max_tokens": 7},
+        {"stop": ["k"], "temperature": 0.7},
+        {"stop_token_ids": [*range(70, 80)], "min_tokens": 9},
+        {"frequency_penalty": 0.5},
+        {"logprobs": 1},
+    ]
+    never = patch.object(SequenceGrammar, "forced", lambda _: [])
+    with nullcontext() if forced else never:
+        async with running(settings_of(**settings)) as pipeline:
+
+            async def one(form: StructuredOutputsParams, more: dict[str, Any]) -> Any:
+                sampling = SamplingParams(
+                    **{"max_tokens": 40, "temperature": 0.0, "seed": 3} | more, structured_outputs=form
+                )
+                choices = (await pipeline.client.stream("A train", sampling).result()).choices
+                return [(c.token_ids, c.text, c.finish_reason, c.stop_reason) for c in choices]
+
+            found = await asyncio.gather(*(one(form, more) for form in forms for more in fields))
+            await pipeline.until_idle()
+            return found, pipeline.load("executor")["rows"]
+
+
+@pytest.mark.parametrize(
+    "pool", [{"num_kv_blocks": 300}, {"num_kv_blocks": 40, "lease_window": 1}], ids=["ample", "tight"]
+)
+async def test_forced_tokens_are_those_that_would_be_sampled(pool: dict[str, Any]) -> None:
+    """Also with several completions, ends of all kinds, and preemptions."""
+    forms = [
+        StructuredOutputsParams(json=PERSON, disable_any_whitespace=True),
+        StructuredOutputsParams(choice=["The market town left the station.", "The market is full of apples."]),
+    ]
+    settings = pool | {"block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 48}
+    expected, plain = await answers(forms, forced=False, **settings)
+    found, rows = await answers(forms, forced=True, **settings)
+    assert found == expected
+    assert rows < 0.8 * plain

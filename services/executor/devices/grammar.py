@@ -23,14 +23,21 @@ class SequenceGrammar:
         ready: whether `start` was called.
     """
 
-    def __init__(self, num_output: int, min_tokens: int, stop_ids: Sequence[int]) -> None:
-        """`num_output`: number of tokens generated so far. Before `min_tokens` of them the `stop_ids` are allowed only
-        where nothing else is."""
+    def __init__(
+        self, num_output: int, min_tokens: int, stop_ids: Sequence[int], max_tokens: int = 0, *, forces: bool = False
+    ) -> None:
+        """Begins with `num_output` tokens generated so far, of `max_tokens`.
+
+        Before `min_tokens` of them the `stop_ids` are allowed only where nothing else is. `forces`: whether tokens may
+        be appended that are not sampled.
+        """
         self.matcher: LLMatcher | None = None
         self.ready = False
         self._new: list[int] = []  # sampled since the last mask
         self._num_output = num_output
         self._min_tokens = min_tokens
+        self._max_tokens = max_tokens
+        self._forces = forces
         self._stop_ids = np.array(stop_ids, np.int64)
 
     def start(self, matcher: LLMatcher | None) -> None:
@@ -50,6 +57,20 @@ class SequenceGrammar:
         self._num_output += len(self._new)
         self._new.clear()
         return self.matcher
+
+    def forced(self) -> list[int]:
+        """Adds the tokens that must come next, and returns them: each is the only one that its mask would allow.
+
+        The last token of a text is never among them, nor is one that ends it: these are sampled.
+        """
+        matcher = self.advance() if self._forces else None
+        if matcher is None:
+            return []
+        tokens = matcher.compute_ff_tokens()[: max(0, self._max_tokens - self._num_output - 1)]
+        if tokens and (ends := np.isin(tokens, self._stop_ids)).any():
+            tokens = tokens[: int(ends.argmax())]
+        self._new += tokens
+        return tokens
 
     def complete(self, mask: UInt32) -> None:
         """Completes the matcher's mask [ceil(vocabulary / 32)] in place."""

@@ -87,7 +87,7 @@ class CudaDevice:
         self._edited: Bool = np.zeros(slots, np.bool_)
         self._masks = Masks(capacity, MASK_THREADS)
         self._unseen: tuple[Pending, list[tuple[int, SequenceGrammar]]] | None = None
-        """The last step with rows that have a grammar, and these rows, until the grammars know their tokens."""
+        """The last step with rows that have a grammar, and those of them whose tokens the grammars do not know yet."""
 
     @property
     def busy(self) -> float:
@@ -152,17 +152,24 @@ class CudaDevice:
             forward, sample = step.forward, step.sample
         forward()
         masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
+        forced: dict[int, list[int]] = {}
         if len(masked):
-            self._send_masks(batch.slots[masked])
+            found = self._send_masks(batch.slots[masked])
+            # The row samples the first of them: its mask allows no other.
+            forced = {int(masked[index]): tokens[1:] for index, tokens in found.items() if tokens[1:]}
         sample()
-        pending = self._outputs.send(step.tokens[: len(batch.slots)], began, self._reports(step, batch))
+        pending = self._outputs.send(step.tokens[: len(batch.slots)], began, self._reports(step, batch), forced)
         if len(masked):
-            grammars = [(row, self._masks.of(batch.slots[row])) for row in masked.tolist()]
+            rows = [row for index, row in enumerate(masked.tolist()) if index not in found]
+            grammars = [(row, self._masks.of(batch.slots[row])) for row in rows]
             self._unseen = pending, [(row, grammar) for row, grammar in grammars if grammar is not None]
         return pending
 
-    def _send_masks(self, slots: Int64) -> None:
-        """Enqueues what the grammars of `slots` [R] allow next, after the tokens of the steps in flight."""
+    def _send_masks(self, slots: Int64) -> dict[int, list[int]]:
+        """Enqueues what the grammars of `slots` [R] allow next, after the tokens of the steps in flight.
+
+        Returns the tokens that must come next: see `Masks.forced`.
+        """
         if self._unseen is not None:
             pending, rows = self._unseen
             tokens = pending.tokens()
@@ -170,10 +177,12 @@ class CudaDevice:
                 if tokens[row] >= 0:
                     grammar.sampled(int(tokens[row]))
         self._masks.fill(slots)
+        forced = self._masks.forced(slots)
         masks = self._masks.table[slots].view(np.int32)
         pinned = self._runtime.pinned(*masks.shape)
         pinned.numpy()[:] = masks
         self._tables.allow(self._on_device(slots).long(), pinned.to(self._runtime.device, non_blocking=True))
+        return forced
 
     def close(self) -> None:
         """Drops the model, the graphs and the KV pool."""
@@ -248,13 +257,14 @@ class CudaDevice:
         new = positions >= np.repeat(held, batch.query_lens)
         owners = np.repeat(slots, batch.query_lens)[new]
         rows = held < ends
-        changed, tables = slots[rows], self._tables
+        changed, first, tables = slots[rows], slots[held == 0], self._tables
         known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes, so that the row samples none
         self._changes += [
             (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
             (tables.places("known", changed), known.astype(np.int32)),
             (tables.places("computed", changed), batch.num_computed_tokens[rows].astype(np.int32)),
-            (tables.places("alive", changed), np.ones(len(changed), np.int32)),
+            # Only with its first tokens: a sequence that has ended on the device stays dead.
+            (tables.places("alive", first), np.ones(len(first), np.int32)),
         ]
         self._held[slots] = np.maximum(held, ends + batch.samples)
 

@@ -1,7 +1,8 @@
 """Copies sampled ids from the device to the host, on a second stream, while the next step computes."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ class Pending:
         ended: Moment,
         arrived: Moment,
         reports: Reports,
+        forced: Mapping[int, Sequence[int]],
     ) -> None:
         """`reports` are in pinned memory, to which they are copied before `arrived`."""
         self._ring = ring
@@ -62,6 +64,8 @@ class Pending:
         self._found: Int64 | None = None
         self._began, self._ended, self._arrived = began, ended, arrived
         self._reports = reports
+        self.forced = forced
+        """See `Pending.forced` of the protocol."""
         self.candidates: Candidates | None = None
         """See `Pending.candidates` of the protocol."""
         self.logprobs: Logprobs | None = None
@@ -113,8 +117,16 @@ class OutputRing:
         self._pending: deque[Pending] = deque()
         self._next = 0
 
-    def send(self, tokens: Tensor, began: Moment, reports: Reports = NOTHING) -> Pending:
+    def send(
+        self,
+        tokens: Tensor,
+        began: Moment,
+        reports: Reports = NOTHING,
+        forced: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> Pending:
         """Enqueues the copy of `tokens` int32 [R] and of `reports` to the host, for the step enqueued after `began`.
+
+        `forced` is on the host already: see `Pending.forced`.
 
         Raises:
             RuntimeError: `depth` steps are in flight.
@@ -129,7 +141,7 @@ class OutputRing:
         copied = Reports(*([self._copy(report) for report in some] for some in reports))
         arrived = self._runtime.copy_out(kept, self._host[index, :rows])
         self._next = (index + 1) % len(self._host)
-        self._pending.append(Pending(self, self._host[index, :rows], began, ended, arrived, copied))
+        self._pending.append(Pending(self, self._host[index, :rows], began, ended, arrived, copied, forced))
         return self._pending[-1]
 
     def _copy(self, report: Report) -> Report:

@@ -39,10 +39,11 @@ class TwoSlots:
     def _read(self, result: StepResult | PlanRefused) -> None:
         assert isinstance(result, StepResult), result
         output = result.output
-        for number, token, finish in zip(unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True):
+        first, more = output.split_tokens()
+        for number, token, finish in zip(unpack(output.sequences), first, output.finishes, strict=True):
             assert not self.finishes[number], "a row behind the end"
             if token != NO_TOKEN:
-                self.texts[number].append(token)
+                self.texts[number] += [token, *more.get(number, ())]
             self.finishes[number] = Finish(finish)
             if finish and self._waiting:
                 self._admit(self._slots[number], removed=[self._slots[number]])
