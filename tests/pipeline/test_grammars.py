@@ -146,6 +146,10 @@ async def test_a_form_that_cannot_be_compiled_fails_alone() -> None:
         assert len((await other).choices[0].token_ids) == 40
 
 
+def nothing(_: SequenceGrammar) -> list[int]:
+    return []
+
+
 async def answers(forms: list[StructuredOutputsParams], *, forced: bool, **settings: Any) -> tuple[list[Any], float]:
     """Texts of many requests at once, and how many rows of steps they took."""
     fields: list[dict[str, Any]] = [
@@ -157,8 +161,7 @@ async def answers(forms: list[StructuredOutputsParams], *, forced: bool, **setti
         {"frequency_penalty": 0.5},
         {"logprobs": 1},
     ]
-    never = patch.object(SequenceGrammar, "forced", lambda _: [])
-    with nullcontext() if forced else never:
+    with nullcontext() if forced else patch.object(SequenceGrammar, "forced", nothing):
         async with running(settings_of(**settings)) as pipeline:
 
             async def one(form: StructuredOutputsParams, more: dict[str, Any]) -> Any:
