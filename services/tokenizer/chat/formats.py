@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Self
 
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.shared.chat.formats import HARMONY, REASONING, REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS
@@ -41,7 +41,7 @@ class Formats:
     """Ids of the parts of these tags that are tokens of their own, special or not."""
 
     @classmethod
-    def find(cls, settings: Settings, templates: ChatTemplates, tokenizer: PreTrainedTokenizerFast) -> Self:
+    def find(cls, settings: Settings, templates: ChatTemplates, tokenizer: Tokenizer) -> Self:
         """Returns the formats of a model."""
         shown = _source(templates, tools=True)
         named = settings.tool_call_parser
@@ -49,7 +49,7 @@ class Formats:
         asked = settings.reasoning_parser
         plain = _source(templates, tools=False)
         reasoning = reasoning_format(plain) if asked == "auto" else REASONING_PARSERS.get(asked, "")
-        tags, added = _tags(tool_calls, reasoning), tokenizer.added_tokens_decoder
+        tags, added = _tags(tool_calls, reasoning), tokenizer.get_added_tokens_decoder()
         special = {token.content for token in added.values() if token.special}
         return cls(
             tool_calls,
