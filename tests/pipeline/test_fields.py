@@ -129,6 +129,8 @@ LETTERS: dict[str, Any] = {"allowed_token_ids": [A, B], "logit_bias": {A: 50.0}}
 ENDS = (EOS_ID, *range(60, 120))
 """With these a search finds other texts where length counts."""
 HOT: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+FOREIGN = {"n", "best_of", "max_tokens", "stop", "include_stop_str_in_output", "skip_special_tokens"}
+"""Fields that no device knows: the slower one is not asked for them."""
 
 
 @functools.cache
@@ -261,12 +263,13 @@ async def ask(device: str) -> Answers:
                     await pipeline.client.generate(PROMPT, params(fields))
                 return raised.value.message
 
+            names = [name for name in fields() if device == "cpu" or name not in FOREIGN]
             found = await asyncio.gather(
-                *(pipeline.client.generate(PROMPT, params(asked.fields)) for asked in fields().values())
+                *(pipeline.client.generate(PROMPT, params(fields()[name].fields)) for name in names)
             )
             refusals = await asyncio.gather(*(refusal(asked.wrong) for asked in fields().values()))
             await pipeline.until_idle()
-    return Answers(dict(zip(fields(), found, strict=True)), dict(zip(fields(), refusals, strict=True)))
+    return Answers(dict(zip(names, found, strict=True)), dict(zip(fields(), refusals, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +284,8 @@ async def answers(request: pytest.FixtureRequest) -> Answers:
 
 
 async def test_every_field_has_its_effect(answers: Answers) -> None:
-    without = [name for name, asked in fields().items() if not asked.effect(answers.found[name])]
-    assert without == []
+    for name, found in answers.found.items():
+        assert fields()[name].effect(found), name
 
 
 async def test_every_field_is_refused_with_its_name(answers: Answers) -> None:

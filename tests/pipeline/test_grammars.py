@@ -176,16 +176,13 @@ async def answers(forms: list[StructuredOutputsParams], *, forced: bool, **setti
             return found, pipeline.load("executor")["rows"]
 
 
-@pytest.mark.parametrize(
-    "pool", [{"num_kv_blocks": 300}, {"num_kv_blocks": 40, "lease_window": 1}], ids=["ample", "tight"]
-)
-async def test_forced_tokens_are_those_that_would_be_sampled(pool: dict[str, Any]) -> None:
+async def test_forced_tokens_are_those_that_would_be_sampled() -> None:
     """Also with several completions, ends of all kinds, and preemptions."""
     forms = [
         StructuredOutputsParams(json=PERSON, disable_any_whitespace=True),
         StructuredOutputsParams(choice=["The market town left the station.", "The market is full of apples."]),
     ]
-    settings = pool | {"block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 48}
+    settings = {"num_kv_blocks": 40, "block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 48}
     expected, plain = await answers(forms, forced=False, **settings)
     found, rows = await answers(forms, forced=True, **settings)
     assert found == expected

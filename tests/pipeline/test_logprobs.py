@@ -104,11 +104,31 @@ async def test_they_are_those_of_transformers(window: int, budget: int) -> None:
     assert (plain.choices[0].logprobs, plain.prompt_logprobs, plain.prompt_token_ids) == (None, None, None)
 
 
+TOWNS = StructuredOutputsParams(
+    json={
+        "type": "array",
+        "minItems": 40,
+        "items": {
+            "type": "object",
+            "properties": {"market_town": {"enum": ["small", "large"]}, "trains": {"type": "integer"}},
+            "required": ["market_town", "trains"],
+            "additionalProperties": False,
+        },
+    },
+    disable_any_whitespace=True,
+)
+"""Of whose texts the most tokens are forced."""
+
+
 @pytest.mark.alone
 async def test_they_survive_the_death_of_an_executor() -> None:
+    """So does a text with a grammar, whose forced tokens are reported many at a time."""
     settings = Settings(model=str(FOLDER), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error")
     asked = GREEDY | {"max_tokens": 120}
     async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
+        structured = SamplingParams(max_tokens=200, temperature=1.0, seed=4, structured_outputs=TOWNS)
+        towns = await client.generate(PROMPTS[0], structured)
+        again = asyncio.create_task(client.generate(PROMPTS[0], structured))
         others = [asyncio.create_task(client.generate(PROMPTS[1], SamplingParams(**asked))) for _ in range(2)]
         found: list[TokenLogprobs] = []
         tokens: list[int] = []
@@ -118,6 +138,7 @@ async def test_they_survive_the_death_of_an_executor() -> None:
             tokens += delta.token_ids
             found += delta.logprobs or ()
         results = await asyncio.gather(*others)
+        assert (await again).choices[0].token_ids == towns.choices[0].token_ids
     rows = reference_logits(FOLDER, [*PROMPTS[1], *tokens])
     assert len(tokens) == len(found) == 120
     for position, token in enumerate(tokens):

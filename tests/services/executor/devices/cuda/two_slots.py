@@ -22,6 +22,8 @@ class TwoSlots:
         self.inbox = PlanInbox()
         self.texts: list[list[int]] = [[] for _ in prompts]
         self.finishes = [Finish.NONE] * len(prompts)
+        self.forced = 0
+        """Tokens that no step has sampled."""
         self._prompts = prompts
         self._picks = picks
         self._waiting = list(range(len(prompts)))
@@ -40,6 +42,7 @@ class TwoSlots:
         assert isinstance(result, StepResult), result
         output = result.output
         first, more = output.split_tokens()
+        self.forced += sum(map(len, more.values()))
         for number, token, finish in zip(unpack(output.sequences), first, output.finishes, strict=True):
             assert not self.finishes[number], "a row behind the end"
             if token != NO_TOKEN:
