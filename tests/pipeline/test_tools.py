@@ -195,7 +195,7 @@ async def test_what_cannot_be_called_is_refused(chat: Any, pipeline: Pipeline) -
 
 async def test_a_grammar_begins_behind_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tags are letters, which a model with random weights writes in a while."""
-    monkeypatch.setitem(REASONING, "think", ("Q", "Z"))  # type: ignore[arg-type]
+    monkeypatch.setitem(REASONING, "think", ("Q", "Z"))
     template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinks %}Q{% elif thinks is defined %}QZ{% endif %}"
     )
