@@ -165,7 +165,7 @@ def _stack(model: str) -> Stack:
 
 async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], *, compact: bool, **fields: Any) -> Outputs:
     """Asks for a text of each schema, `ROWS` at a time."""
-    found, refused, began = Outputs(name, len(schemas)), Counter[str](), time.monotonic()
+    found, refused, began = Outputs(name + ", no whitespace" * compact, len(schemas)), Counter[str](), time.monotonic()
     turn = asyncio.Semaphore(ROWS)
 
     async def one(client: AsyncClient, number: int, name: str, schema: dict[str, Any]) -> None:
