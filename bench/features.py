@@ -103,7 +103,9 @@ def _measure(given: argparse.Namespace) -> Found:
                 command = [*commands[side], str(folder / "model"), "--port", str(port), *options]
                 with server(command, port, folder / "log"):
                     for feature in given.only:
-                        _batch(port, FEATURES[feature], given.tokens // 4, given.rows)  # nothing is measured cold
+                        _batch(
+                            port, FEATURES[feature], max(1, given.tokens // 4), given.rows
+                        )  # nothing is measured cold
                         plain, rate = (_batch(port, x, given.tokens, given.rows) for x in ({}, FEATURES[feature]))
                         found[side][feature].append((plain, rate))
     return found

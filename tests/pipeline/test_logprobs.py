@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from pagewire.shared.errors import InvalidRequest, PayloadTooLarge
 from pagewire.shared.messages.client import Delta, Result, TokenLogprobs
 from tests.pipeline.test_kill import kill
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
+from tests.support.interpreted import interpreted
 from tests.support.pipeline import running
 
 pytestmark = pytest.mark.anyio
@@ -66,11 +67,19 @@ def check_tokens(result: Result, prompt: Sequence[int], asked: dict[str, Any]) -
             check(found, row, token, asked["logprobs"])
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.full)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with interpreted():
+        yield request.param
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("window", "budget"), [(1, 512), (8, 16)])
-async def test_they_are_those_of_transformers(window: int, budget: int) -> None:
+async def test_they_are_those_of_transformers(device: str, window: int, budget: int) -> None:
     """Whole prompts and chunks, with a cold and a warm prefix cache, with preemptions, and in streams."""
     settings = Settings(
         model=str(FOLDER),
+        device=device,
         dtype="float32",
         lease_window=window,
         max_num_batched_tokens=budget,
@@ -148,9 +157,15 @@ async def test_they_survive_the_death_of_an_executor() -> None:
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs", "processed_logits"])
-async def test_the_modes_of_the_server(mode: Any) -> None:
+async def test_the_modes_of_the_server(device: str, mode: Any) -> None:
     settings = Settings(
-        model=str(FOLDER), dtype="float32", num_kv_blocks=64, logprobs_mode=mode, max_logprobs=4, log_level="error"
+        model=str(FOLDER),
+        device=device,
+        dtype="float32",
+        num_kv_blocks=64,
+        logprobs_mode=mode,
+        max_logprobs=4,
+        log_level="error",
     )
     prompt, bias = PROMPTS[1], {9: 4.0, 10: -100.0}
     async with running(settings) as pipeline:
