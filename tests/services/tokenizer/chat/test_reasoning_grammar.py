@@ -9,6 +9,7 @@ from pagewire.services.tokenizer.grammars import grammar_of
 from pagewire.shared.chat.formats import TOOL_TAGS
 from pagewire.shared.grammars import GrammarCompiler
 from pagewire.shared.messages.client import StructuredOutputsParams
+from tests.pipeline.test_grammars import FORMS
 from tests.support.checkpoints import EOS, tokenizer
 
 FORM = StructuredOutputsParams(
@@ -67,3 +68,11 @@ def test_harmony_has_the_answer_in_its_final_message(tags: tuple[str, ...]) -> N
     whole = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant{final}"
     for text, expected in ((final, final), (whole, whole), (PLAIN, "")):
         assert taken(words, "harmony", Progress.AHEAD, text) == expected
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_may_come_behind_reasoning(name: str) -> None:
+    words = library(special=False)
+    grammar = grammar_of(FORMS[name][0], prefix=reasoning_grammar("think", Progress.AHEAD, {}))
+    matcher = GrammarCompiler(lambda: words, words.get_vocab_size(), {0}).compile(grammar)
+    assert matcher.consume_tokens(words.encode("<think>Hm.</think>\n").ids)
