@@ -23,6 +23,8 @@ pytestmark = pytest.mark.anyio
 
 FOLDER = checkpoint("llama")
 TOLERANCE = 1e-4
+PATIENCE = 400
+"""Seconds, for Triton's interpreter."""
 PROMPTS = [
     [5 + (seed * 31 + place * place * 7) % 300 for place in range(length)] for seed, length in enumerate((3, 40))
 ]
@@ -92,9 +94,11 @@ async def test_they_are_those_of_transformers(device: str, window: int, budget: 
         client = pipeline.client
         requests = [(prompt, asked) for prompt in PROMPTS for asked in (GREEDY, SAMPLED)] * 2
         results = await asyncio.gather(
-            *(client.generate(prompt, SamplingParams(**asked)) for prompt, asked in requests)
+            *(client.generate(prompt, SamplingParams(**asked), timeout=PATIENCE) for prompt, asked in requests)
         )
-        streamed: list[Delta] = [delta async for delta in client.stream(PROMPTS[1], SamplingParams(**GREEDY))]
+        streamed: list[Delta] = [
+            delta async for delta in client.stream(PROMPTS[1], SamplingParams(**GREEDY), timeout=PATIENCE)
+        ]
         plain = await client.generate(PROMPTS[1], max_tokens=3)
         asked = GREEDY | {"prompt_logprobs": None}
         fresh = [*range(300, 340)]
