@@ -22,7 +22,7 @@ from typing import Any
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import processes
+from pagewire.bench._stack import counters, processes
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import logs, model_folder
 from pagewire.shared.config import Settings
@@ -68,6 +68,10 @@ class Outputs:
     """Outputs that ended by themselves."""
     valid: int = 0
     """Of these."""
+    tokens: int = 0
+    """Tokens of all outputs."""
+    rows: float = 0.0
+    """Rows of steps that they took: fewer where a grammar forces tokens."""
     failed: dict[str, str] = field(default_factory=dict)
     """Names of schemas whose request failed for another reason, and the error."""
     invalid: list[str] = field(default_factory=list)
@@ -92,13 +96,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pagewire bench structured", description=__doc__)
     parser.add_argument("--schemas", type=Path, help="file of schemas; without it, only times are taken")
     parser.add_argument("--limit", type=int, help="number of schemas")
+    parser.add_argument("--compact", action="store_true", help="ask for JSON without whitespace")
     parser.add_argument("--turns", type=int, default=3, help="turns of the two batches; 0: no times are taken")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="folder, file or short name")
     add_output(parser)
     given = parser.parse_args(arguments)
     logs.configure(Settings(log_level="error"), service="bench")
     schemas = _read(given.schemas)[: given.limit] if given.schemas else []
-    outputs, times = asyncio.run(_measure(given.model, schemas, given.turns))
+    outputs, times = asyncio.run(_measure(given.model, schemas, given.turns, compact=given.compact))
     print("\n".join([*output_table(outputs), "", *time_table(times)]))
     write(
         given.output,
@@ -113,10 +118,10 @@ def main(arguments: list[str]) -> int:
 def output_table(outputs: Sequence[Outputs]) -> list[str]:
     """Returns a line per model, in Markdown."""
     return markdown(
-        "model | schemas | compile | ended by themselves | of these valid",
+        "model | schemas | compile | ended by themselves | of these valid | steps per token",
         (
             f"{found.model} | {found.schemas} | {found.compiled} ({found.compiled / found.schemas:.1%})"
-            f" | {found.ended} | {found.valid}"
+            f" | {found.ended} | {found.valid} | {f'{found.rows / found.tokens:.2f}' if found.tokens else ''}"
             for found in outputs
         ),
     )
@@ -135,17 +140,19 @@ def time_table(times: Sequence[Times]) -> list[str]:
     )
 
 
-async def _measure(model: str, schemas: list[dict[str, Any]], turns: int) -> tuple[list[Outputs], list[Times]]:
+async def _measure(
+    model: str, schemas: list[dict[str, Any]], turns: int, *, compact: bool
+) -> tuple[list[Outputs], list[Times]]:
     outputs: list[Outputs] = []
     with tempfile.TemporaryDirectory() as folder:
         if schemas:
             bias = _write_random(model, Path(folder))
             async with _stack(folder) as stack:
-                outputs.append(await _ask(stack, RANDOM, schemas, logit_bias=bias))
+                outputs.append(await _ask(stack, RANDOM, schemas, compact=compact, logit_bias=bias))
         times: list[Times] = []
         async with _stack(model) as stack:
             if schemas:
-                outputs.append(await _ask(stack, model, schemas))
+                outputs.append(await _ask(stack, model, schemas, compact=compact))
             if turns:
                 times = await _times(stack, turns)
         return outputs, times
@@ -156,13 +163,13 @@ def _stack(model: str) -> Stack:
     return Stack(settings, PIPELINE)
 
 
-async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], **fields: Any) -> Outputs:
+async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], *, compact: bool, **fields: Any) -> Outputs:
     """Asks for a text of each schema, `ROWS` at a time."""
-    found, refused, began = Outputs(name, len(schemas)), Counter[str](), time.monotonic()
+    found, refused, began = Outputs(name + ", no whitespace" * compact, len(schemas)), Counter[str](), time.monotonic()
     turn = asyncio.Semaphore(ROWS)
 
     async def one(client: AsyncClient, number: int, name: str, schema: dict[str, Any]) -> None:
-        form = StructuredOutputsParams(json=json.dumps(schema))
+        form = StructuredOutputsParams(json=json.dumps(schema), disable_any_whitespace=compact)
         sampling = SamplingParams(max_tokens=TOKENS, seed=number, structured_outputs=form, **fields)
         async with turn:
             try:
@@ -174,6 +181,7 @@ async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], **fields:
                 found.failed[name] = str(error)
                 return
         found.compiled += 1
+        found.tokens += len(choice.token_ids)
         if choice.finish_reason == "stop":
             found.ended += 1
             if _is_valid(choice.text, schema):
@@ -182,9 +190,12 @@ async def _ask(stack: Stack, name: str, schemas: list[dict[str, Any]], **fields:
                 found.invalid.append(name)
 
     address = await stack.ready()
+    (before,) = await counters(address.nats)
     async with AsyncClient(address.nats) as client, asyncio.TaskGroup() as tasks:
         for number, line in enumerate(schemas):
             tasks.create_task(one(client, number, line["name"], line["schema"]))
+    (after,) = await counters(address.nats)
+    found.rows = after["rows"] - before["rows"]
     found.refused = dict(refused.most_common())
     found.seconds = round(time.monotonic() - began, 1)
     return found

@@ -7,22 +7,17 @@ above 1 are better for Pagewire, and hold for the machine only that they were me
 import argparse
 import json
 import os
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pagewire.bench._output import add_output, markdown, spread, write
+from pagewire.bench._servers import COMMON, QUIET, free_port, server
 from pagewire.bench._vllm_inputs import write_model, write_prompts
 from pagewire.bench.cpu_step import SHAPES
 
@@ -33,20 +28,9 @@ MEASURES: Mapping[str, str] = {
     "p99_itl_ms": "P99 ITL ms",
 }
 """The load generator's names and ours. Only of the first, more is better."""
-COMMON = {
-    "--served-model-name": "m",
-    "--host": "127.0.0.1",
-    "--dtype": "bfloat16",
-    "--max-model-len": "4096",
-    "--max-num-seqs": "128",
-}
-"""Arguments of both servers."""
-READY_WITHIN = 600.0
-"""Seconds that a server has to start."""
 PROMPTS = 500
 LEAST = 20
 """Smallest number of requests of a run, which has two per client."""
-_QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
 Figures = dict[str, float]
 Found = dict[str, dict[int, list[Figures]]]
@@ -143,9 +127,9 @@ def _measure(given: argparse.Namespace, folder: Path) -> tuple[Found, dict[str, 
     starts: dict[str, list[float]] = {side: [] for side in commands}
     for turn in range(given.rounds):
         for side in list(commands)[:: -1 if turn % 2 else 1]:
-            port = _free_port()
+            port = free_port()
             command = [*commands[side], str(model), "--port", str(port), *chain.from_iterable(COMMON.items())]
-            with _server(command, port, folder / "log") as seconds:
+            with server(command, port, folder / "log") as seconds:
                 starts[side].append(seconds)
                 address = f"http://127.0.0.1:{port}"
                 load = [str(given.vllm), "bench", "serve", "--base-url", address, "--tokenizer", str(model)]
@@ -155,43 +139,6 @@ def _measure(given: argparse.Namespace, folder: Path) -> tuple[Found, dict[str, 
                     count = max(2 * clients, LEAST)
                     found[side][clients].append(_drive([*load, *wanted], clients, count, given.temperature))
     return found, starts
-
-
-@contextmanager
-def _server(command: list[str], port: int, log: Path) -> Iterator[float]:
-    """Starts a server in a process group of its own; yields the seconds until /health answered 200."""
-    began = time.monotonic()
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | _QUIET, start_new_session=True
-        )
-    try:
-        while not _healthy(port):
-            if process.poll() is not None or time.monotonic() - began > READY_WITHIN:
-                raise SystemExit(f"bench vllm_cpu: {command[0]} does not serve:\n{log.read_text()[-2000:]}")
-            time.sleep(0.2)
-        yield time.monotonic() - began
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _prompts(text: str) -> str:
@@ -219,7 +166,7 @@ def _drive(load: list[str], clients: int, count: int, temperature: float) -> Fig
         command += ["--num-prompts", str(count), "--max-concurrency", str(clients), "--disable-tqdm"]
         command += ["--percentile-metrics", "ttft,tpot,itl", "--save-result", "--result-dir", folder]
         command += ["--result-filename", result.name]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | _QUIET, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | QUIET, check=False)
         if not result.exists():
             raise SystemExit(f"bench vllm_cpu: the load generator failed:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
         figures = json.loads(result.read_text())

@@ -55,10 +55,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     enable_auto_tool_choice: bool = True
     """Let the model choose whether it calls the tools of a request."""
     tool_call_parser: Literal[
-        "auto", "none", "hermes", "llama3_json", "llama4_json", "mistral", "pythonic", "llama4_pythonic"
+        "auto",
+        "none",
+        "glm45",
+        "hermes",
+        "kimi_k2",
+        "llama3_json",
+        "llama4_json",
+        "mistral",
+        "openai",
+        "pythonic",
+        "llama4_pythonic",
+        "qwen3_coder",
+        "qwen3_xml",
     ] = "auto"
     """How the model writes tool calls; auto: as its chat template shows, none: they stay text."""
-    reasoning_parser: Literal["auto", "none", "deepseek_r1", "deepseek_v3", "glm45", "mistral", "qwen3"] = "auto"
+    reasoning_parser: Literal[
+        "auto", "none", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "mistral", "openai_gptoss", "qwen3"
+    ] = "auto"
     """How the model writes reasoning; auto: as the tags of its chat template show, none: it stays text."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """Sampling parameters that a request leaves out; auto: the model's generation_config; vllm: vLLM's defaults."""

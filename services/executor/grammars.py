@@ -13,6 +13,7 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.grammars import GrammarCompiler, GrammarError
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
+from pagewire.shared.sampling import is_penalized, unpack_record
 
 _log = structlog.get_logger()
 
@@ -37,7 +38,12 @@ class GrammarOpener:
     def open(self, added: AddSlot, opened: Callable[[], None]) -> SequenceGrammar:
         """See `Opener.open`."""
         output = column(added.tokens)[added.prompt_tokens :].tolist()
-        grammar = SequenceGrammar(len(output), added.sampling.min_tokens, unpack(added.sampling.stop_ids))
+        sampling = added.sampling
+        # What is not sampled has no log-probabilities, and counts of tokens for penalties are kept by the sampler.
+        forces = sampling.logprobs < 0 and not is_penalized(unpack_record(sampling.record))
+        grammar = SequenceGrammar(
+            len(output), sampling.min_tokens, unpack(sampling.stop_ids), sampling.max_tokens, forces=forces
+        )
 
         def start() -> None:
             matcher = None

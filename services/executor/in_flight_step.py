@@ -1,5 +1,8 @@
 """A step that was launched and has no output yet."""
 
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +18,8 @@ UInt8 = npt.NDArray[np.uint8]
 
 MAX_ENTRIES = 1 << 15
 """Entries of log-probabilities in one message, about: 8 bytes each."""
+
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 _LENGTH = np.uint8(Finish.LENGTH)
 
@@ -101,6 +106,20 @@ class InFlightStep(msgspec.Struct, frozen=True):
         sampled = np.maximum(tokens, -1)
         return Columns(packed(sequences), packed(starts), packed(counts), packed(sampled), finishes.tobytes())
 
+    def forced_columns(
+        self, tokens: Int64, forced: Mapping[int, Sequence[int]], finishes: UInt8, alive: Bool
+    ) -> Columns:
+        """Returns the rows where `alive` [R] is true, packed, with the tokens that follow those of rows that go on."""
+        rows = alive.nonzero()[0]
+        found = [[token] if token >= 0 else [] for token in tokens[rows].tolist()]
+        for index, row in enumerate(rows.tolist()):
+            if not finishes[row]:
+                found[index] += forced.get(row, ())
+        batch, counts = self.batch, np.array([len(each) for each in found], np.int64)
+        columns = packed(self.sequences[rows]), packed(batch.num_computed_tokens[rows]), packed(batch.query_lens[rows])
+        joined = np.array([*chain.from_iterable(found)], np.int64)
+        return Columns(*columns, packed(joined), finishes[rows].tobytes(), packed(counts))
+
     def cut_columns(self, tokens: Int64, counts: Int64, finishes: UInt8) -> Columns:
         """Returns all rows, packed, with what `cut` has returned."""
         batch = self.batch
@@ -112,8 +131,10 @@ class InFlightStep(msgspec.Struct, frozen=True):
         sequences = self.sequences[logprobs.rows]
         kept = np.isin(sequences, column(rows.sequences))
         if rows.token_counts:
-            known = self.batch.ends + column(rows.token_counts)
-            kept &= logprobs.positions < known[logprobs.rows]  # a token that was cut off is not reported
+            known = self.batch.ends.copy()
+            known[np.isin(self.sequences, column(rows.sequences))] += column(rows.token_counts)
+            # A token that was cut off is not reported.
+            kept &= (logprobs.positions < known[logprobs.rows]) | ~self.batch.samples[logprobs.rows]
         ends = np.cumsum(logprobs.counts)
         parts = []
         for some in np.array_split(np.flatnonzero(kept), -(-int(logprobs.counts[kept].sum()) // MAX_ENTRIES) or 1):

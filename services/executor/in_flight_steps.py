@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ class CollectedStep(NamedTuple):
     """Sampled tokens, as `Pending.wait` returns them."""
     token_counts: Int64 | None
     """See `Pending.token_counts`."""
+    forced: Mapping[int, Sequence[int]]
+    """See `Pending.forced`."""
     candidates: Candidates | None
     """Reported candidates; see `Pending.candidates`."""
     logprobs: Logprobs | None
@@ -68,12 +71,17 @@ class InFlightSteps:
         """Whether a step takes much longer than expected for the positions in flight."""
         return time.monotonic() > self._due
 
-    def launch(self, step: InFlightStep, plan: int, plans: list[Plan]) -> None:
-        """Launches a step. `plan` is the number of the last plan applied; the step's output answers `plans`."""
+    def launch(self, step: InFlightStep, plan: int, plans: list[Plan]) -> Mapping[int, Sequence[int]]:
+        """Launches a step. `plan` is the number of the last plan applied; the step's output answers `plans`.
+
+        Returns `Pending.forced` of the step.
+        """
         self._expect(len(step.batch.token_ids))
         self._unfinished.append(step)
         launched = time.perf_counter()
-        self._steps.append((step, self._device.launch(step.batch), plan, plans, launched))
+        pending = self._device.launch(step.batch)
+        self._steps.append((step, pending, plan, plans, launched))
+        return pending.forced
 
     def collect(self) -> CollectedStep:
         """Waits for the oldest step, removes it and returns it."""
@@ -83,7 +91,9 @@ class InFlightSteps:
         began, self._ended = max(launched, self._ended), time.perf_counter()
         self._expect(-len(step.batch.token_ids))
         reported = pending.candidates, pending.logprobs, pending.prompt_logprobs
-        return CollectedStep(step, tokens, pending.token_counts, *reported, plan, plans, self._ended - began)
+        return CollectedStep(
+            step, tokens, pending.token_counts, pending.forced, *reported, plan, plans, self._ended - began
+        )
 
     @property
     def sequences(self) -> list[int]:

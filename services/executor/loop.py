@@ -148,7 +148,8 @@ class StepLoop:
             return False
         self.metrics.lease_left.observe(self._lease_until - self._runs)
         self._runs += 1
-        self._in_flight.launch(step, self._plan, self._unanswered)
+        if forced := self._in_flight.launch(step, self._plan, self._unanswered):
+            self._slots.append_forced(step, forced)
         self._unanswered = []
         return True
 
@@ -160,8 +161,9 @@ class StepLoop:
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
-        step, tokens, counts, candidates, logprobs, prompt_logprobs, plan, plans, elapsed = self._in_flight.collect()
-        columns = self._slots.record(step, tokens, counts)
+        ended = self._in_flight.collect()
+        step, plan, plans, elapsed = ended.step, ended.plan, ended.plans, ended.elapsed
+        columns = self._slots.record(step, ended.tokens, ended.token_counts, ended.forced)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1
@@ -175,12 +177,12 @@ class StepLoop:
         counters.sampled += int(np.count_nonzero(np.frombuffer(columns.tokens, "<u4") != NO_TOKEN))
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
-        if prompt_logprobs is not None:
-            for part in step.logprob_columns(prompt_logprobs, columns):
+        if ended.prompt_logprobs is not None:
+            for part in step.logprob_columns(ended.prompt_logprobs, columns):
                 self._answer(Columns(), plan, [], 0.0, logprobs=part)
         if columns.sequences or plans:
-            reported = None if candidates is None else step.candidate_columns(candidates)
-            parts = [] if logprobs is None else step.logprob_columns(logprobs, columns)
+            reported = None if ended.candidates is None else step.candidate_columns(ended.candidates)
+            parts = [] if ended.logprobs is None else step.logprob_columns(ended.logprobs, columns)
             for part in parts[1:]:
                 self._answer(Columns(), plan, [], 0.0, logprobs=part)
             self._answer(columns, plan, plans, elapsed, reported, parts[0] if parts else None)

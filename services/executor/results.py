@@ -46,7 +46,7 @@ class Counters:
     prefilled: int = 0
     """Those of rows that compute more than one position, as a prompt does."""
     sampled: int = 0
-    """Tokens that were sampled and reported."""
+    """Tokens that were sampled, or forced by grammars, and reported."""
     num_slots: int = 0
     """Slots in use now."""
 

@@ -1,5 +1,6 @@
 """The slot table: known tokens, computed positions and limits of each running sequence. No I/O, no device."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ from pagewire.services.executor.columns import column, pairs
 from pagewire.services.executor.devices.edits import words_of
 from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
-from pagewire.services.executor.in_flight_step import Columns, InFlightStep
+from pagewire.services.executor.in_flight_step import NOTHING, Columns, InFlightStep
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
@@ -65,6 +66,9 @@ class SlotTable:
 
     A device whose rows sample any number of tokens (`Capacity.max_row_tokens`) has no slot in two steps that sample:
     there, `known` is counted when a step is recorded.
+
+    Tokens that a grammar forces are known when the step is launched that samples the token before them. They are part
+    of its output, and the next row of the sequence computes them together.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -86,6 +90,7 @@ class SlotTable:
         self._blocks: Int64 = np.zeros(slots, np.int64)
         self._ends: Int64 = np.zeros(slots, np.int64)
         self._stop_ids = IdLists(slots)
+        self._forced: set[int] = set()  # slots with forced tokens that no step has computed yet
         self._reported_prompts: dict[int, int] = {}  # length of the prompt whose log-probabilities a slot reports
 
     @property
@@ -97,6 +102,7 @@ class SlotTable:
         """Frees every slot."""
         self._order = self._order[:0]
         self._reported_prompts.clear()
+        self._forced.clear()
         self._occupied[:] = self._running[:] = False
 
     def apply(self, plan: Plan) -> None:
@@ -147,6 +153,9 @@ class SlotTable:
         """Returns what each unfinished sequence could compute next, in order."""
         ready = self._running if self._capacity.max_row_tokens == 1 else self._running & ~self._awaited
         slots = self._order[ready[self._order]]
+        if self._forced:  # they go on with a text, and wait for no prompt
+            first = np.isin(slots, list(self._forced))
+            slots = np.concatenate((slots[first], slots[~first]))
         computed = self._computed[slots]
         return Pending(slots, self._known[slots] - computed, self._limits[slots] - computed)
 
@@ -164,6 +173,8 @@ class SlotTable:
             self._awaited[slots[samples]] = True
         known += samples
         full = samples & (known == self._ends[slots])
+        if self._forced:
+            self._forced.difference_update(slots[samples].tolist())
         next_ids = self._next_ids(slots, owners, positions) if self._reported_prompts else None
         batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples, next_ids)
         self._computed[slots] = ends
@@ -183,10 +194,25 @@ class SlotTable:
             next_ids[of_slot] = self._tokens[slot, positions[of_slot] + 1]
         return next_ids
 
-    def record(self, step: InFlightStep, tokens: Int64, counts: Int64 | None = None) -> Columns:
+    def append_forced(self, step: InFlightStep, forced: Mapping[int, Sequence[int]]) -> None:
+        """Appends to sequences of a launched step what follows the tokens that it samples: see `Pending.forced`."""
+        for row, tokens in forced.items():
+            slot, begin = int(step.batch.slots[row]), int(step.batch.ends[row]) + 1
+            self._tokens[slot, begin : begin + len(tokens)] = tokens
+            self._known[slot] = begin + len(tokens)
+            self._forced.add(slot)
+
+    def record(
+        self,
+        step: InFlightStep,
+        tokens: Int64,
+        counts: Int64 | None = None,
+        forced: Mapping[int, Sequence[int]] = NOTHING,
+    ) -> Columns:
         """Records the `tokens` of a step, as `Pending.wait` returns them, and returns the columns of its output.
 
-        `counts` [R] is the number of tokens of each row; None: `tokens` has one entry per row.
+        `counts` [R] is the number of tokens of each row; None: `tokens` has one entry per row, which those that are
+        `forced` follow.
 
         Steps are recorded in order of launch. A row that was launched after its sequence had ended is dead and left out
         of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
@@ -207,6 +233,8 @@ class SlotTable:
             self._tokens[slots, batch.ends] = tokens
         else:
             self._tokens[slots[written], batch.ends[written]] = tokens[written]
+        if forced:
+            return step.forced_columns(tokens, forced, finishes, alive)
         return step.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
 
     def _record_many(self, step: InFlightStep, tokens: Int64, counts: Int64) -> Columns:
@@ -280,6 +308,7 @@ class SlotTable:
         self._check_reach(max(limit, computed) - len(blocks) * capacity.block_size)
         self._occupied[slot] = self._running[slot] = True
         self._awaited[slot] = False
+        self._forced.discard(slot)
         self._admitted += 1
         self._sequences[slot], self._admissions[slot] = sequence, self._admitted
         self._tokens[slot, : len(tokens)] = tokens

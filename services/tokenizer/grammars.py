@@ -40,6 +40,12 @@ class _StructuralTag(msgspec.Struct):
     triggers: list[str]
 
 
+class _Grammars(msgspec.Struct):
+    """llguidance's own form: the text matches the first one."""
+
+    grammars: list[dict[str, Any]]
+
+
 class GrammarChecker:
     """Compiles the grammars of requests on threads of its own, to refuse those that cannot be compiled."""
 
@@ -47,36 +53,38 @@ class GrammarChecker:
         self._compiler = compiler
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
 
-    async def grammar(self, params: StructuredOutputsParams | None) -> str:
+    async def grammar(self, params: StructuredOutputsParams | None, prefix: str = "") -> str:
         """Returns the grammar that a request asks for, which can be compiled; empty: none.
+
+        `prefix`: see `grammar_of`.
 
         Raises:
             InvalidRequest: there is not exactly one, or it cannot be compiled; the message says why.
         """
         if params is None:
             return ""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._checked, params)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._checked, params, prefix)
 
     def close(self) -> None:
         """Ends the threads; what waits for them is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _checked(self, params: StructuredOutputsParams) -> str:
+    def _checked(self, params: StructuredOutputsParams, prefix: str) -> str:
         kind = kind_of(params)
-        grammar = grammar_of(params)
+        grammar = grammar_of(params, prefix=prefix)
         try:
             self._compiler.compile(grammar)
         except GrammarError as error:
-            substitute = self._substitute(params) if kind in {"json", "structural_tag"} else ""
+            substitute = self._substitute(params, prefix) if kind in {"json", "structural_tag"} else ""
             if not substitute:
                 raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}") from error
             return substitute
         return grammar
 
-    def _substitute(self, params: StructuredOutputsParams) -> str:
+    def _substitute(self, params: StructuredOutputsParams, prefix: str) -> str:
         """Returns a grammar of stricter schemas than those of a request; empty: they cannot be compiled either."""
         try:
-            grammar = grammar_of(params, strict=True)
+            grammar = grammar_of(params, strict=True, prefix=prefix)
             self._compiler.compile(grammar)
         except (GrammarError, InvalidRequest):
             return ""
@@ -95,8 +103,13 @@ def kind_of(params: StructuredOutputsParams) -> str:
     return given[0]
 
 
-def grammar_of(params: StructuredOutputsParams, *, strict: bool = False) -> str:
-    """Returns the grammar that a request asks for, as `GrammarCompiler` compiles it. `strict`: see `stricter`.
+def grammar_of(params: StructuredOutputsParams, *, strict: bool = False, prefix: str = "") -> str:
+    """Returns the grammar that a request asks for, as `GrammarCompiler` compiles it.
+
+    Args:
+        params: what the request asks for.
+        strict: see `stricter`.
+        prefix: Lark of the whole text, in which `@answer` stands for that grammar; empty: the text is no more than it.
 
     Raises:
         InvalidRequest: not exactly one form is given, or it is too long or malformed; the message names the field.
@@ -105,6 +118,8 @@ def grammar_of(params: StructuredOutputsParams, *, strict: bool = False) -> str:
     check_free_form(f"{FIELD}.{kind}", getattr(params, kind))
     try:
         grammar = _grammar(params, strict)
+        if prefix:
+            grammar = _behind(prefix, grammar)
     except (ValueError, TypeError, RecursionError, AssertionError) as error:
         raise InvalidRequest(f"{FIELD}.{kind} is malformed: {error}") from error
     if len(grammar) > MAX_GRAMMAR:
@@ -132,6 +147,12 @@ def _lark(grammar: str) -> str:
         return any_to_lark(grammar)
     except Exception as error:  # the library raises nothing narrower for malformed GBNF
         raise ValueError(error) from error
+
+
+def _behind(prefix: str, grammar: str) -> str:
+    given = msgspec.json.decode(grammar, type=_Grammars).grammars if grammar.lstrip().startswith("{") else ()
+    first, *others = given or [{"lark_grammar": grammar}]
+    return msgspec.json.encode(_Grammars([{"lark_grammar": prefix}, first | {"name": "answer"}, *others])).decode()
 
 
 def _choice(texts: list[str]) -> str:

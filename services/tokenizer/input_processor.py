@@ -13,8 +13,15 @@ import structlog
 from opentelemetry.trace import Span, format_trace_id
 
 from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
-from pagewire.services.tokenizer.chat.tool_use import chat_format, check_shown, check_tools, with_forced_call
+from pagewire.services.tokenizer.chat.tool_use import (
+    chat_format,
+    check_shown,
+    check_tools,
+    progress_of,
+    with_forced_call,
+)
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.validation import (
@@ -146,9 +153,9 @@ class InputProcessor:
         expires = arrived + request.timeout_ms / 1000
         try:
             async with asyncio.timeout(_seconds_left(expires)):
-                ids, form = await self._tokenize(request, prompt)
+                ids, form, reasoning = await self._tokenize(request, prompt)
                 words = await self._bad_words(request.sampling)
-                grammar = await self._model.grammars.grammar(request.sampling.structured_outputs)
+                grammar = await self._model.grammars.grammar(request.sampling.structured_outputs, reasoning)
         except TimeoutError as error:
             raise DeadlineExceeded(_TOO_LATE) from error
         ids = truncate(ids, request.truncate_prompt_tokens, request.sampling, self._limits)
@@ -207,23 +214,26 @@ class InputProcessor:
 
     async def _tokenize(
         self, request: GenerateRequest, prompt: TextPrompts | TokenPrompts | ChatPrompt
-    ) -> tuple[Sequence[Sequence[int]], ChatFormat | None]:
-        """Returns the ids of each prompt, and how the answers to a conversation become messages."""
+    ) -> tuple[Sequence[Sequence[int]], ChatFormat | None, str]:
+        """Returns the ids of each prompt, how the answers to a conversation become messages, and the grammar of what
+        they may say before the text that the request asks for."""
         special = request.add_special_tokens
         whole = request.truncate_prompt_tokens is None  # otherwise a text of any length is of use
         match prompt:
             case TextPrompts(texts):
                 if whole:
                     check_texts(texts, self._limits)
-                return await self._model.encoder.encode(texts, special=special is not False), None
+                return await self._model.encoder.encode(texts, special=special is not False), None, ""
             case ChatPrompt(conversation):
                 text = await self._renderer.render(conversation)
                 if whole:
                     check_texts([text], self._limits)
-                form = chat_format(request, self._model.formats, text)
-                return await self._model.encoder.encode([text], special=bool(special)), form
+                formats = self._model.formats
+                form, progress = chat_format(request, formats, text), progress_of(request, formats, text)
+                reasoning = reasoning_grammar(formats.reasoning, progress, formats.token_ids)
+                return await self._model.encoder.encode([text], special=bool(special)), form, reasoning
             case TokenPrompts(prompts):
-                return prompts, None
+                return prompts, None, ""
 
     async def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
         texts = sampling.bad_word_texts(params)

@@ -1,8 +1,10 @@
 """Turns the text of an answer into a message, as the text comes or at once."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
-from pagewire.shared.chat.formats import NAMED, REASONING, TOOL_CALLS, forced
+from pagewire.shared.chat.formats import HARMONY, NAMED, REASONING, REQUIRED, TOOL_CALLS, forced
+from pagewire.shared.chat.formats.harmony import harmony
 from pagewire.shared.chat.formats.think import think
 from pagewire.shared.chat.parts import Kind, Part, PartWriter
 from pagewire.shared.chat.reader import Reader, Steps
@@ -18,7 +20,7 @@ class MessageParser:
 
     def __init__(self, form: ChatFormat) -> None:
         self._out = PartWriter(single=form.single)
-        self._reader = Reader(self._out)
+        self._reader = Reader(self._out, form.texts)
         self._steps = _message(self._reader, form)
         next(self._steps)
 
@@ -80,8 +82,15 @@ def read_message(text: str, form: ChatFormat | None) -> Message:
 
 def _message(reader: Reader, form: ChatFormat) -> Steps[None]:
     yield from reader.peek()
+    if HARMONY in (form.tool_calls, form.reasoning):
+        yield from harmony(reader, partial(_answer, form=form) if form.tool_calls in {NAMED, REQUIRED} else None)
+        return
     if form.reasoning:
         yield from think(reader, REASONING[form.reasoning], opened=form.opened)
+    yield from _answer(reader, form)
+
+
+def _answer(reader: Reader, form: ChatFormat) -> Steps[None]:
     if form.tool_calls == NAMED:
         yield from forced.named(reader, form.tool)
     elif form.tool_calls:

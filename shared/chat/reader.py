@@ -5,7 +5,7 @@ change it.
 """
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import TypeVar
 
 from pagewire.shared.chat.parts import WHITE, PartWriter
@@ -29,11 +29,13 @@ class Reader:
 
     Attributes:
         out: takes the parts that the grammar finds.
+        texts: names of the arguments that are texts, by tool.
         marked: whether the text since `mark` may still turn out to be something else.
     """
 
-    def __init__(self, out: PartWriter) -> None:
+    def __init__(self, out: PartWriter, texts: Mapping[str, Collection[str]]) -> None:
         self.out = out
+        self.texts = texts
         self._text = ""
         self._at = 0
         self._ended = False

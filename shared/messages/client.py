@@ -202,6 +202,8 @@ class ChatFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether only the first call counts."""
     tool: str = ""
     """Name of the one tool that must be called."""
+    texts: dict[str, list[str]] = {}
+    """Names of the arguments that are texts, by tool, for formats that do not show it."""
 
 
 class Usage(msgspec.Struct):

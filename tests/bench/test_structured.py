@@ -8,7 +8,8 @@ from pagewire.bench.structured import Outputs, Times, output_table, time_table
 
 
 def test_shares_and_ratios() -> None:
-    assert output_table([Outputs("small", 600, 587, 300, 299)])[-1] == "| small | 600 | 587 (97.8%) | 300 | 299 |"
+    lines = output_table([Outputs("old", 600, 587, 300, 299), Outputs("new", 2, 2, 2, 2, tokens=100, rows=80.0)])
+    assert lines[-2:] == ["| old | 600 | 587 (97.8%) | 300 | 299 |  |", "| new | 2 | 2 (100.0%) | 2 | 2 | 0.80 |"]
     rows = time_table([Times("a", [20.0, 22.0], [20.0, 20.0], [2.0]), Times("b", [21.0, 21.42], [21.0, 21.0], [2.5])])
     assert rows[-2:] == ["| a | 21.00 | 20.00 | 1.000 | 2.000 |", "| b | 21.21 | 21.00 | 1.010 | 2.500 |"]
 

@@ -4,13 +4,16 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import jsonschema
 import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
 from pagewire.kernels.cpu import build
+from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal, InvalidRequest
 from tests.support.checkpoints import checkpoint
@@ -142,3 +145,46 @@ async def test_a_form_that_cannot_be_compiled_fails_alone() -> None:
         with pytest.raises(Internal, match="too complex"):
             await pipeline.client.generate("The", SamplingParams(max_tokens=99, structured_outputs=form))
         assert len((await other).choices[0].token_ids) == 40
+
+
+def nothing(_: SequenceGrammar) -> list[int]:
+    return []
+
+
+async def answers(forms: list[StructuredOutputsParams], *, forced: bool, **settings: Any) -> tuple[list[Any], float]:
+    """Texts of many requests at once, and how many rows of steps they took."""
+    fields: list[dict[str, Any]] = [
+        {},
+        {"n": 2, "temperature": 1.0},
+        {"max_tokens": 7},
+        {"stop": ["k"], "temperature": 0.7},
+        {"stop_token_ids": [*range(70, 80)], "min_tokens": 9},
+        {"frequency_penalty": 0.5},
+        {"logprobs": 1},
+    ]
+    with nullcontext() if forced else patch.object(SequenceGrammar, "forced", nothing):
+        async with running(settings_of(**settings)) as pipeline:
+
+            async def one(form: StructuredOutputsParams, more: dict[str, Any]) -> Any:
+                sampling = SamplingParams(
+                    **{"max_tokens": 40, "temperature": 0.0, "seed": 3} | more, structured_outputs=form
+                )
+                choices = (await pipeline.client.stream("A train", sampling).result()).choices
+                return [(c.token_ids, c.text, c.finish_reason, c.stop_reason) for c in choices]
+
+            found = await asyncio.gather(*(one(form, more) for form in forms for more in fields))
+            await pipeline.until_idle()
+            return found, pipeline.load("executor")["rows"]
+
+
+async def test_forced_tokens_are_those_that_would_be_sampled() -> None:
+    """Also with several completions, ends of all kinds, and preemptions."""
+    forms = [
+        StructuredOutputsParams(json=PERSON, disable_any_whitespace=True),
+        StructuredOutputsParams(choice=["The market town left the station.", "The market is full of apples."]),
+    ]
+    settings = {"num_kv_blocks": 40, "block_size": 4, "max_model_len": 60, "max_num_batched_tokens": 48}
+    expected, plain = await answers(forms, forced=False, **settings)
+    found, rows = await answers(forms, forced=True, **settings)
+    assert found == expected
+    assert rows < 0.8 * plain

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pagewire.services.detokenizer import frame_sender
 from pagewire.services.tokenizer.request_tasks import MAX_BYTES, RequestTasks
 from pagewire.shared.config import Settings
 from tests.support.checkpoints import checkpoint
+from tests.support.interpreted import interpreted
 from tests.support.pipeline import Pipeline, running
 
 pytestmark = pytest.mark.anyio
@@ -35,9 +36,10 @@ SUBJECT = "pagewire.v1.generate.my_model_1"
 Frames = list[dict[str, Any]]
 
 
-@pytest.fixture
-def settings() -> Settings:
-    return SETTINGS
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.full)])
+def settings(request: pytest.FixtureRequest) -> Iterator[Settings]:
+    with interpreted():
+        yield msgspec.structs.replace(SETTINGS, device=request.param)
 
 
 @pytest.fixture

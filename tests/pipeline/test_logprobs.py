@@ -1,26 +1,30 @@
 """Log-probabilities of prompts and of tokens are those of transformers, however the executor has come by them."""
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pagewire import AsyncClient, SamplingParams
+from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest, PayloadTooLarge
 from pagewire.shared.messages.client import Delta, Result, TokenLogprobs
 from tests.pipeline.test_kill import kill
-from tests.support.checkpoints import checkpoint, reference_logits
+from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
+from tests.support.interpreted import interpreted
 from tests.support.pipeline import running
 
 pytestmark = pytest.mark.anyio
 
 FOLDER = checkpoint("llama")
 TOLERANCE = 1e-4
+PATIENCE = 400
+"""Seconds, for Triton's interpreter."""
 PROMPTS = [
     [5 + (seed * 31 + place * place * 7) % 300 for place in range(length)] for seed, length in enumerate((3, 40))
 ]
@@ -44,26 +48,40 @@ def check(found: TokenLogprobs, row: torch.Tensor, token: int, most: int) -> Non
 
 
 def check_result(result: Result, prompt: Sequence[int], asked: dict[str, Any]) -> None:
+    check_tokens(result, prompt, asked)
     assert result.prompt_token_ids == [list(prompt)]
     assert result.prompt_logprobs is not None
     (of_prompt,) = result.prompt_logprobs
     assert of_prompt[0] is None
+    rows = reference_logits(FOLDER, prompt)
+    for position, found in enumerate(of_prompt[1:], 1):
+        assert found is not None
+        check(found, rows[position - 1], prompt[position], asked["prompt_logprobs"])
+
+
+def check_tokens(result: Result, prompt: Sequence[int], asked: dict[str, Any]) -> None:
+    """What is reported of the generated tokens alone."""
     for choice in result.choices:
         assert choice.logprobs is not None
         assert len(choice.logprobs) == len(choice.token_ids) == asked["max_tokens"]
-        rows = reference_logits(FOLDER, [*prompt, *choice.token_ids])
-        for position, token in enumerate(choice.token_ids):
-            check(choice.logprobs[position], rows[len(prompt) + position - 1], token, asked["logprobs"])
-        for position, found in enumerate(of_prompt[1:], 1):
-            assert found is not None
-            check(found, rows[position - 1], prompt[position], asked["prompt_logprobs"])
+        rows = reference_logits(FOLDER, [*prompt, *choice.token_ids])[len(prompt) - 1 :]
+        for row, token, found in zip(rows, choice.token_ids, choice.logprobs, strict=False):
+            check(found, row, token, asked["logprobs"])
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.full)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with interpreted():
+        yield request.param
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("window", "budget"), [(1, 512), (8, 16)])
-async def test_they_are_those_of_transformers(window: int, budget: int) -> None:
+async def test_they_are_those_of_transformers(device: str, window: int, budget: int) -> None:
     """Whole prompts and chunks, with a cold and a warm prefix cache, with preemptions, and in streams."""
     settings = Settings(
         model=str(FOLDER),
+        device=device,
         dtype="float32",
         lease_window=window,
         max_num_batched_tokens=budget,
@@ -76,14 +94,22 @@ async def test_they_are_those_of_transformers(window: int, budget: int) -> None:
         client = pipeline.client
         requests = [(prompt, asked) for prompt in PROMPTS for asked in (GREEDY, SAMPLED)] * 2
         results = await asyncio.gather(
-            *(client.generate(prompt, SamplingParams(**asked)) for prompt, asked in requests)
+            *(client.generate(prompt, SamplingParams(**asked), timeout=PATIENCE) for prompt, asked in requests)
         )
-        streamed: list[Delta] = [delta async for delta in client.stream(PROMPTS[1], SamplingParams(**GREEDY))]
+        streamed: list[Delta] = [
+            delta async for delta in client.stream(PROMPTS[1], SamplingParams(**GREEDY), timeout=PATIENCE)
+        ]
         plain = await client.generate(PROMPTS[1], max_tokens=3)
+        asked = GREEDY | {"prompt_logprobs": None}
+        fresh = [*range(300, 340)]
+        cold, warm = [await client.generate(fresh, SamplingParams(**asked)) for _ in range(2)]
         await pipeline.until_idle()
         assert pipeline.load("scheduler")["preemptions"] > 0
     for (prompt, asked), result in zip(requests, results, strict=True):
         check_result(result, prompt, asked)
+    for again in (cold, warm):
+        check_tokens(again, fresh, GREEDY)
+    assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, 36)
     whole = next(result for (_, asked), result in zip(requests[2:], results[2:], strict=True) if asked is GREEDY)
     found = [each for delta in streamed for each in delta.logprobs or ()]
     assert [token for delta in streamed for token in delta.token_ids] == whole.choices[0].token_ids
@@ -91,11 +117,31 @@ async def test_they_are_those_of_transformers(window: int, budget: int) -> None:
     assert (plain.choices[0].logprobs, plain.prompt_logprobs, plain.prompt_token_ids) == (None, None, None)
 
 
+TOWNS = StructuredOutputsParams(
+    json={
+        "type": "array",
+        "minItems": 40,
+        "items": {
+            "type": "object",
+            "properties": {"market_town": {"enum": ["small", "large"]}, "trains": {"type": "integer"}},
+            "required": ["market_town", "trains"],
+            "additionalProperties": False,
+        },
+    },
+    disable_any_whitespace=True,
+)
+"""Of whose texts the most tokens are forced."""
+
+
 @pytest.mark.alone
 async def test_they_survive_the_death_of_an_executor() -> None:
+    """So does a text with a grammar, whose forced tokens are reported many at a time."""
     settings = Settings(model=str(FOLDER), dtype="float32", num_kv_blocks=160, nats_port=0, log_level="error")
     asked = GREEDY | {"max_tokens": 120}
     async with Stack(settings, PIPELINE) as stack, AsyncClient((await stack.ready()).nats) as client:
+        structured = SamplingParams(max_tokens=200, temperature=1.0, seed=4, structured_outputs=TOWNS)
+        towns = await client.generate(PROMPTS[0], structured)
+        again = asyncio.create_task(client.generate(PROMPTS[0], structured))
         others = [asyncio.create_task(client.generate(PROMPTS[1], SamplingParams(**asked))) for _ in range(2)]
         found: list[TokenLogprobs] = []
         tokens: list[int] = []
@@ -105,6 +151,7 @@ async def test_they_survive_the_death_of_an_executor() -> None:
             tokens += delta.token_ids
             found += delta.logprobs or ()
         results = await asyncio.gather(*others)
+        assert (await again).choices[0].token_ids == towns.choices[0].token_ids
     rows = reference_logits(FOLDER, [*PROMPTS[1], *tokens])
     assert len(tokens) == len(found) == 120
     for position, token in enumerate(tokens):
@@ -114,9 +161,15 @@ async def test_they_survive_the_death_of_an_executor() -> None:
 
 
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs", "processed_logits"])
-async def test_the_modes_of_the_server(mode: Any) -> None:
+async def test_the_modes_of_the_server(device: str, mode: Any) -> None:
     settings = Settings(
-        model=str(FOLDER), dtype="float32", num_kv_blocks=64, logprobs_mode=mode, max_logprobs=4, log_level="error"
+        model=str(FOLDER),
+        device=device,
+        dtype="float32",
+        num_kv_blocks=64,
+        logprobs_mode=mode,
+        max_logprobs=4,
+        log_level="error",
     )
     prompt, bias = PROMPTS[1], {9: 4.0, 10: -100.0}
     async with running(settings) as pipeline:
@@ -124,6 +177,9 @@ async def test_the_modes_of_the_server(mode: Any) -> None:
         result = await pipeline.client.generate(prompt, drawn)
         with pytest.raises(InvalidRequest, match="logprobs must be between 0 and 4, not 5"):
             await pipeline.client.generate(prompt, logprobs=5)
+        form = StructuredOutputsParams(regex="[ab]{2,9}")
+        masked = await pipeline.client.generate(prompt, max_tokens=9, logprobs=3, seed=2, structured_outputs=form)
+        texts = [await pipeline.client.detokenize([token]) for token in range(VOCABULARY)]
     (choice,) = result.choices
     assert choice.logprobs is not None
     rows = reference_logits(FOLDER, [*prompt, *choice.token_ids])[len(prompt) - 1 :]
@@ -141,6 +197,26 @@ async def test_the_modes_of_the_server(mode: Any) -> None:
             assert entry.logprob == pytest.approx(max(float(expected[other]), -9999.0), abs=5 * TOLERANCE)
         if mode.startswith("processed"):
             assert sum(entry.logprob > -9999 for entry in found.values()) == 3
+    check_masked(mode, prompt, masked, texts)
+
+
+def check_masked(mode: str, prompt: list[int], result: Result, texts: list[str]) -> None:
+    """Behind a grammar's mask nothing is left of the tokens that it forbids."""
+    (choice,) = result.choices
+    assert choice.logprobs is not None
+    rows = reference_logits(FOLDER, [*prompt, *choice.token_ids])[len(prompt) - 1 :]
+    for place, (row, token, found) in enumerate(zip(rows, choice.token_ids, choice.logprobs, strict=False)):
+        so_far = sum(map(len, map(texts.__getitem__, choice.token_ids[:place])))
+        fitting = [i for i, text in enumerate(texts) if re.fullmatch(f"[ab]{{1,{9 - so_far}}}", text)]
+        allowed = [*fitting, *([0] if so_far >= 2 else [])] if so_far < 9 else [0]
+        expected = row.clone()
+        if mode.startswith("processed"):
+            expected[[i for i in range(VOCABULARY) if i not in allowed]] = -torch.inf
+        if mode.endswith("logprobs"):
+            expected = expected.log_softmax(0)
+        assert token in allowed
+        for other, entry in found.items():
+            assert entry.logprob == pytest.approx(max(float(expected[other]), -9999.0), abs=TOLERANCE)
 
 
 async def test_what_does_not_fit_into_a_message_is_refused() -> None:

@@ -3,7 +3,9 @@
 The model has random weights: grammars make it write what a real one would.
 """
 
+import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,12 +13,13 @@ import httpx2
 import openai
 import pytest
 
-from pagewire import read_message
+from pagewire import SamplingParams, StructuredOutputsParams, read_message
 from pagewire.services.gateway import app
 from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.service import APIS
+from pagewire.shared.chat.formats import REASONING
 from pagewire.shared.chat.parser import Call, Message, MessageParser
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
@@ -56,7 +59,9 @@ Wait.
 {{"name": "get_weather", "arguments": {ARGUMENTS}}}
 </tool_call>"""
 SPOKEN = Message("Wait.", "I look.", [Call("get_weather", ARGUMENTS)])
-SAYING: Any = {"structured_outputs": {"choice": [TEXT]}}
+QUIET: Any = {"chat_template_kwargs": {"thinks": False}}
+"""The prompt ends behind the reasoning: a grammar then begins with the first token."""
+SAYING: Any = {"structured_outputs": {"choice": [TEXT]}, **QUIET}
 OPTIONS: Any = {"model": "llama", "messages": QUESTION, "tools": [TOOL, TIME], "temperature": 1.0, "seed": 3}
 
 
@@ -105,7 +110,8 @@ async def test_reasoning_and_calls_over_http(chat: Any) -> None:
     (call,) = choice.message.tool_calls
     assert (call.function.name, call.function.arguments) == ("get_weather", ARGUMENTS)
 
-    options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": SAYING}
+    # With log-probabilities every token is sampled: none comes with another one.
+    options = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": SAYING, "logprobs": True}
     *chunks, last = [chunk async for chunk in await chat.create(**OPTIONS, **options)]
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert deltas[0].role == "assistant"
@@ -120,7 +126,9 @@ async def test_reasoning_and_calls_over_http(chat: Any) -> None:
 
     # The whole conversation goes back, with what the tool has said.
     turns = [*QUESTION, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "Sun."}]
-    more = await chat.create(**OPTIONS | {"messages": turns}, extra_body={"structured_outputs": {"choice": ["Sun."]}})
+    more = await chat.create(
+        **OPTIONS | {"messages": turns}, extra_body=SAYING | {"structured_outputs": {"choice": ["Sun."]}}
+    )
     assert (more.choices[0].finish_reason, more.choices[0].message.content) == ("stop", "Sun.")
     assert more.choices[0].message.tool_calls is None
     assert more.usage.prompt_tokens > answer.usage.prompt_tokens
@@ -132,7 +140,7 @@ async def test_reasoning_and_calls_over_http(chat: Any) -> None:
 
 async def test_forced_calls_follow_the_schemas(chat: Any) -> None:
     for seed in range(3):
-        options = OPTIONS | {"seed": seed}
+        options = OPTIONS | {"seed": seed, "extra_body": QUIET}
         answer = await chat.create(**options, tool_choice="required", parallel_tool_calls=False)
         (choice,) = answer.choices
         (call,) = choice.message.tool_calls
@@ -183,3 +191,33 @@ async def test_what_cannot_be_called_is_refused(chat: Any, pipeline: Pipeline) -
         await chat.create(model="llama", messages=QUESTION, tools=[bad], tool_choice="required")
     with pytest.raises(InvalidRequest, match="tools need messages"):
         await pipeline.client.generate("x", tools=[TOOL])
+
+
+async def test_a_grammar_begins_behind_the_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tags are letters, which a model with random weights writes in a while."""
+    monkeypatch.setitem(REASONING, "think", ("Q", "Z"))
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if thinks %}Q{% elif thinks is defined %}QZ{% endif %}"
+    )
+    settings = Settings(model=str(checkpoint("llama")), dtype="float32", log_level="error", chat_template=template)
+    form = StructuredOutputsParams(choice=["Sun.", "Rain."])
+    answer = r"\s*(Sun\.|Rain\.)"
+    async with running(settings) as pipeline:
+        letters = {(await pipeline.client.tokenize(letter))[0]: 7.0 for letter in "QZ"}
+
+        async def texts(**kwargs: bool) -> set[str]:
+            sampling = SamplingParams(
+                n=6, seed=1, max_tokens=200, temperature=1.0, structured_outputs=form, logit_bias=letters
+            )
+            result = await pipeline.client.chat(QUESTION, sampling, chat_template_kwargs=kwargs)
+            for choice in result.choices:
+                message = read_message(choice.text, result.chat_format)
+                assert message.content in {"Sun.", "Rain."}, choice.text
+                assert (message.reasoning or "") == choice.text.rpartition("Z")[0].removeprefix("Q").strip(" \t\r\n")
+            return {choice.text for choice in result.choices}
+
+        free, begun, over = await asyncio.gather(texts(), texts(thinks=True), texts(thinks=False))
+    assert all(re.fullmatch(f"(Q[^Z]*Z)?{answer}", text) for text in free)
+    assert any(text.startswith("Q") for text in free)
+    assert all(re.fullmatch(f"[^Z]*Z{answer}", text) for text in begun)
+    assert over <= {"Sun.", "Rain."}

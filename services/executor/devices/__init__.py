@@ -10,6 +10,7 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.attention import KVCache
+from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, free_memory, pool_blocks
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
@@ -29,8 +30,6 @@ from pagewire.shared.model_folder import eos_ids, max_model_len, read_config
 
 __all__ = ["open_device"]
 
-MAX_CANDIDATES = 128
-"""Maximum candidates per row: bounds the size of a step's message, and is more than a beam search needs."""
 MAX_STEP_TOKENS = 4096
 """Maximum tokens of a step on a CPU: beyond it, the fixed cost of a step is negligible even for a small model."""
 CPU_SHARE = 0.5

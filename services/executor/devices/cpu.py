@@ -1,8 +1,8 @@
 """The CPU as a device: eager PyTorch, one step at a time, with a backend for attention and sampling."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -78,6 +78,7 @@ class Done:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     token_counts: Int64 | None = None
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""
@@ -150,8 +151,11 @@ class CpuDevice:
             tokens, candidates, logprobs = np.full(len(slots), -1, np.int64), None, None
             if len(rows):
                 tokens[rows], candidates, logprobs = self._pick(hidden, rows, slots[rows], ends[rows])
+        forced: dict[int, list[int]] = {}
+        if masks is not None:
+            forced = {int(rows[index]): ids for index, ids in self._slots.masks.forced(slots[rows]).items()}
         self.busy += time.perf_counter() - began
-        return Done(tokens, candidates, logprobs, prompt)
+        return Done(tokens, candidates, logprobs, prompt, forced=forced)
 
     def _prompt_logprobs(self, batch: StepBatch, hidden: Tensor) -> Logprobs | None:
         parts = []

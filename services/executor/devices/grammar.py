@@ -1,6 +1,7 @@
 """A sequence's place in the grammar of its text."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +24,22 @@ class SequenceGrammar:
         ready: whether `start` was called.
     """
 
-    def __init__(self, num_output: int, min_tokens: int, stop_ids: Sequence[int]) -> None:
-        """`num_output`: number of tokens generated so far. Before `min_tokens` of them the `stop_ids` are allowed only
-        where nothing else is."""
+    def __init__(
+        self, num_output: int, min_tokens: int, stop_ids: Collection[int], max_tokens: int = 0, *, forces: bool = False
+    ) -> None:
+        """Begins with `num_output` tokens generated so far, of `max_tokens`.
+
+        Before `min_tokens` of them the `stop_ids` are allowed only where nothing else is. `forces`: whether tokens may
+        be appended that are not sampled.
+        """
         self.matcher: LLMatcher | None = None
         self.ready = False
         self._new: list[int] = []  # sampled since the last mask
         self._num_output = num_output
         self._min_tokens = min_tokens
-        self._stop_ids = np.array(stop_ids, np.int64)
+        self._max_tokens = max_tokens
+        self._forces = forces
+        self._stop_ids = frozenset(stop_ids)
 
     def start(self, matcher: LLMatcher | None) -> None:
         """Sets the matcher, which has consumed the tokens generated so far; None: there is none, for a reason that is
@@ -51,6 +59,21 @@ class SequenceGrammar:
         self._new.clear()
         return self.matcher
 
+    def forced(self) -> list[int]:
+        """Adds the tokens that must come next, and returns them: each is the only one that its mask would allow.
+
+        The last token of a text is never among them, nor is one that ends it: these are sampled.
+        """
+        if not self._forces or (self._new and self._new[-1] in self._stop_ids):
+            return []
+        matcher = self.advance()
+        if matcher is None:
+            return []
+        tokens = matcher.compute_ff_tokens()[: max(0, self._max_tokens - self._num_output - 1)]
+        tokens = list(takewhile(lambda token: token not in self._stop_ids, tokens))
+        self._new += tokens
+        return tokens
+
     def complete(self, mask: UInt32) -> None:
         """Completes the matcher's mask [ceil(vocabulary / 32)] in place."""
         if self.matcher is None or self.matcher.is_error():
@@ -59,6 +82,7 @@ class SequenceGrammar:
             mask[:] = 0
         elif self._num_output < self._min_tokens:
             others = mask.copy()
-            others[self._stop_ids // 32] &= ~(np.uint32(1) << (self._stop_ids % 32).astype(np.uint32))
+            for token in self._stop_ids:
+                others[token // 32] &= ~np.uint32(1 << token % 32)
             if others.any():
                 mask[:] = others

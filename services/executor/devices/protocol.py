@@ -1,6 +1,6 @@
 """The interface between the step loop and a device. A device knows slots, blocks and tokens, not sequences or plans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -141,6 +141,11 @@ class Pending(Protocol):
         """[R] number of tokens of each row, at most `Capacity.max_row_tokens`; None if that is 1: each row then has one
         entry. A row that does not sample has 0, and a row that samples may have 0 too: its last position is then
         computed again by the next step. Only after `wait`."""
+
+    @property
+    def forced(self) -> Mapping[int, Sequence[int]]:
+        """By row, the tokens that a grammar forces behind the one that the row samples, known from the launch on. The
+        next row of that slot computes them all."""
 
     @property
     def logprobs(self) -> Logprobs | None:

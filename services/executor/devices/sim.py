@@ -1,8 +1,8 @@
 """A device without a model: a roofline gives the time of steps, and tokens are a hash of sequence and position."""
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,7 @@ class SimulatedStep:
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     token_counts: Int64 | None = None
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def wait(self) -> Int64:
         """See `Pending.wait`."""

@@ -1,18 +1,26 @@
 """The formats in which a model writes tool calls and reasoning, as settings say or as its chat templates show."""
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from typing import Self
 
 from tokenizers import Tokenizer
 
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
-from pagewire.shared.chat.formats import REASONING, REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS
+from pagewire.shared.chat.formats import HARMONY, REASONING, REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS
 from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import ChatFormat
 
-OTHER_CALLS = ("<function=", "<arg_key>")
-"""Tags of formats that have the tags of Hermes, too."""
+SHOWN = {
+    "[TOOL_CALLS]": "mistral",
+    "<|tool_calls_section_begin|>": "kimi_k2",
+    "<|channel|>commentary": HARMONY,
+    "<tool_call>\\n<function=": "qwen3_coder",
+    "<arg_key>": "glm45",
+    '"name": function name, "parameters":': "llama3_json",
+    "[func_name1(": "pythonic",
+}
+"""Formats by what only a template of theirs has, as its source shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class Formats:
     """Whether the model may choose to call a tool."""
     special: frozenset[str] = frozenset()
     """Tags of these formats that are special tokens, which a text has only if it is asked for them."""
+    token_ids: Mapping[str, int] = field(default_factory=dict)
+    """Ids of the parts of these tags that are tokens of their own, special or not."""
 
     @classmethod
     def find(cls, settings: Settings, templates: ChatTemplates, tokenizer: Tokenizer) -> Self:
@@ -39,13 +49,15 @@ class Formats:
         asked = settings.reasoning_parser
         plain = _source(templates, tools=False)
         reasoning = reasoning_format(plain) if asked == "auto" else REASONING_PARSERS.get(asked, "")
-        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        tags, added = _tags(tool_calls, reasoning), tokenizer.get_added_tokens_decoder()
+        special = {token.content for token in added.values() if token.special}
         return cls(
             tool_calls,
             reasoning,
             takes_tools="tools" in shown or named not in {"auto", "none"},
             auto=settings.enable_auto_tool_choice,
-            special=frozenset(special.intersection(_tags(tool_calls, reasoning))),
+            special=frozenset(special.intersection(tags)),
+            token_ids={token.content: i for i, token in added.items() if any(token.content in tag for tag in tags)},
         )
 
     def hides(self, form: ChatFormat) -> bool:
@@ -55,13 +67,10 @@ class Formats:
 
 def tool_format(template: str) -> str:
     """Returns the format of calls that a chat template shows; empty if it shows none that is known."""
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<tool_call>" in template and "arguments" in template and not any(tag in template for tag in OTHER_CALLS):
-        return "hermes"
-    if '"name": function name, "parameters":' in template:
-        return "llama3_json"
-    return "pythonic" if "[func_name1(" in template else ""
+    for part, name in SHOWN.items():
+        if part in template:
+            return name
+    return "hermes" if "<tool_call>" in template and "arguments" in template else ""
 
 
 def reasoning_format(template: str) -> str:
@@ -75,4 +84,4 @@ def _source(templates: ChatTemplates, *, tools: bool) -> str:
 
 
 def _tags(tool_calls: str, reasoning: str) -> Set[str]:
-    return {*TOOL_TAGS.get(tool_calls, ()), *REASONING.get(reasoning, ())}
+    return {*TOOL_TAGS.get(tool_calls, ()), *TOOL_TAGS.get(reasoning, ()), *REASONING.get(reasoning, ())}

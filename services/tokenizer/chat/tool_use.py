@@ -1,13 +1,14 @@
 """Checks the tools of a request, and says what its answers look like. No I/O."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import msgspec
 
 from pagewire.services.tokenizer.chat.formats import Formats
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
-from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED
+from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED, TYPED
 from pagewire.shared.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import (
@@ -95,21 +96,56 @@ def chat_format(request: GenerateRequest, formats: Formats, prompt: str) -> Chat
                 calls = REQUIRED
             case _:
                 calls = formats.tool_calls
-    reasoning = formats.reasoning
-    if not (calls or reasoning):
+    if not (calls or formats.reasoning):
         return None
-    # A grammar constrains a text from its first token on: a tag in the prompt means nothing then.
-    free = bool(reasoning) and request.sampling.structured_outputs is None
-    opened = free and _begins_reasoning(request, prompt, *REASONING[reasoning])
-    return ChatFormat(calls, reasoning, opened, single=not request.parallel_tool_calls, tool=tool)
+    texts = {tool["function"]["name"]: _text_arguments(tool["function"]) for tool in request.tools or ()}
+    return ChatFormat(
+        calls,
+        formats.reasoning,
+        opened=progress_of(request, formats, prompt) is Progress.BEGUN,
+        single=not request.parallel_tool_calls,
+        tool=tool,
+        texts={name: arguments for name, arguments in texts.items() if arguments} if calls in TYPED else {},
+    )
 
 
-def _begins_reasoning(request: GenerateRequest, prompt: str, begin: str, end: str) -> bool:
-    """Returns whether a prompt ends within reasoning: right behind the opening tag, or in a message to continue."""
+class Progress(Enum):
+    """How far a prompt takes the reasoning of its answer."""
+
+    AHEAD = auto()
+    """The answer may begin with it."""
+    BEGUN = auto()
+    """The prompt ends within it: right behind the opening tag, or in a message to continue."""
+    OVER = auto()
+    """It is done, or the model does not reason."""
+
+
+def progress_of(request: GenerateRequest, formats: Formats, prompt: str) -> Progress:
+    """Returns how far the reasoning is in the `prompt` that the chat template has made of a request."""
+    if not formats.reasoning:
+        return Progress.OVER
+    begin, end = REASONING[formats.reasoning]
     if request.continue_final_message:
         said = _last_text(request.messages or ())
-        return said.rfind(begin) > said.rfind(end)
-    return prompt.rstrip().endswith(begin)
+        return Progress.BEGUN if said.rfind(begin) > said.rfind(end) else Progress.OVER
+    if prompt.rstrip().endswith(begin):
+        return Progress.BEGUN
+    return Progress.OVER if prompt.rstrip().endswith(end) else Progress.AHEAD
+
+
+def _text_arguments(function: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the arguments that are texts by the function's schema."""
+    properties = (function.get("parameters") or {}).get("properties")
+    return [name for name, schema in properties.items() if _is_text(schema)] if isinstance(properties, dict) else []
+
+
+def _is_text(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    kinds, values = schema.get("type"), schema.get("enum")
+    if kinds is None and isinstance(values, list):
+        return all(isinstance(value, str) for value in values)
+    return "string" in kinds if isinstance(kinds, list) else kinds == "string"
 
 
 def _name_of(tool: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -201,6 +201,7 @@ class FakePending:
         self._device = device
         self._tokens = tokens
         self.token_counts = token_counts
+        self.forced: Mapping[int, Sequence[int]] = {}
         self.candidates: Candidates | None = None
         self.logprobs: Logprobs | None = None
         self.prompt_logprobs: Logprobs | None = None

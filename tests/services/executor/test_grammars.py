@@ -1,18 +1,22 @@
 """Grammars of new sequences: opened beside the steps, and followed past the tokens that there are."""
 
+import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.grammars import GrammarOpener
 from pagewire.shared.grammars import GrammarCompiler
-from pagewire.shared.messages import unpack
+from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot
+from pagewire.shared.sampling import pack_record
 from pagewire.shared.tokenizer import load_tokenizer
 from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling
 from tests.support.checkpoints import VOCABULARY, checkpoint
@@ -74,11 +78,11 @@ def allowed(masks: Masks, slot: int) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(masks.table[slot].view(np.uint8), bitorder="little")).tolist())
 
 
-def opened(text: str, generated: str = "", min_tokens: int = 0) -> Masks:
-    """Masks with a grammar in slot 2, of a sequence that has generated a text."""
+def opened(text: str, generated: str = "", **fields: Any) -> Masks:
+    """Masks with a grammar in slot 2, of a sequence that has generated a text. `fields`: of its sampling."""
     opener = GrammarOpener(COMPILER)
     tokens = [5, 6, *LIBRARY.encode(generated).ids] if generated else [5, 6]
-    picks = msgspec.structs.replace(sampling(stop_ids=[0], max_tokens=50), grammar=text, min_tokens=min_tokens)
+    picks = msgspec.structs.replace(sampling(stop_ids=[0], max_tokens=50), grammar=text, **fields)
     ready = threading.Event()
     grammar = opener.open(add(2, 1, tokens, [0], prompt_tokens=2, picks=picks), ready.set)
     assert ready.wait(PATIENCE)
@@ -116,3 +120,50 @@ def test_sampled_tokens_count_for_the_next_mask() -> None:
     masks.add(2, None)
     assert masks.start(np.array([2, 3])) is None
     masks.close()
+
+
+FORCING = [
+    '{"grammars": [{"json_schema": {"type": "object", "properties": {"colour": {"enum": ["red", "redder"]},'
+    ' "the_number": {"type": "integer"}}, "required": ["colour", "the_number"], "x-guidance":'
+    ' {"whitespace_flexible": false}}}]}',
+    'start: "The morning train" | "The market town left " /[a-z]{2,9}/ " window."',
+    "start: /(one|two|three apples)(, (four|five bridges))* and more/",
+]
+
+
+@pytest.mark.parametrize("text", FORCING)
+def test_a_forced_token_is_the_only_one_that_its_mask_allows(text: str) -> None:
+    draw, found = random.Random(1), 0
+    for _ in range(5):
+        taken, plain = opened(text), opened(text)
+        grammar, follower = taken.of(2), plain.of(2)
+        assert grammar is not None
+        assert follower is not None
+        for _ in range(40):
+            forced = taken.forced(np.array([2])).get(0, [])
+            for token in forced:
+                assert allowed(plain, 2) == {token}
+                follower.sampled(token)
+            found += len(forced)
+            choices = allowed(taken, 2)
+            assert choices == allowed(plain, 2)
+            token = draw.choice(sorted(choices))
+            if token == 0:
+                break
+            grammar.sampled(token)
+            follower.sampled(token)
+    assert found > 10
+
+
+def test_what_is_not_sampled_is_never_the_last_token() -> None:
+    text = 'start: "The morning train left"'
+    ids = opened(text).forced(np.array([2]))[0]
+    assert LIBRARY.decode(ids) == "The morning train left"
+    assert opened(text, max_tokens=3).forced(np.array([2]))[0] == ids[:2]
+    assert opened(text, max_tokens=1).forced(np.array([2])) == {}
+    assert opened(text, stop_ids=pack([ids[3]])).forced(np.array([2]))[0] == ids[:3]
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 0}, {"record": pack_record(frequency_penalty=0.5)}])
+def test_tokens_of_which_something_is_reported_or_counted_are_sampled(fields: dict[str, Any]) -> None:
+    assert opened('start: "The morning train"', **fields).forced(np.array([2])) == {}

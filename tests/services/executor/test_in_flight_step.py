@@ -71,3 +71,16 @@ def test_a_row_that_is_not_finite_keeps_the_tokens_before() -> None:
     kept, counts, finishes = step.cut(np.array([8, NOT_FINITE, NOT_FINITE]), np.array([2, 1, 0, 0]))
     assert (kept.tolist(), counts.tolist()) == ([8], [1, 0, 0, 0])
     assert finishes.tolist() == [Finish.NOT_FINITE, Finish.NOT_FINITE, Finish.NONE, Finish.NONE]
+
+
+def test_forced_tokens_follow_the_sampled_one_of_live_rows() -> None:
+    tokens, alive = np.array([8, 7, 5, -1]), np.array([True, False, True, True])
+    finishes = STEP.finishes(tokens)
+    columns = STEP.forced_columns(tokens, {0: [20, 21], 1: [22], 2: [23]}, finishes, alive)
+    assert unpack(columns.sequences) == [30, 32, 33]
+    assert (unpack(columns.tokens), unpack(columns.token_counts)) == ([8, 20, 21, 5], [3, 1, 0])
+    assert list(columns.finishes) == [Finish.NONE, Finish.LENGTH, Finish.NONE], "nothing follows the last token"
+    zeros = np.zeros(3, np.int64)
+    rows, positions = np.array([1, 2, 3]), np.array([5, 8, 5])  # of a dead row, a sampled token, and one of a prompt
+    (part,) = STEP.logprob_columns(Logprobs(rows, positions, zeros + 1, zeros, zeros.astype("f4"), zeros), columns)
+    assert unpack(part.tokens) == [32, 8, 1, 33, 5, 1]

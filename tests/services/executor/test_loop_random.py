@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,10 +70,11 @@ class Text:
 
 
 class Memory(FakeDevice):
-    """Writes and reads KV positions in order of launch."""
+    """Writes and reads KV positions in order of launch. With `forces`, some sampled tokens have others behind them."""
 
-    def __init__(self, depth: int, texts: list[Text], most: int) -> None:
+    def __init__(self, depth: int, texts: list[Text], most: int, *, forces: bool) -> None:
         super().__init__(replace(CAPACITY, max_row_tokens=most), depth=depth)
+        self._forces = forces
         self._texts = {text.key: text for text in texts}
         self._written: dict[tuple[int, int], tuple[int, int]] = {}
 
@@ -89,7 +91,18 @@ class Memory(FakeDevice):
                 self._written[table[position // BLOCK], position % BLOCK] = key, position
                 token = next(ids)
                 assert position >= len(known) or token == known[position]
-        return super().launch(batch)
+        pending = super().launch(batch)
+        if self._forces:
+            pending.forced = {row: self._behind(batch, row) for row in np.flatnonzero(batch.samples).tolist()}
+        return pending
+
+    def _behind(self, batch: StepBatch, row: int) -> list[int]:
+        """What follows the token that a row samples, never the last token of the text."""
+        key, place = int(self.records[int(batch.slots[row])]["key"]), int(batch.ends[row]) + 1
+        text = self._texts[key]
+        left = len(text.prompt) + len(text.whole) - 1 - place
+        count = min(max(left, 0), (key + len(self.batches)) % 4)
+        return [token_at(key, place + i) for i in range(count)]
 
 
 class Scheduler(PlanInbox):
@@ -239,15 +252,18 @@ texts = st.lists(
 )
 
 
-@pytest.mark.parametrize(("depth", "most"), [(1, 1), (2, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("depth", "most", "forces"),
+    [(1, 1, False), (2, 1, False), (3, 1, False), (2, 3, False), (1, 1, True), (2, 1, True)],
+)
 @settings(max_examples=60, deadline=None)
 @given(texts=texts, seed=st.integers(0, 2**32))
 def test_every_sequence_gets_its_tokens_however_deep_the_queue(
-    depth: int, most: int, texts: list[Text], seed: int
+    depth: int, most: int, forces: bool, texts: list[Text], seed: int
 ) -> None:
     for number, text in enumerate(texts, 1):
         text.number = number
-    scheduler, device = Scheduler(Random(seed), texts), Memory(depth, texts, most)
+    scheduler, device = Scheduler(Random(seed), texts), Memory(depth, texts, most, forces=forces)
     loop = StepLoop(device, scheduler, scheduler.emit)
     loop.run()
     assert all(text.finish or text.over for text in texts)

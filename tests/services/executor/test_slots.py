@@ -340,3 +340,40 @@ def test_a_cut_column_is_refused(cut: bytes) -> None:
                 lease_until=9,
             )
         )
+
+
+def test_forced_tokens_are_reported_behind_the_sampled_one_and_computed_before_prompts() -> None:
+    table = running(add(0, 1, [3], [0, 1]), add(1, 2, [4], [2]), add(2, 3, range(12), [3, 4, 5, 6]))
+    table.apply(plan(2, order=[2], budget=4))
+    step, forced = launched(table), {0: [20, 21]}
+    assert step.batch.slots.tolist() == [0, 1, 2]
+    table.append_forced(step, forced)
+    columns = table.record(step, np.array([7, 8, -1]), forced=forced)
+    assert (unpack(columns.tokens), unpack(columns.token_counts)) == ([7, 20, 21, 8], [3, 1, 0])
+    following = launched(table).batch
+    assert following.slots.tolist() == [1, 0], "the budget does not last for the prompt"
+    assert following.query_lens.tolist() == [1, 3]
+    assert following.token_ids.tolist() == [8, 7, 20, 21]
+    assert following.samples.all()
+    assert launched(table).batch.slots.tolist() == [0, 1, 2], "the slot is a decode again"
+
+
+def test_forced_tokens_are_launched_before_the_token_in_front_is_known() -> None:
+    table = running(add(0, 1, [3], [0, 1]))
+    first, forced = launched(table), {0: [20, 21]}
+    table.append_forced(first, forced)
+    second = launched(table)
+    assert (second.batch.num_computed_tokens.tolist(), second.batch.query_lens.tolist()) == ([1], [3])
+    assert second.batch.token_ids[1:].tolist() == [20, 21]
+    assert unpack(table.record(first, np.array([7]), forced=forced).tokens) == [7, 20, 21]
+    columns = table.record(second, np.array([9]))
+    assert (unpack(columns.starts), unpack(columns.counts), unpack(columns.tokens)) == ([1], [3], [9])
+
+
+def test_nothing_is_forced_behind_the_end() -> None:
+    table = running(add(0, 1, [3], [0, 1], picks=sampling(stop_ids=[7])), add(1, 2, [4], [2]))
+    step, forced = launched(table), {0: [20, 21]}
+    table.append_forced(step, forced)
+    columns = table.record(step, np.array([7, 8]), forced=forced)
+    assert (unpack(columns.tokens), list(columns.finishes)) == ([7, 8], [Finish.STOP, Finish.NONE])
+    assert launched(table).batch.slots.tolist() == [1]

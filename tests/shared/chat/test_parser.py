@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pagewire.shared.chat.formats import REASONING, REASONING_PARSERS, TOOL_CALLS, TOOL_PARSERS
+from pagewire.shared.chat.formats import HARMONY, REASONING, REASONING_PARSERS, TOOL_CALLS, TOOL_PARSERS
 from pagewire.shared.chat.parser import Call, Message, MessageParser, read_message
 from pagewire.shared.chat.parts import Kind
 from pagewire.shared.messages.client import ChatFormat
@@ -76,6 +76,53 @@ WRITTEN: list[tuple[str, str, Message]] = [
         '<|python_start|>[f(text="a, b) \\"c\\"", more={"x": (1, -2.5)}, ok=false)]<|python_end|>',
         Message(None, None, [Call("f", '{"text": "a, b) \\"c\\"", "more": {"x": [1, -2.5]}, "ok": false}')]),
     ),
+    # Qwen 3 Coder and 3.5
+    (
+        "qwen3_coder",
+        "I look it up.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "<parameter=days>\n[1, 2]\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n<parameter=note>\n42\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+        Message(
+            "I look it up.",
+            None,
+            [Call("get_weather", '{"city": "Paris", "days": [1, 2], "exact": true, "note": "42"}'), TIME],
+        ),
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=note>\n\na < b\n\n</parameter></function>",
+        Message(None, None, [Call("get_weather", '{"note": "\\na < b\\n"}')]),
+    ),
+    # GLM 4.5 and 4.6
+    (
+        "glm45",
+        "I look it up.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>\n<arg_key>note</arg_key>\n<arg_value>42</arg_value>\n"
+        "</tool_call>\n<tool_call>get_time</tool_call>",
+        Message("I look it up.", None, [Call("get_weather", '{"city": "Paris", "days": [1, 2], "note": "42"}'), TIME]),
+    ),
+    # Kimi K2
+    (
+        "kimi_k2",
+        f"I look it up.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{WEATHER}<|tool_call_end|><|tool_call_begin|>functions.get_time:1"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        Message("I look it up.", None, [CALL, TIME]),
+    ),
+    # gpt-oss
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look it up.<|end|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json"
+        f"<|message|>{WEATHER}<|call|>",
+        Message("I look it up.", "Hm.", [CALL]),
+    ),
+    ("harmony", " to=functions.get_time<|channel|>commentary json<|message|>{}", Message(None, None, [TIME])),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+        Message("Yes.<|return|>", "Hm."),
+    ),
     # by a grammar
     (
         "required",
@@ -87,6 +134,18 @@ WRITTEN: list[tuple[str, str, Message]] = [
 """Format, text and message."""
 
 NO_CALLS = [
+    ("qwen3_coder", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+    ("qwen3_coder", "<tool_call>\n<function="),
+    ("qwen3_coder", "<function=f></function>"),
+    ("glm45", "<tool_call>"),
+    ("glm45", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+    ("glm45", "<tool_call>get weather</tool_call>"),
+    ("kimi_k2", "<|tool_calls_section_begin|>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>[1]"),
+    ("kimi_k2", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"),
+    ("harmony", "The channel is final."),
+    ("harmony", "<|channel|>final"),
+    ("harmony", "<|channel|>" + "x" * 300 + "<|message|>y"),
     ("hermes", "<tool_call>\nget_weather(Paris)\n</tool_call>"),
     ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": "text"}</tool_call>'),
@@ -113,6 +172,10 @@ NO_CALLS = [
     ("required", '[{"name": "f"'),
 ]
 PIECES = [
+    *["<function=f>", "<parameter=a>", "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>"],
+    *["</arg_value>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0"],
+    *["<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|channel|>", "analysis"],
+    *["<|message|>", "<|end|>", "<|start|>", "assistant", "final", " to=functions.f", "<|call|>"],
     *["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<think>", "</think>"],
     *["\n", " ", "{", "}", "[", "]", "(", ")", ",", ";", ":", "=", '"', "\\", "'", "f", "1", "é", "-", "null"],
     *['"name": "f"', '"arguments": {}', '"parameters": {"a": [1]}', '{"name": "f", "arguments": {"b": 1}}', "f(a=1)"],
@@ -128,7 +191,7 @@ forms = st.builds(
 
 
 def form_of(name: str, reasoning: str = "") -> ChatFormat:
-    return ChatFormat(tool_calls=name, reasoning=reasoning, tool="get_weather")
+    return ChatFormat(tool_calls=name, reasoning=reasoning, tool="get_weather", texts={"get_weather": ["note"]})
 
 
 def in_pieces(text: str, form: ChatFormat, cuts: Sequence[int]) -> Message:
@@ -148,6 +211,8 @@ def test_what_models_write(name: str, text: str, message: Message) -> None:
     for call in message.calls:
         json.loads(call.arguments)
     assert in_pieces(text, form_of(name), range(len(text))) == message
+    if name == HARMONY:
+        return
     reasoned = read_message(f"<think>\nHm.\n</think>\n\n{text}", form_of(name, "think"))
     assert (reasoned.reasoning, reasoned.content, reasoned.calls) == ("Hm.", message.content, message.calls)
 
@@ -171,7 +236,8 @@ def test_any_split_gives_the_same_message(form: ChatFormat, text: str, cuts: lis
     assert in_pieces(text, form, cuts) == whole
     if not form.tool_calls and not form.reasoning:
         assert whole == Message(text or None)
-    if not form.single and not whole.calls and whole.reasoning is None and not form.opened:
+    marked_up = form.opened or HARMONY in (form.tool_calls, form.reasoning)
+    if not form.single and not whole.calls and whole.reasoning is None and not marked_up:
         assert (whole.content or "") == text
     if form.single:
         assert len(whole.calls) <= 1
@@ -220,6 +286,16 @@ def test_a_long_text_of_beginnings_is_not_read_again_and_again(name: str, beginn
     started = time.process_time()
     assert read_message(text, form_of(name)) == Message(text)
     assert time.process_time() - started < 2
+
+
+def test_forced_calls_are_the_final_message_of_harmony() -> None:
+    header = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+    named, required = (ChatFormat(name, HARMONY, tool="get_weather") for name in ("named", "required"))
+    assert read_message(header + WEATHER, named) == Message(None, "Hm.", [CALL])
+    text = f'{header}[{{"name": "get_weather", "parameters": {WEATHER}}}]'
+    assert read_message(text, required) == Message(None, "Hm.", [CALL])
+    assert in_pieces(text, required, range(len(text))) == Message(None, "Hm.", [CALL])
+    assert read_message(WEATHER, named) == Message(None, None, [CALL])
 
 
 def test_a_text_without_a_format_is_content() -> None:

@@ -58,11 +58,15 @@ class KVPool:
             for layer in dict.fromkeys(self.layers)
         }
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies block `sources[i]` of every layer to block `targets[i]`; no target is a source."""
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies block `sources[i]` of every layer to block `targets[i]`, int32 on the device; no target is a source.
+
+        Blocks are copied as bytes: not every operation knows float8.
+        """
         for layer in self.caches:
             for cache in layer:
-                cache[list(targets)] = cache[list(sources)]
+                blocks = cache.view(len(cache), -1).view(torch.uint8)
+                blocks.index_copy_(0, targets.long(), blocks.index_select(0, sources.long()))
 
     def attended(self, tokens: int) -> dict[tuple[int, int], Tensor]:
         """Returns the output buffers of attention [tokens, Hq, dv] by (Hq, dv), which all layers and steps share.

@@ -7,10 +7,11 @@ import numpy as np
 import structlog
 import torch
 
+from pagewire.services.executor.devices.candidates import reduce_candidates
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.columns import StepColumns
-from pagewire.services.executor.devices.cuda.outputs import OutputRing, Pending, Report
+from pagewire.services.executor.devices.cuda.outputs import NOTHING, OutputRing, Pending, Report, Reports
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Step
@@ -87,7 +88,7 @@ class CudaDevice:
         self._edited: Bool = np.zeros(slots, np.bool_)
         self._masks = Masks(capacity, MASK_THREADS)
         self._unseen: tuple[Pending, list[tuple[int, SequenceGrammar]]] | None = None
-        """The last step with rows that have a grammar, and these rows, until the grammars know their tokens."""
+        """The last step with rows that have a grammar, and those of them whose tokens the grammars do not know yet."""
 
     @property
     def busy(self) -> float:
@@ -134,7 +135,8 @@ class CudaDevice:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Device.copy`."""
-        self._pool.copy(sources, targets)
+        numbers = self._on_device(np.array([*sources, *targets], np.int64))
+        self._pool.copy(numbers[: len(sources)], numbers[len(sources) :])
 
     def launch(self, batch: StepBatch) -> Pending:
         """See `Device.launch`. The batch's token id is ignored where any earlier step sampled the token."""
@@ -151,19 +153,24 @@ class CudaDevice:
             forward, sample = step.forward, step.sample
         forward()
         masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
+        forced: dict[int, list[int]] = {}
         if len(masked):
-            self._send_masks(batch.slots[masked])
+            found = self._send_masks(batch.slots[masked])
+            # The row samples the first of them: its mask allows no other.
+            forced = {int(masked[index]): tokens[1:] for index, tokens in found.items() if tokens[1:]}
         sample()
-        pending = self._outputs.send(
-            step.tokens[: len(batch.slots)], began, self._reports(step, batch), self._prompt_reports(step, batch)
-        )
+        pending = self._outputs.send(step.tokens[: len(batch.slots)], began, self._reports(step, batch), forced)
         if len(masked):
-            grammars = [(row, self._masks.of(batch.slots[row])) for row in masked.tolist()]
+            rows = [row for index, row in enumerate(masked.tolist()) if index not in found]
+            grammars = [(row, self._masks.of(batch.slots[row])) for row in rows]
             self._unseen = pending, [(row, grammar) for row, grammar in grammars if grammar is not None]
         return pending
 
-    def _send_masks(self, slots: Int64) -> None:
-        """Enqueues what the grammars of `slots` [R] allow next, after the tokens of the steps in flight."""
+    def _send_masks(self, slots: Int64) -> dict[int, list[int]]:
+        """Enqueues what the grammars of `slots` [R] allow next, after the tokens of the steps in flight.
+
+        Returns the tokens that must come next: see `Masks.forced`.
+        """
         if self._unseen is not None:
             pending, rows = self._unseen
             tokens = pending.tokens()
@@ -171,10 +178,12 @@ class CudaDevice:
                 if tokens[row] >= 0:
                     grammar.sampled(int(tokens[row]))
         self._masks.fill(slots)
+        forced = self._masks.forced(slots)
         masks = self._masks.table[slots].view(np.int32)
         pinned = self._runtime.pinned(*masks.shape)
         pinned.numpy()[:] = masks
         self._tables.allow(self._on_device(slots).long(), pinned.to(self._runtime.device, non_blocking=True))
+        return forced
 
     def close(self) -> None:
         """Drops the model, the graphs and the KV pool."""
@@ -183,8 +192,26 @@ class CudaDevice:
         del self._model, self._pool
 
     @torch.inference_mode()
-    def _reports(self, step: Step, batch: StepBatch) -> list[Report]:
-        """Enqueues what is reported of the sampled tokens. These kernels are in no graph: few steps need them."""
+    def _reports(self, step: Step, batch: StepBatch) -> Reports:
+        """Enqueues what the step reports. These kernels are in no graph: few steps need them."""
+        records = self._records[batch.slots]
+        if not (records["num_logprobs"].any() or records["num_candidates"].any() or batch.next_ids is not None):
+            return NOTHING
+        return Reports(
+            self._sampled_reports(step, batch), self._prompt_reports(step, batch), self._candidate_reports(step, batch)
+        )
+
+    def _candidate_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+        """Enqueues the candidates of the rows that report some, by their edited logits."""
+        wanted: Int64 = self._records["num_candidates"][batch.slots]
+        rows = np.flatnonzero(batch.samples & (wanted > 0))
+        if not len(rows):
+            return []
+        logits = step.logits.index_select(0, self._on_device(rows))
+        return [Report(rows, batch.ends[rows], wanted[rows], reduce_candidates(logits, int(wanted[rows].max())))]
+
+    def _sampled_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+        """Enqueues what is reported of the sampled tokens."""
         rows = np.flatnonzero(batch.samples & (self._records["num_logprobs"][batch.slots] > 0))
         if not len(rows):
             return []
@@ -204,7 +231,6 @@ class CudaDevice:
         reduced = reduce_logprobs(logits, tokens, int(counts.max()), normalized=mode.normalized)
         return [Report(rows, positions, counts, reduced)]
 
-    @torch.inference_mode()
     def _prompt_reports(self, step: Step, batch: StepBatch) -> list[Report]:
         """Enqueues what is reported of prompts."""
         reports = []
@@ -232,13 +258,14 @@ class CudaDevice:
         new = positions >= np.repeat(held, batch.query_lens)
         owners = np.repeat(slots, batch.query_lens)[new]
         rows = held < ends
-        changed, tables = slots[rows], self._tables
+        changed, first, tables = slots[rows], slots[held == 0], self._tables
         known = np.where(batch.samples, ends, ends + 1)[rows]  # one more than it computes, so that the row samples none
         self._changes += [
             (tables.places("tokens", owners, positions[new]), batch.token_ids[new].astype(np.int32)),
             (tables.places("known", changed), known.astype(np.int32)),
             (tables.places("computed", changed), batch.num_computed_tokens[rows].astype(np.int32)),
-            (tables.places("alive", changed), np.ones(len(changed), np.int32)),
+            # Only with its first tokens: a sequence that has ended on the device stays dead.
+            (tables.places("alive", first), np.ones(len(first), np.int32)),
         ]
         self._held[slots] = np.maximum(held, ends + batch.samples)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, pool_blocks
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
@@ -83,7 +84,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
     kv_memory = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
     blocks = pool_blocks(settings, length, block_bytes, kv_memory, free - block_bytes)
-    capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size)
+    capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size, MAX_CANDIDATES)
     pool = KVPool(spec, capacity, dtype, runtime, tokens, cached)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
     mode = LogprobsMode(settings.logprobs_mode)

@@ -1,16 +1,18 @@
 """Copies sampled ids from the device to the host, on a second stream, while the next step computes."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pagewire.services.executor.devices.candidates import unpack_candidates
 from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
 from pagewire.services.executor.devices.logprobs import join_logprobs, unpack_logprobs
-from pagewire.services.executor.devices.protocol import Bool, Int64, Logprobs
+from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs
 
 
 class Report(NamedTuple):
@@ -23,14 +25,26 @@ class Report(NamedTuple):
     counts: Int64
     """[M] entries wanted of each token."""
     reduced: Tensor
-    """Result of `reduce_logprobs` on the device."""
+    """Result of `reduce_logprobs` on the device, or of `reduce_candidates`."""
+
+
+class Reports(NamedTuple):
+    """All that a step reports."""
+
+    sampled: Sequence[Report] = ()
+    """Of the sampled tokens."""
+    prompts: Sequence[Report] = ()
+    """Of tokens of prompts."""
+    candidates: Sequence[Report] = ()
+    """At most one, of the candidates at the places of sampled tokens."""
+
+
+NOTHING = Reports()
 
 
 class Pending:
     """A launched step: see `Device.launch`."""
 
-    candidates = None
-    """This device reports no candidates."""
     token_counts = None
     """Each row samples one token at most."""
 
@@ -41,15 +55,19 @@ class Pending:
         began: Moment,
         ended: Moment,
         arrived: Moment,
-        reports: Sequence[tuple[Report, Tensor]],
-        prompt_reports: Sequence[tuple[Report, Tensor]],
+        reports: Reports,
+        forced: Mapping[int, Sequence[int]],
     ) -> None:
-        """`reports` come with the pinned memory that they are copied to before `arrived`."""
+        """`reports` are in pinned memory, to which they are copied before `arrived`."""
         self._ring = ring
         self._tokens = tokens
         self._found: Int64 | None = None
         self._began, self._ended, self._arrived = began, ended, arrived
-        self._reports, self._prompt_reports = reports, prompt_reports
+        self._reports = reports
+        self.forced = forced
+        """See `Pending.forced` of the protocol."""
+        self.candidates: Candidates | None = None
+        """See `Pending.candidates` of the protocol."""
         self.logprobs: Logprobs | None = None
         """See `Pending.logprobs` of the protocol."""
         self.prompt_logprobs: Logprobs | None = None
@@ -71,16 +89,17 @@ class Pending:
         self._ring.finish(self)
         tokens = self.tokens()
         self._ring.busy += self._ended.reached() - self._began.reached()
-        self.logprobs = join_logprobs(
-            [_found(report, host, tokens[report.rows] >= 0) for report, host in self._reports]
-        )
-        self.prompt_logprobs = join_logprobs([_found(report, host) for report, host in self._prompt_reports])
+        sampled, prompts, candidates = self._reports
+        self.logprobs = join_logprobs([_found(report, tokens[report.rows] >= 0) for report in sampled])
+        self.prompt_logprobs = join_logprobs([_found(report) for report in prompts])
+        for report in candidates:
+            self.candidates = unpack_candidates(report.reduced.numpy(), report.rows, report.counts)
         return tokens
 
 
-def _found(report: Report, host: Tensor, kept: Bool | slice = slice(None)) -> Logprobs:
+def _found(report: Report, kept: Bool | slice = slice(None)) -> Logprobs:
     columns = report.rows[kept], report.positions[kept], report.counts[kept]
-    return unpack_logprobs(host.numpy()[kept], *columns)
+    return unpack_logprobs(report.reduced.numpy()[kept], *columns)
 
 
 class OutputRing:
@@ -99,11 +118,15 @@ class OutputRing:
         self._next = 0
 
     def send(
-        self, tokens: Tensor, began: Moment, reports: Sequence[Report] = (), prompt_reports: Sequence[Report] = ()
+        self,
+        tokens: Tensor,
+        began: Moment,
+        reports: Reports = NOTHING,
+        forced: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> Pending:
-        """Enqueues the copy of `tokens` int32 [R] to the host, for the step that was enqueued after `began`.
+        """Enqueues the copy of `tokens` int32 [R] and of `reports` to the host, for the step enqueued after `began`.
 
-        What is reported of the tokens, and of tokens of prompts, is copied too.
+        `forced` is on the host already: see `Pending.forced`.
 
         Raises:
             RuntimeError: `depth` steps are in flight.
@@ -115,16 +138,16 @@ class OutputRing:
         kept.copy_(tokens)  # the next step overwrites `tokens`
         ended = self._runtime.mark()
         # Copies follow each other, so that the last one, of the tokens, says that all have arrived.
-        copied = [[(report, self._copy(report)) for report in some] for some in (reports, prompt_reports)]
+        copied = Reports(*([self._copy(report) for report in some] for some in reports))
         arrived = self._runtime.copy_out(kept, self._host[index, :rows])
         self._next = (index + 1) % len(self._host)
-        self._pending.append(Pending(self, self._host[index, :rows], began, ended, arrived, *copied))
+        self._pending.append(Pending(self, self._host[index, :rows], began, ended, arrived, copied, forced))
         return self._pending[-1]
 
-    def _copy(self, report: Report) -> Tensor:
+    def _copy(self, report: Report) -> Report:
         host = self._runtime.pinned(*report.reduced.shape)
         self._runtime.copy_out(report.reduced, host)
-        return host
+        return report._replace(reduced=host)
 
     def finish(self, pending: Pending) -> None:
         """Removes a step. Called by `Pending.wait`."""

@@ -77,6 +77,21 @@ def test_whether_the_prompt_has_begun_the_reasoning() -> None:
         assert opened(content, messages=messages, continue_final_message=True) is begun
 
 
+def test_arguments_that_are_texts_are_named_for_formats_that_do_not_show_it() -> None:
+    properties = {
+        "a": {"type": "string"},
+        "b": {"type": "integer"},
+        "c": {"enum": ["x", "y"]},
+        "d": {"type": ["string", "null"]},
+        "e": {"enum": [1, "x"]},
+        "f": {},
+    }
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}, TIME]
+    found = form(Formats("qwen3_coder", takes_tools=True), tools=tools)
+    assert found == ChatFormat("qwen3_coder", texts={"f": ["a", "c", "d"]})
+    assert form(Formats("hermes", takes_tools=True), tools=tools) == ChatFormat("hermes")
+
+
 def test_the_grammar_of_a_named_tool_is_that_of_its_arguments() -> None:
     choice = ToolChoice(FunctionName("get_weather"))
     assert tool_grammar([TIME, WEATHER], choice, single=False) == WEATHER["function"]["parameters"]  # type: ignore[index]

@@ -22,6 +22,8 @@ class TwoSlots:
         self.inbox = PlanInbox()
         self.texts: list[list[int]] = [[] for _ in prompts]
         self.finishes = [Finish.NONE] * len(prompts)
+        self.forced = 0
+        """Tokens that no step has sampled."""
         self._prompts = prompts
         self._picks = picks
         self._waiting = list(range(len(prompts)))
@@ -39,10 +41,12 @@ class TwoSlots:
     def _read(self, result: StepResult | PlanRefused) -> None:
         assert isinstance(result, StepResult), result
         output = result.output
-        for number, token, finish in zip(unpack(output.sequences), unpack(output.tokens), output.finishes, strict=True):
+        first, more = output.split_tokens()
+        self.forced += sum(map(len, more.values()))
+        for number, token, finish in zip(unpack(output.sequences), first, output.finishes, strict=True):
             assert not self.finishes[number], "a row behind the end"
             if token != NO_TOKEN:
-                self.texts[number].append(token)
+                self.texts[number] += [token, *more.get(number, ())]
             self.finishes[number] = Finish(finish)
             if finish and self._waiting:
                 self._admit(self._slots[number], removed=[self._slots[number]])

@@ -1,0 +1,83 @@
+"""Harmony, as of gpt-oss: messages in channels, `<|channel|>analysis<|message|>...<|end|><|start|>assistant...`.
+
+A message of the channel analysis is reasoning, one with a recipient (`to=functions.f`) is a call, others are content.
+"""
+
+import re
+from collections.abc import Callable
+
+from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.reader import Malformed, Reader, Steps
+
+CHANNEL, MESSAGE, END, START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
+CALL, CONSTRAIN, RETURN = "<|call|>", "<|constrain|>", "<|return|>"
+TAGS = (CHANNEL, MESSAGE, END, START, CALL, CONSTRAIN, RETURN)
+NEXT = f"{START}assistant"
+"""What begins another message, behind the end of one."""
+FINAL = f"{CHANNEL}final{MESSAGE}"
+"""Header of what the user is told."""
+
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_ENDS = (END, CALL, RETURN)
+_BEGINS = ("<", " ")
+"""First characters of a header."""
+
+
+def harmony(reader: Reader, answer: Callable[[Reader], Steps[None]] | None = None) -> Steps[None]:
+    """Reads messages; the prompt has begun the first one. What has no header is content.
+
+    `answer` reads the last message, if it is no content.
+    """
+    if answer is not None and (yield from reader.peek()) not in _BEGINS:
+        yield from answer(reader)
+        return
+    reader.mark()
+    yield from reader.attempt(_messages(reader, answer))
+    yield from reader.rest(reader.out.content)
+
+
+def _messages(reader: Reader, answer: Callable[[Reader], Steps[None]] | None) -> Steps[None]:
+    while True:
+        header = yield from _header(reader)
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None:
+            reader.call(recipient[1])
+            if (yield from reader.peek()) == "{":
+                yield from reader.nested(reader.out.arguments)
+        reader.commit()
+        reader.out.separate()
+        if recipient is None:
+            channel = header.partition(CHANNEL)[2].strip()
+            if answer is not None and channel == "final":
+                yield from answer(reader)
+                return
+            yield from reader.until(END, reader.out.reasoning if channel == "analysis" else reader.out.content)
+            reader.out.separate()
+        yield from reader.space()
+        for tag in _ENDS:
+            yield from reader.optional(tag)
+        reader.mark()
+        yield from reader.space()
+        if not (yield from reader.peek()):
+            return
+        yield from reader.expect(START)
+        yield from reader.expect("assistant")
+
+
+def _header(reader: Reader) -> Steps[str]:
+    """Returns what is before a message. Raises Malformed if there is none."""
+    found: list[str] = []
+    size = 0
+
+    def hold(piece: str) -> None:
+        nonlocal size
+        size += len(piece)
+        if size > MAX_NAME:
+            raise Malformed
+        found.append(piece)
+
+    if (yield from reader.peek()) not in _BEGINS:
+        raise Malformed
+    if not (yield from reader.until(MESSAGE, hold)):
+        raise Malformed
+    return "".join(found)

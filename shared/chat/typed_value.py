@@ -1,0 +1,36 @@
+"""The values of arguments in formats that write them as plain text between tags."""
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from pagewire.shared.chat.reader import Malformed, Reader, Steps
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""How templates, which are written in Python's Jinja, show what JSON has other words for."""
+
+
+def argument_value(reader: Reader, close: str) -> Steps[str]:
+    """Returns the text up to the tag `close`, which is read too. Raises Malformed if it is missing."""
+    found: list[str] = []
+    if not (yield from reader.until(close, found.append)):
+        raise Malformed
+    return "".join(found)
+
+
+def json_value(text: str, *, is_text: bool) -> str:
+    """Returns the JSON of a value: of the text itself if it `is_text` or no JSON."""
+    if not is_text:
+        try:
+            value: Any = json.loads(_PYTHON.get(text.strip(), text))
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def add_argument(reader: Reader, name: str, value: str, texts: Collection[str], *, first: bool) -> None:
+    """Adds an argument to the call that was begun last. `texts`: names of the arguments that are texts."""
+    begin = "{" if first else ", "
+    key = json.dumps(name, ensure_ascii=False)
+    reader.out.arguments(f"{begin}{key}: {json_value(value, is_text=name in texts)}")

@@ -1,0 +1,47 @@
+"""The GPU's sampler draws the tokens that the CPU's draws, whose distribution is the exact one."""
+
+import numpy as np
+import pytest
+import torch
+
+from pagewire.kernels.edit_logits import edit_logits
+from pagewire.kernels.sampler import TILE, sample
+from pagewire.services.executor.devices.cuda.tables import SlotTables
+from tests.services.executor.devices.cuda.twins import runtime
+from tests.services.executor.test_distribution import (
+    CAPACITY,
+    CASES,
+    OUTPUT,
+    PROMPT,
+    draw_compiled,
+    edits_of,
+    logits,
+    positions,
+    record_of,
+)
+from tests.support.distribution import Case
+
+pytestmark = [pytest.mark.cuda] if torch.cuda.is_available() else []
+SOME = 12
+"""Draws of each case, which take Triton's interpreter a while."""
+
+
+def draw_cuda(case: Case, draws: int) -> list[int]:
+    device = runtime().device
+    tables = SlotTables(CAPACITY, device)
+    for places, values in tables.added(0, [0], record_of(case), case.stops, edits_of(case)):
+        tables.memory[torch.from_numpy(places).to(device)] = torch.from_numpy(np.ascontiguousarray(values)).to(device)
+    so_far = torch.tensor([PROMPT + OUTPUT], dtype=torch.int32, device=device)
+    one, slot = logits().to(device), torch.zeros(draws, dtype=torch.int32, device=device)
+    ends = torch.from_numpy(positions(draws)).to(device, torch.int32)
+    edit_logits(tables.sampling, one, slot[:1], ends[:1], so_far)
+    tokens, maxima = torch.empty_like(slot), torch.empty(draws, -(-one.shape[1] // TILE), device=device)
+    sample(tables.sampling, one.repeat(draws, 1), slot, ends, maxima, tokens)
+    found: list[int] = tokens.tolist()
+    return found
+
+
+@pytest.mark.parametrize("draws", [SOME, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", CASES)
+def test_draws_are_those_of_the_cpu(name: str, draws: int) -> None:
+    assert draw_cuda(CASES[name], draws) == draw_compiled(CASES[name])[:draws]

@@ -1,0 +1,46 @@
+"""The device `cuda` for a pipeline on a machine without a GPU: the same kernels under Triton's interpreter."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+import tests.kernels.conftest  # noqa: F401  # before Triton is imported
+from pagewire.services.executor import devices
+from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.runtime import HostRuntime
+from pagewire.services.executor.devices.logprobs import LogprobsMode
+from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.config import STEP_TOKENS, Settings
+from pagewire.shared.model_folder import max_model_len, read_config
+
+
+def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:
+    """What `open_cuda` does, but for what it measures of a GPU and for the graphs. The settings name the blocks."""
+    assert settings.num_kv_blocks is not None
+    runtime, config = HostRuntime(), read_config(folder)
+    length, tokens = max_model_len(settings, config), settings.max_num_batched_tokens or STEP_TOKENS
+    plain = load_model(folder, config, settings.dtype)
+    spec, dtype = plain.spec, plain.embedding.dtype
+    capacity = Capacity(
+        settings.num_kv_blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size, MAX_CANDIDATES
+    )
+    pool = KVPool(spec, capacity, dtype, runtime, tokens)
+    model = with_kernels(plain, length, runtime.device)
+    return CudaDevice(model, capacity, pool, runtime, tokens, mode=LogprobsMode(settings.logprobs_mode))
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Lets `--device cuda` run where there is no GPU."""
+    if torch.cuda.is_available():
+        yield
+        return
+    with patch.object(devices, "_open_cuda", open_interpreted):
+        yield
