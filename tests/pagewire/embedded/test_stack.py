@@ -166,7 +166,7 @@ def test_a_request_leaves_a_waterfall(stack: Served) -> None:
         assert time.monotonic() < deadline, done
     assert done.returncode == 0
     stages = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert sorted(stages) == ["decode", "prefill", "queue", "receive", "stream"]
+    assert sorted(stages) == ["admit", "decode", "prefill", "queue", "receive", "run", "stream"]
 
 
 async def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:
