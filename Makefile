@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets checks test test-all test-clients lint kernels clean fuzz lock audit
+.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint kernels clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -54,6 +54,10 @@ test-all: checks
 # Other projects' clients, each in an environment of its own, against one `pagewire serve`. The first run installs them.
 test-clients: install
 	$(BIN)/python -m tests.clients
+
+# A stack under load and faults, scraped by Prometheus: metrics, dashboards, alerts. Needs Debian's package prometheus.
+test-observability: install
+	$(BIN)/python -m tests.observability
 
 # Every front door and every decoder under random input: FUZZ_MINUTES each.
 FUZZ_MINUTES ?= 10
