@@ -1,4 +1,4 @@
-"""The manifests in deploy/kubernetes/, as they are: `make lint-kubernetes` renders them and holds them against schemas."""
+"""The manifests in deploy/kubernetes/. `make lint-kubernetes` renders them and holds them against schemas."""
 
 import re
 from pathlib import Path

@@ -9,8 +9,10 @@ _HEAD = """# Metrics
 
 `GET /metrics` of the gateway answers with the metrics of all services of the stack, as Prometheus reads them. A service
 that does not answer within half a second is left out. Where keys are set, send that of `--api-key`: tenants
-do not see the page. If several gateways serve a stack, scrape one of them: each answers for all. `deploy/prometheus.yml`
-scrapes a stack, `deploy/alerts.yml` has alerts, and `deploy/dashboard.json` is a dashboard for Grafana.
+do not see the page. If several gateways serve a stack, scrape one of them: each answers for all.
+
+`deploy/prometheus.yml` scrapes a stack, `deploy/alerts.yml` has alerts, and `deploy/dashboard.json` is a dashboard for
+Grafana.
 
 With `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`, every service also sends its metrics to
 that collector, once a minute or every `OTEL_METRIC_EXPORT_INTERVAL` milliseconds, under their OpenTelemetry names;
