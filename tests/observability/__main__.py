@@ -118,13 +118,13 @@ def check(scraped: Prometheus, served: Served, disk: Path) -> list[str]:
         expect("PagewireExecutorLost")
         os.kill(served.service("tokenizer"), signal.SIGSTOP)  # until its supervisor ends it
         expect("PagewireServiceMissing")
+        wait(lambda: scraped.query('pagewire_ready{service_name="pagewire-tokenizer"} == 1'), "the tokenizer is back")
         broker = next(pid for pid in served.processes() if "nats-server" in Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(broker, signal.SIGKILL)
         expect("PagewireBrokerLost")
 
         full = disk / "full"
         full.write_bytes(bytes(200 << 20))
-        print(scraped.query("pagewire_broker_disk_left_bytes"), os.statvfs(disk))
         expect("PagewireDiskLow")
         fill(full)
         expect("PagewireStoreRefuses")
