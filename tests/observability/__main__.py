@@ -48,6 +48,7 @@ FLAGS = (
     *("--lease-window", "1", "--metrics-compat", "vllm", "--log-level", "error"),
 )
 """Few slots and blocks, and a scheduler that is asked before every step: so that queues and preemptions come."""
+READY = 'pagewire_ready{{service_name="pagewire-{}"}} == 1'
 RARE = {"pagewire_replies_dropped_total"}
 """Metrics that need a client which does not keep to the protocol: they are there, and 0."""
 
@@ -116,9 +117,11 @@ def check(scraped: Prometheus, served: Served, disk: Path) -> list[str]:
 
         os.kill(served.service("executor"), signal.SIGKILL)
         expect("PagewireExecutorLost")
+        wait(lambda: scraped.query(READY.format("executor")), "the executor is back")
         os.kill(served.service("tokenizer"), signal.SIGSTOP)  # until its supervisor ends it
+        wait(lambda: not scraped.query(READY.format("tokenizer")), "the tokenizer is missed")
         expect("PagewireServiceMissing")
-        wait(lambda: scraped.query('pagewire_ready{service_name="pagewire-tokenizer"} == 1'), "the tokenizer is back")
+        wait(lambda: scraped.query(READY.format("tokenizer")), "the tokenizer is back")
         broker = next(pid for pid in served.processes() if "nats-server" in Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(broker, signal.SIGKILL)
         expect("PagewireBrokerLost")
