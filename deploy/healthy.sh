@@ -15,7 +15,9 @@ if [ $code -ne 3 ]; then
     [ $code -ne 0 ] || touch "$answered"
 elif [ -e "$silent" ] && [ -e "$answered" ]; then
     rm -f "$silent" "$answered"
-    kill -KILL $(cat /proc/1/task/1/children) # those of the container's init
+    for process in $(cat /proc/1/task/1/children); do # those of the container's init
+        ! grep -q "services.$1" "/proc/$process/cmdline" || kill -KILL "$process"
+    done
 else
     touch "$silent"
 fi

@@ -87,10 +87,9 @@ def listens(port: int) -> bool:
 
 
 def ready(name: str, environment: dict[str, Any]) -> bool:
-    """The health check of a service's container."""
-    command = [str(ROOT / compose()[name]["healthcheck"]["test"][1]), name]
+    """What the health check of a service's container asks."""
+    command = [sys.executable, "-P", "-m", "pagewire", "status", "--service", name, "--here"]
     given = os.environ | {variable: str(value) for variable, value in environment.items()}
-    given["PATH"] = f"{Path(sys.executable).parent}:{given['PATH']}"
     return subprocess.run(command, env=given, capture_output=True, check=False).returncode == 0
 
 
