@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 ENGINE = os.environ.get("ENGINE", "docker")
 """`docker`, or `podman` where compose reaches it by DOCKER_HOST."""
 COMPOSE = shlex.split(os.environ.get("COMPOSE", f"{ENGINE} compose"))
-HEALTH_INTERVAL = 10.0
+HEALTH_INTERVAL = 8.0
 """Seconds between two health checks, as in compose.yaml, where this program has to run them."""
 
 
