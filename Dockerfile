@@ -21,7 +21,7 @@ COPY shared shared
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 COPY deploy deploy
 
-RUN useradd --system --create-home pagewire && mkdir /data && chown pagewire /data
-USER pagewire
+RUN useradd --uid 10001 --create-home pagewire && mkdir /data && chown pagewire /data
+USER 10001
 ENV PYTHONUNBUFFERED=1
-CMD ["pagewire", "serve"]
+CMD ["pagewire", "serve", "--host", "0.0.0.0"]

@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets checks test test-all test-clients lint kernels clean fuzz lock audit
+.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,6 +31,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	@if command -v kubectl >/dev/null; then $(MAKE) lint-kubernetes; else echo 'manifests not rendered: kubectl is missing'; fi
+
+# Every overlay, rendered by kubectl and held against the schemas of Kubernetes.
+lint-kubernetes: install
+	mkdir -p build
+	for overlay in deploy/kubernetes/base deploy/kubernetes/overlays/*; do \
+		kubectl kustomize $$overlay > build/manifest.yaml && $(BIN)/kubernetes-validate --strict --quiet build/manifest.yaml || exit 1; \
+	done
 
 # Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
 kernels: install
@@ -54,6 +62,14 @@ test-all: checks
 # Other projects' clients, each in an environment of its own, against one `pagewire serve`. The first run installs them.
 test-clients: install
 	$(BIN)/python -m tests.clients
+
+# A stack under load and faults, scraped by Prometheus: metrics, dashboards, alerts. Needs Debian's package prometheus.
+test-observability: install
+	$(BIN)/python -m tests.observability
+
+# The image and compose.yaml as they are, under faults. ENGINE=podman COMPOSE=docker-compose use podman, by DOCKER_HOST.
+test-containers: install
+	$(BIN)/python -m tests.containers
 
 # Every front door and every decoder under random input: FUZZ_MINUTES each.
 FUZZ_MINUTES ?= 10

@@ -141,6 +141,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """vllm: `/metrics` also has the names that dashboards, load balancers and autoscalers for vLLM read."""
     trace_dir: str = ""
     """Folder that spans are written to; by default none are written."""
+    trace_slow: Duration | None = None
+    """Where spans are sent or written, have all of those requests that take longer than this, such as 10s, or that the
+    server fails, whether they are sampled or not.
+    """
+    log_prompts: bool = False
+    """Log the beginning of each prompt: by default no text of a client is logged."""
     prefix_cache: bool = True
     """Share the KV blocks of equal prefixes."""
     ssl_certfile: str = ""

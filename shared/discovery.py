@@ -1,5 +1,6 @@
 """Service discovery by NATS ADR-32: `nats service ls`, `info` and `stats` find every Pagewire service."""
 
+import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -51,7 +52,11 @@ class Responder:
             "name": f"pagewire-{name}",
             "id": instance,
             "version": version("pagewire"),
-            "metadata": {"model": model_folder.served_name(settings), "wire_version": str(WIRE_VERSION)},
+            "metadata": {
+                "model": model_folder.served_name(settings),
+                "wire_version": str(WIRE_VERSION),
+                "host": socket.gethostname(),
+            },
         }
 
     async def listen(self) -> None:

@@ -67,10 +67,11 @@ def _everyone(*requests: str) -> tuple[str, ...]:
 
 
 def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...], answers: bool = False) -> Permissions:
-    """Returns the rights of a service with those that all have: heartbeats, discovery, metrics, inboxes of its own."""
+    """Returns the rights of a service with those that all have: heartbeats, discovery, figures, inboxes of its own."""
     return Permissions(
         publish=(
             f"{subjects.HEARTBEAT}.{name}.*",
+            subjects.TRACES,
             f"$SRV.STATS.pagewire-{name}",
             _inbox(name),
             _inbox("supervisor"),
@@ -80,6 +81,7 @@ def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...],
         subscribe=(
             f"{subjects.HEARTBEAT}.*.*",
             subjects.METRICS,
+            subjects.TRACES,
             *(f"$SRV.{verb}{suffix}" for verb in _VERBS for suffix in ("", f".pagewire-{name}", f".pagewire-{name}.*")),
             _inbox(name),
             *subscribe,

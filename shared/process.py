@@ -16,6 +16,8 @@ PREDECESSORS = "PAGEWIRE_PREDECESSORS"
 """Environment variable with the process ids, separated by commas, of draining processes that this one succeeds."""
 LISTENER = "PAGEWIRE_LISTENER"
 """Environment variable with the file descriptor of the listening socket that the supervisor gave to a gateway."""
+BROKER_FOLDER = "PAGEWIRE_BROKER_FOLDER"
+"""Environment variable with the folder in which the embedded broker stores its streams."""
 REFUSAL = "PAGEWIRE_REFUSAL"
 """Environment variable with the file descriptor to which this process writes why it refuses its settings."""
 END_NOW = signal.SIGUSR1

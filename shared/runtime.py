@@ -177,6 +177,7 @@ async def run_service(
     await Responder(bus, name, instance, settings, lambda: heartbeater.beat_of(service)).listen()
     reporter = Reporter(bus, settings, heartbeater, service)
     await reporter.listen()
+    await telemetry.listen(bus)
     serving = asyncio.create_task(service.run())
     heartbeats = asyncio.create_task(heartbeater.run(service))
     draining = asyncio.create_task(_drain(service, heartbeater, shutdown, settings.drain_timeout))

@@ -34,6 +34,8 @@ CLAIM = "pagewire.svc.claim"
 """`.<executor>`."""
 METRICS = "pagewire.svc.metrics"
 """What the gateway asks every service for the values of its metrics."""
+TRACES = "pagewire.svc.traces"
+"""What all services tell each other: a trace whose spans shall be exported although it was not sampled."""
 HEARTBEAT = "pagewire.svc.heartbeat"
 """`.<service>.<instance>`. An empty message says that the process of the instance has ended."""
 

@@ -2,25 +2,39 @@
 
 Spans go to a collector when one of the standard variables OTEL_EXPORTER_OTLP_ENDPOINT,
 OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_TRACES_EXPORTER=otlp is set, and to files when the setting `trace_dir` is.
+Which requests are traced, OTEL_TRACES_SAMPLER says; with the setting `trace_slow`, slow and failed ones are as well.
 """
 
 import atexit
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.shared.config import Settings
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.config import Settings, seconds
+from pagewire.shared.errors import BusError, PagewireError, RequestError
+
+if TYPE_CHECKING:  # slow to import
+    from pagewire.shared.tail_sampling import TailBuffer
+
+PROVIDER = "pagewire"
+"""What `gen_ai.provider.name` says."""
 
 _NANOSECONDS = 1_000_000_000
 _propagator = TraceContextTextMapPropagator()
 _tracer: Tracer = trace.NoOpTracer()
 _on = False
 _dropped: list[Callable[[], int]] = []
+_tails: "list[TailBuffer]" = []
+"""What holds the spans of requests that are not sampled; empty without the setting `trace_slow`."""
 
 
 def configure(service: str, instance: str, settings: Settings) -> None:
@@ -39,19 +53,44 @@ def configure(service: str, instance: str, settings: Settings) -> None:
     from pagewire.shared.spans import CountedSpans, SpanFile
 
     resource = Resource.create({"service.name": f"pagewire-{service}", "service.instance.id": instance})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    destinations: list[CountedSpans] = []
     if settings.trace_dir:
-        to_file = CountedSpans(SpanFile(settings.trace_dir, service, instance), schedule_delay_millis=200)
-        provider.add_span_processor(to_file)
-        _dropped.append(to_file.dropped)
+        destinations.append(CountedSpans(SpanFile(settings.trace_dir, service, instance), schedule_delay_millis=200))
     if to_collector:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        sent = CountedSpans(OTLPSpanExporter())
-        provider.add_span_processor(sent)
-        _dropped.append(sent.dropped)
+        destinations.append(CountedSpans(OTLPSpanExporter()))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    for destination in destinations:
+        provider.add_span_processor(destination)
+        _dropped.append(destination.dropped)
+    if settings.trace_slow:
+        from pagewire.shared.tail_sampling import RecordAll, TailBuffer
+
+        tail = TailBuffer(destinations, seconds(settings.trace_slow))
+        provider.add_span_processor(tail)
+        _tails.append(tail)
+        provider.sampler = RecordAll(provider.sampler)
     atexit.register(provider.shutdown)
     _tracer, _on = provider.get_tracer("pagewire"), True
+
+
+async def listen(bus: Bus) -> None:
+    """Takes part, from now on, in what the processes decide together about slow and failed requests."""
+    if not _tails:
+        return
+    (tail,) = _tails
+
+    def announce(kept: int) -> None:
+        with suppress(BusError):  # without a connection, only what this process holds is kept
+            bus.publish(subjects.TRACES, trace.format_trace_id(kept).encode())
+
+    def on_kept(message: Message) -> None:
+        with suppress(ValueError):
+            tail.keep(int(message.data, 16))
+
+    tail.announce = announce
+    await bus.subscribe(subjects.TRACES, on_kept)
 
 
 def tracer() -> Tracer:
@@ -91,10 +130,23 @@ def trace_id(parent: str) -> str:
     return parent.split("-")[1] if parent.count("-") == 3 else ""
 
 
-def span(name: str, parent: str, start: float, end: float, attributes: dict[str, AttributeValue] | None = None) -> None:
+def records(parent: str) -> bool:
+    """Returns whether spans that continue a traceparent are recorded: it is sampled, or may still be chosen."""
+    return _on and bool(parent) and (bool(_tails) or int(parent[-2:], 16) & 1 == 1)
+
+
+def span(
+    name: str,
+    parent: str,
+    start: float,
+    end: float,
+    attributes: dict[str, AttributeValue] | None = None,
+    linked: Sequence[str] = (),
+) -> None:
     """Records a finished span; no effect while tracing is off or without a parent.
 
-    `parent` is the traceparent of the parent span, `start` and `end` are Unix times in seconds.
+    `parent` is the traceparent of the parent span, `start` and `end` are Unix times in seconds, `linked` are the
+    traceparents of further requests that the span is about.
     """
     if not _on or not parent:
         return
@@ -103,8 +155,22 @@ def span(name: str, parent: str, start: float, end: float, attributes: dict[str,
         context=_propagator.extract({"traceparent": parent}),
         attributes=attributes,
         start_time=int(start * _NANOSECONDS),
+        links=[Link(_span_context(other)) for other in linked],
     )
     finished.end(int(end * _NANOSECONDS))
+
+
+def begin(name: str, headers: Mapping[str, str], kind: SpanKind = SpanKind.INTERNAL) -> trace.Span:
+    """Starts a span that continues the trace of a message; it is not recorded while tracing is off."""
+    return _tracer.start_span(name, context=extract(headers), kind=kind)
+
+
+def fail(span: trace.Span, error: PagewireError) -> None:
+    """Notes why a request has no answer. It is an error of the server unless the client has to change its request."""
+    kind = error.kind if isinstance(error, RequestError) else "internal"
+    span.set_attribute("error.type", kind)
+    if not isinstance(error, RequestError) or error.code >= 500 or error.retryable:
+        span.set_status(Status(StatusCode.ERROR, str(error)))
 
 
 def wants_collector(kind: str) -> bool:
@@ -114,3 +180,7 @@ def wants_collector(kind: str) -> bool:
         return False
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT")
     return "otlp" in exporters or any(os.environ.get(name) for name in endpoints)
+
+
+def _span_context(parent: str) -> trace.SpanContext:
+    return trace.get_current_span(_propagator.extract({"traceparent": parent})).get_span_context()

@@ -87,8 +87,8 @@ def listens(port: int) -> bool:
 
 
 def ready(name: str, environment: dict[str, Any]) -> bool:
-    """The health check of a service's container."""
-    command = [sys.executable, "-P", "-m", "pagewire", *compose()[name]["healthcheck"]["test"][2:]]
+    """What the health check of a service's container asks."""
+    command = [sys.executable, "-P", "-m", "pagewire", "status", "--service", name, "--here"]
     given = os.environ | {variable: str(value) for variable, value in environment.items()}
     return subprocess.run(command, env=given, capture_output=True, check=False).returncode == 0
 
@@ -137,7 +137,7 @@ def test_every_service_is_there_and_is_watched() -> None:
     for name in SERVICES:
         assert services[name]["secrets"] == [name, "api-keys"][: 2 if name == "gateway" else 1]
         assert services[name]["command"] == ["python", "-m", f"pagewire.services.{name}"]
-        assert services[name]["healthcheck"]["test"] == ["CMD", "pagewire", "status", "--service", name]
+        assert services[name]["healthcheck"]["test"] == ["CMD", "deploy/healthy.sh", name]
         assert all(rule["condition"] == "service_healthy" for rule in services[name]["depends_on"].values())
 
 
@@ -149,7 +149,7 @@ def test_one_variable_sets_the_replicas() -> None:
 
 
 def test_every_variable_is_a_setting() -> None:
-    known = {variable(name) for name in FIELDS} | {"HF_HOME"}
+    known = {variable(name) for name in FIELDS} | {"HF_HOME", "XDG_CACHE_HOME"}
     for service in compose().values():
         assert set(service["environment"]) <= known
 

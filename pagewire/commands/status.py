@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import socket
 from collections import Counter
 from typing import Any
 
@@ -14,13 +15,22 @@ from pagewire.shared import credentials, flags, subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.discovery import Stats, ask
+from pagewire.shared.errors import BusError, ConfigurationError
 from pagewire.shared.messages.heartbeat import STORE_REFUSES
 from pagewire.shared.permissions import ROLES
+
+SILENT = 3
+"""Exit code if the broker answers, and no instance of the service that is asked for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the service and all settings."""
-    parser.add_argument("--service", metavar="NAME", help="show only this service; exit code 0 if an instance is ready")
+    text = f"show only this service; exit code 0 if an instance is ready, {SILENT} if none answers"
+    parser.add_argument("--service", metavar="NAME", help=text)
+    text = "only instances on this host, which is the container that the command runs in"
+    parser.add_argument("--here", action="store_true", help=text)
+    text = "exit code 0 if an instance answers, ready or not, and while the broker does not; needs --service"
+    parser.add_argument("--alive", action="store_true", help=text)
     text = "show the table until it is interrupted, and again every so many seconds (default: 1)"
     parser.add_argument("--watch", nargs="?", type=float, const=1.0, metavar="SECONDS", help=text)
     flags.add_settings(parser)
@@ -29,19 +39,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Prints one line per service instance."""
     settings = session.quiet(flags.read_settings(given))
-    return session.run(_status(settings, given.service, given.watch), settings)
+    if given.alive:
+        if given.service is None:
+            raise ConfigurationError("--alive is about one service: give --service NAME")
+        return session.run(_alive(settings, given.service, here=given.here), settings)
+    return session.run(_status(settings, given.service, given.watch, here=given.here), settings)
 
 
-async def _status(settings: Settings, service: str | None, every: float | None) -> int:
+async def _status(settings: Settings, service: str | None, every: float | None, *, here: bool) -> int:
     bus = await _connect(settings, service)
     try:
         if every is not None:
             await _watch(bus, service, settings, max(every, 0.1))
-        lines, missing = report(await ask(bus, service), service, settings)
+        found = await _ask(bus, service, here=here)
     finally:
         await bus.close()
+    lines, missing = report(found, service, settings)
     print("\n".join(lines))
+    if service is not None and not found:
+        return SILENT
     return 1 if missing else 0
+
+
+async def _alive(settings: Settings, service: str, *, here: bool) -> int:
+    """Returns 1 if the broker answers and the service does not."""
+    try:
+        return 1 if await _status(settings, service, None, here=here) == SILENT else 0
+    except BusError as error:
+        print(f"nothing is known of {service}: {error}")
+        return 0
+
+
+async def _ask(bus: Bus, service: str | None, *, here: bool) -> list[Stats]:
+    found = await ask(bus, service)
+    return [stats for stats in found if not here or stats.metadata.get("host") == socket.gethostname()]
 
 
 async def _watch(bus: Bus, service: str | None, settings: Settings, every: float) -> None:

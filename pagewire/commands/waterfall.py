@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pagewire.shared import subjects
 from pagewire.shared.spans import Span
 
-STAGES = ("receive", "queue", "prefill", "decode", "stream")
-"""Names of every request's spans, in the order in which they begin."""
+STAGES = ("receive", "queue", "admit", "prefill", "decode", "preempted", "recover", "stream")
+"""Names of the spans that tell where the time of a request goes, in the order in which they begin."""
 
 _PREFIX = re.compile(r"^(cmpl|chatcmpl|msg|resp)(\\-|_)")
 """What HTTP answers put before a request's id, escaped."""
@@ -51,17 +51,22 @@ def table(traces: Iterable[Sequence[Span]]) -> list[str]:
 
 
 def draw(spans: Sequence[Span], width: int = 60) -> list[str]:
-    """Returns one line per span: stage, service, start and duration in milliseconds, and a bar on a common scale."""
+    """Returns one line per span: stage, service, start and duration in milliseconds, and a bar on a common scale.
+
+    The spans of single steps are left out.
+    """
+    spans = [span for span in spans if span.name != "step"]
+    column = max(len(span.name) for span in spans) + 2
     begin = min(span.start for span in spans)
     whole = duration(spans)
     scale = width / whole if whole > 0 else 0.0
-    lines = [f"{'stage':<10}{'service':<14}{'start ms':>10}{'ms':>10}"]
+    lines = [f"{'stage':<{column}}{'service':<14}{'start ms':>10}{'ms':>10}"]
     for span in spans:
         left = min(int((span.start - begin) * scale), width - 1)
         length = max(1, min(round((span.end - span.start) * scale), width - left))
         bar = " " * left + "█" * length
         start, took = (span.start - begin) * 1000, (span.end - span.start) * 1000
-        lines.append(f"{span.name:<10}{span.service:<14}{start:>10.1f}{took:>10.1f}  {bar}")
+        lines.append(f"{span.name:<{column}}{span.service:<14}{start:>10.1f}{took:>10.1f}  {bar}")
     return lines
 
 

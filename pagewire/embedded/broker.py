@@ -103,6 +103,12 @@ class Broker:
         return self._membership.name if self._membership is not None else SERVER_NAME
 
     @property
+    def folder(self) -> Path:
+        """Where the server stores its streams."""
+        assert self._folder is not None, "the broker was not started"
+        return self._store or self._folder
+
+    @property
     def pid(self) -> int:
         """Process id of the server."""
         assert self._process is not None, "the broker was not started"
@@ -145,9 +151,8 @@ class Broker:
 
     def has_room(self) -> bool:
         """Returns whether the disk of the store takes a few megabytes. Blocks while it writes them."""
-        assert self._folder is not None, "the broker was not started"
         try:
-            with tempfile.TemporaryFile(dir=self._store or self._folder) as file:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
                 file.write(bytes(ROOM))
                 file.flush()
         except OSError:

@@ -24,7 +24,7 @@ from pagewire.shared.bus.jetstream import NO_JETSTREAM
 from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings, store_replicas
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
 from pagewire.shared.listener import listen
-from pagewire.shared.process import INSTANCE, LISTENER
+from pagewire.shared.process import BROKER_FOLDER, INSTANCE, LISTENER
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 """The services that every request passes; the slowest to start comes first."""
@@ -292,6 +292,8 @@ class Stack:
             inherited |= _own_gpu(program, inherited)
         if self._programs[program] == GATEWAY and self._listener is not None:
             inherited[LISTENER] = str(self._listener.fileno())
+        if self._cluster is not None:
+            inherited[BROKER_FOLDER] = str(self._cluster.brokers[0].folder)
         return {**inherited, **config.to_environment(settings), INSTANCE: subjects.new_instance()}
 
     def _credentials(self, service: str) -> tuple[str, str]:

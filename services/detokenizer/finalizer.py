@@ -11,6 +11,7 @@ from pagewire.services.detokenizer.frame_sender import FrameSender
 from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.registry import Registry
+from pagewire.services.detokenizer.spans import end_span
 from pagewire.services.detokenizer.stream import Stream, StreamState
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus
@@ -180,5 +181,4 @@ def _report(stream: Stream) -> None:
         first_token_ms=round((first - began) * 1000, 1) if first else None,
         ms=round((time.monotonic() - began) * 1000, 1),
     )
-    stream.span.set_attributes({"request_id": stream.request_id, "tokens": stream.tokens, "finish": outcome})
-    stream.span.end()
+    end_span(stream.span, stream)

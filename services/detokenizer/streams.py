@@ -289,7 +289,7 @@ class Streams:
             digest=request.digest,
             completions=open_choices(vocabulary, request),
             prompt_tokens=sum(unpack(request.prompt_lengths)),
-            span=telemetry.tracer().start_span("stream", context=telemetry.extract(headers)),
+            span=telemetry.begin("stream", headers),
             secret=request.secret,
             prompts=request.prompts if request.prompt_logprobs or request.return_token_ids else (),
             chat_format=request.chat_format,

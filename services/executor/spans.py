@@ -1,6 +1,6 @@
-"""Spans of traced sequences, made from step outputs afterwards: one for prefill and one for decode."""
+"""Spans of traced sequences, made from step outputs afterwards: one for prefill, one for decode, and some of steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opentelemetry.util.types import AttributeValue
@@ -11,7 +11,10 @@ from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 
-Record = Callable[[str, str, float, float, dict[str, AttributeValue]], None]
+STEP_INTERVAL = 0.1
+"""Seconds between two steps that get a span."""
+
+Record = Callable[[str, str, float, float, dict[str, AttributeValue], Sequence[str]], None]
 
 
 @dataclass(slots=True)
@@ -26,7 +29,10 @@ class _Life:
 
 
 class Spans:
-    """Records spans of the sequences whose `AddSlot` names a trace. Costs nothing per step while there are none."""
+    """Records spans of the sequences whose `AddSlot` names a trace. Costs nothing per step while there are none.
+
+    A step that gets a span has traced sequences: it belongs to the trace of the first, and is linked to the others'.
+    """
 
     def __init__(self, record: Record = telemetry.span) -> None:
         self._record = record
@@ -34,6 +40,8 @@ class Spans:
         self._slots: dict[int, _Life] = {}
         self._prefilling: dict[int, _Life] = {}
         self._decoding: dict[int, _Life] = {}
+        self._next_step = 0.0
+        """Unix time in seconds before which no step gets a span."""
 
     def observe(self, ran: StepResult) -> None:
         """Processes one result of the step loop."""
@@ -47,8 +55,26 @@ class Spans:
             for added in plan.added:
                 if added.trace:
                     self._slots[added.slot] = self._prefilling[added.sequence] = _Life(added)
+        if (self._prefilling or self._decoding) and ran.began >= self._next_step:
+            self._record_step(ran.output, ran.began, ran.ended)
         if self._prefilling or (self._decoding and any(ran.output.finishes)):
             self._look(ran.output, ran.began, ran.ended)
+
+    def _record_step(self, output: StepOutput, began: float, ended: float) -> None:
+        traced = self._prefilling | self._decoding
+        sequences = unpack(output.sequences)
+        traces = list(dict.fromkeys(traced[i].added.trace for i in sequences if i in traced))
+        if traces:
+            counts = unpack(output.counts)
+            about: dict[str, AttributeValue] = {
+                "term": output.term,
+                "step": output.step,
+                "rows": len(sequences),
+                "tokens": sum(counts),
+                "prefill_tokens": sum(count for count in counts if count > 1),
+            }
+            self._record("step", traces[0], began, ended, about, traces[1:])
+            self._next_step = began + STEP_INTERVAL
 
     def _look(self, output: StepOutput, began: float, ended: float) -> None:
         tokens, _ = output.split_tokens()
@@ -81,4 +107,4 @@ class Spans:
         self._span("decode", life, life.answered or now, now, {"finish": reason})
 
     def _span(self, name: str, life: _Life, start: float, end: float, about: dict[str, AttributeValue]) -> None:
-        self._record(name, life.added.trace, start, end, {"sequence": life.added.sequence, **about})
+        self._record(name, life.added.trace, start, end, {"sequence": life.added.sequence, **about}, ())

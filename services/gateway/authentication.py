@@ -8,10 +8,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.services.gateway import errors
+from pagewire.services.gateway.answers import STATUS
 from pagewire.shared.api_keys import ApiKeys
 
 PUBLIC = frozenset({"/health", "/livez", "/ping", "/readyz"})
 """Paths that need no key: whoever asks for the health of a service has none."""
+OPERATORS = frozenset({"/metrics"})
+"""Paths that need the key of `--api-key`: what they tell of is the load of all tenants."""
 
 FindTenant = Callable[[bytes], str | None]
 """Returns the tenant whose key is given, "" for the key of `--api-key`, and None for any other key."""
@@ -35,6 +38,8 @@ def find_tenant(api_key: str, keys: ApiKeys | None) -> FindTenant | None:
 class Authentication:
     """Answers 401 to requests without a valid key, except for those of `PUBLIC`; notes who sends the others.
 
+    Those of `OPERATORS` are answered with 403 if the key is that of a tenant.
+
     The name of the tenant is `scope["tenant"]`, which is not there if no keys are set.
     """
 
@@ -47,10 +52,15 @@ class Authentication:
         if scope["path"] not in PUBLIC:
             tenant = self._find(key) if (key := _key(scope["headers"])) is not None else None
             if tenant is None:
+                scope[STATUS] = 401
                 hint = "send the API key as `Authorization: Bearer KEY`"
                 content = errors.body(401, "invalid_api_key", hint, scope["path"])
                 headers = {"WWW-Authenticate": "Bearer"}
                 await Response(content, 401, headers, "application/json")(scope, receive, send)
+                return
+            if tenant and scope["path"] in OPERATORS:
+                content = errors.body(403, "operators_only", f"{scope['path']} needs the key of --api-key")
+                await Response(content, 403, None, "application/json")(scope, receive, send)
                 return
             scope["tenant"] = tenant
         await self._app(scope, receive, send)

@@ -8,12 +8,14 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 import structlog
+from opentelemetry.trace import Span, SpanKind
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
 from pagewire.services.gateway import errors
+from pagewire.services.gateway.answers import STATUS
 from pagewire.services.gateway.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.request_ids import HEADER, given_id, new_id
@@ -113,7 +115,9 @@ class Endpoint:
         own_id = new_id(given)
         headers = [(HEADER, given or own_id.encode())]
         began, status, stream = time.monotonic(), 200, None
-        traceparent = _traceparent(scope)
+        caller = _trace_headers(scope)
+        span = telemetry.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
+        traceparent = telemetry.traceparent(span) or caller.get("traceparent", "")
         try:
             unknown = UnknownFields(strict=self._strict)
             call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
@@ -136,19 +140,25 @@ class Endpoint:
         except PagewireError as error:
             response = errors.response(error, scope["path"])
             status = response.status_code
+            telemetry.fail(span, error)
             await _respond(response, headers, send)
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
             _log.error("request_failed", exc_info=error)
             status = 500
-            await _respond(errors.response(Internal(FAULT), scope["path"]), headers, send)
+            fault = Internal(FAULT)
+            telemetry.fail(span, fault)
+            await _respond(errors.response(fault, scope["path"]), headers, send)
         finally:
             self.running -= 1
             self.served += 1
+            scope[STATUS] = status
+            request_id = stream.request_id if stream is not None else ""
+            _end_span(span, scope["path"], status, request_id)
             _log.info(
                 "http_request",
                 path=scope["path"],
                 status=status,
-                request_id=stream.request_id if stream is not None else "",
+                request_id=request_id,
                 trace_id=telemetry.trace_id(traceparent),
                 ms=round((time.monotonic() - began) * 1000, 1),
             )
@@ -193,6 +203,21 @@ async def _respond(response: Response, headers: Sequence[tuple[bytes, bytes]], s
     await send({"type": "http.response.body", "body": response.body})
 
 
-def _traceparent(scope: Scope) -> str:
+def _end_span(span: Span, path: str, status: int, request_id: str) -> None:
+    """Ends the span of a request, with the attributes of OpenTelemetry's conventions for HTTP."""
+    if span.is_recording():
+        span.set_attributes(
+            {
+                "http.request.method": "POST",
+                "http.route": path,
+                "http.response.status_code": status,
+                "request_id": request_id,
+            }
+        )
+    span.end()
+
+
+def _trace_headers(scope: Scope) -> dict[str, str]:
+    """Returns the header `traceparent`, if the client has sent one."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    return next((value.decode("ascii", "replace") for name, value in headers if name == b"traceparent"), "")
+    return {name.decode(): value.decode("ascii", "replace") for name, value in headers if name == b"traceparent"}

@@ -8,9 +8,11 @@ from pagewire.shared.metrics.table import METRICS
 _HEAD = """# Metrics
 
 `GET /metrics` of the gateway answers with the metrics of all services of the stack, as Prometheus reads them. A service
-that does not answer within half a second is left out. With keys, send one as for any other path: no series names a
-tenant. If several gateways serve a stack, scrape one of them: each answers for all. `deploy/prometheus.yml` scrapes a
-stack, and `deploy/dashboard.json` is a dashboard for Grafana.
+that does not answer within half a second is left out. Where keys are set, send that of `--api-key`: tenants
+do not see the page. If several gateways serve a stack, scrape one of them: each answers for all.
+
+`deploy/prometheus.yml` scrapes a stack, `deploy/alerts.yml` has alerts, and `deploy/dashboard.json` is a dashboard for
+Grafana.
 
 With `OTEL_EXPORTER_OTLP_ENDPOINT` or `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`, every service also sends its metrics to
 that collector, once a minute or every `OTEL_METRIC_EXPORT_INTERVAL` milliseconds, under their OpenTelemetry names;

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagewire.services.gateway import errors
+from pagewire.services.gateway.answers import STATUS
 from pagewire.shared.errors import Unavailable
 
 RETRY_AFTER_MS = 1000
@@ -49,6 +50,7 @@ class Rotation:
 
         if self.refuses and scope["path"] in self._paths:
             stopping = Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
+            scope[STATUS] = stopping.code
             return errors.response(stopping, scope["path"])(scope, receive, send_last)
         return self._app(scope, receive, send_last)
 

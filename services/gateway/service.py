@@ -8,6 +8,7 @@ import structlog
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.services.gateway import app, openapi, server
+from pagewire.services.gateway.answers import Answers
 from pagewire.services.gateway.anthropic_messages import Messages
 from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.chat_completions import ChatCompletions
@@ -72,7 +73,8 @@ class Gateway:
             strict=settings.strict,
         )
         self._rotation = Rotation(application, tuple(openapi.ROUTES))
-        self._server = server.Server(self._rotation, self._listener, self._connections, self._tls)
+        self._answers = Answers(self._rotation, APIS, (*openapi.ROUTES, *openapi.PLAIN, "/v1/models"))
+        self._server = server.Server(self._answers, self._listener, self._connections, self._tls)
 
     def heartbeat(self) -> Heartbeat:
         """Returns the port, and how many connections are open, were refused, and how many requests run and ended."""
@@ -91,7 +93,7 @@ class Gateway:
         yield table.CONNECTIONS.sample(len(self._connections.open))
         yield table.HTTP_LIMITED.sample(self._connections.refused)
         yield table.HTTP_RUNNING.sample(self._running)
-        yield table.HTTP_REQUESTS.sample(self._served)
+        yield from self._answers.samples()
 
     async def drain(self) -> None:
         """Finishes the requests in progress and closes all connections.

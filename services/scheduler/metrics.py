@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 import structlog
 
 from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.request import Request
+from pagewire.services.scheduler.request import Request, Stage
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.spans import enter
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Histogram, Sample
@@ -58,6 +59,7 @@ class RequestMetrics:
         if first:
             self._decode.observe(now - first)
             self._inference.observe(now - slot)
+        enter(request, Stage.ENDED, end="finished", tokens=request.num_generated)
         _log.info(
             "request_scheduled",
             request_id=request.work.request_id,

@@ -46,6 +46,7 @@ class Policy:
         now: Unix time in seconds, set by the caller: a sequence that waits past its deadline gets no slot.
         expired: ids of the sequences that ended so, for the caller to take.
         max_row_tokens: the most tokens that a row of a step has brought.
+        preempted: ids under which the caller knows the sequences that were preempted, for the caller to take.
         prefilled: sequences that have sampled in the last step read, for the first time since they got their slot.
     """
 
@@ -65,6 +66,7 @@ class Policy:
         self.preemptions = 0
         self.now = 0.0
         self.expired: list[int] = []
+        self.preempted: list[int] = []
         self.max_row_tokens = 1
         self.prefilled: list[Sequence] = []
         self._last_order: list[int] = []
@@ -209,6 +211,7 @@ class Policy:
         coming = self.pool.count_unshared(sequence.blocks)
         self.sequences.preempt(sequence)
         self.preemptions += 1
+        self.preempted.append(sequence.caller_ids[0])
         return coming
 
     def _admit(self) -> list[AddSlot]:

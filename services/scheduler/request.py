@@ -1,13 +1,31 @@
 """A request that this scheduler holds: its work item and its sequences."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.shared import telemetry
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attached
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import WorkItem
+
+
+class Stage(Enum):
+    """What a request does; the values are the names of its spans."""
+
+    QUEUE = "queue"
+    """It waits in the store for a scheduler."""
+    ADMIT = "admit"
+    """A scheduler has it; it waits for its first slot."""
+    RECOVER = "recover"
+    """It was delivered again, or its executor was lost: it waits for a slot to go on in."""
+    RUN = "run"
+    """At least one of its sequences has a slot."""
+    PREEMPTED = "preempted"
+    """Older requests have got its blocks: it waits for a slot to go on in."""
+    ENDED = "ended"
 
 
 @dataclass(slots=True, eq=False)
@@ -49,16 +67,25 @@ class Request:
     """Seconds from the storing of its item to its first slot."""
     first_token_at: float = 0.0
     """When its first token was read, in monotonic seconds; 0: not yet."""
+    stage: Stage = Stage.QUEUE
+    stage_began: float = 0.0
+    """Unix time in seconds."""
     ended_at: tuple[int, int] | None = None
     """Term and step of its last token, once all sequences have ended on the device."""
 
     def __post_init__(self) -> None:
         self.detokenizer = self.work.detokenizer
+        self.stage_began = self.stored_at
 
     @property
     def num_choices(self) -> int:
         """Completions of all prompts together."""
         return len(self.work.prompts) * self.work.n
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of all choices that are known here."""
+        return sum([len(sequence.tokens) - sequence.num_prompt_tokens for sequence in self.sequences])
 
     @property
     def reports(self) -> bool:
@@ -110,7 +137,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
             deadline=work.deadline,
             user=work.user,
             cache_salt=work.cache_salt,
-            trace=request.trace,
+            trace=request.trace if telemetry.records(request.trace) else "",
             finish=Finish.NONE if request.reports and len(theirs) < len(ours) else finishes[index],
         )
         stopped = len(known) > work.sampling.min_tokens and known[-1] in stop_ids

@@ -15,9 +15,10 @@ from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.item_acks import ItemAcks
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
-from pagewire.services.scheduler.request import Request, sequences_of
+from pagewire.services.scheduler.request import Request, Stage, sequences_of
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.service_meter import ServiceMeter
+from pagewire.services.scheduler.spans import accept, enter
 from pagewire.services.scheduler.suspects import Suspects
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
@@ -44,10 +45,7 @@ _work = Decoder(WorkItem)
 
 
 class RequestManager:
-    """The requests that this scheduler holds, and the policy that runs them while there is an executor.
-
-    Requests are kept by their own id and by the ids of their unfinished sequences.
-    """
+    """The requests that this scheduler holds, by their own ids and by those of their unfinished sequences."""
 
     def __init__(self, context: Context, peers: Peers, model: str, on_change: Callable[[], None]) -> None:
         """`model` is the model's token in subjects; `on_change` is called when the policy has more to run."""
@@ -202,6 +200,7 @@ class RequestManager:
         self.requests.clear()
         self.by_sequence.clear()
         for request in held:
+            enter(request, Stage.ENDED, end="handed_back")
             await self._acks.give_back(request.ack)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -250,6 +249,7 @@ class RequestManager:
             await self._acks.end(item.ack)
             return
         request = Request(work, queue, item.ack, item.deliveries, item.headers.get("traceparent", ""), item.stored_at)
+        accept(request)
         self.requests[work.request_id] = request
         await self._attach(request)
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 
 import msgspec
 import structlog
-from opentelemetry.util.types import AttributeValue
 
 from pagewire.services.scheduler.backlog_reporter import BacklogReporter
 from pagewire.services.scheduler.block_pool import IntegrityError
@@ -17,8 +16,10 @@ from pagewire.services.scheduler.metrics import request_samples
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
 from pagewire.services.scheduler.readers import Readers
+from pagewire.services.scheduler.request import Stage
 from pagewire.services.scheduler.request_manager import RequestManager
-from pagewire.shared import subjects, telemetry
+from pagewire.services.scheduler.spans import enter, note_preempted, note_term_end
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import BusError, BusUnavailable, WireVersionError
@@ -170,6 +171,7 @@ class Scheduler:
         if executor.failed:
             self._manager.meter.metrics.executors_lost += 1
             self._manager.on_executor_lost()
+        note_term_end(self._manager.requests.values(), lost=executor.failed)
         self._manager.end_term()
         self._context.announce()
 
@@ -200,13 +202,16 @@ class Scheduler:
         policy.now = time.time()
         try:
             while (plan := policy.schedule()) is not None:
-                self._trace_queue(policy, plan)
+                self._note_slots(policy, plan, executor.name)
                 executor.send(plan)
                 if plan.added:
                     self._manager.consumer.notify()
         except BusUnavailable as error:
             _log.error("plan_not_sent", reason=str(error))
             executor.mark_lost("the connection takes no more")
+        if policy.preempted:
+            preempted, policy.preempted = policy.preempted, []
+            note_preempted(self._manager.by_sequence, preempted)
         if policy.expired:
             expired, policy.expired = policy.expired, []
             self._manager.on_finished(expired)  # the detokenizer tells their clients
@@ -257,16 +262,18 @@ class Scheduler:
             self._bus.publish(message.reply, encode(AbortedSequences(aborted)))
         self._send_plans()
 
-    def _trace_queue(self, policy: Policy, plan: Plan) -> None:
-        """Records the span between the queue's acknowledgement and the first slot of a request."""
+    def _note_slots(self, policy: Policy, plan: Plan, executor: str) -> None:
+        """Notes which requests run from this plan on."""
         for added in plan.added:
             sequence = policy.sequences.by_id[added.sequence]
             request = self._manager.by_sequence.get(sequence.caller_ids[0])
-            if request is not None and request.queued:
-                name, request.queued = request.work.request_id, False
+            if request is None:
+                continue
+            if request.queued:
+                request.queued = False
                 self._manager.meter.start(request, time.monotonic())
-                attributes: dict[str, AttributeValue] = {"request_id": name, "cached_tokens": added.computed}
-                telemetry.span("queue", request.trace, request.stored_at, time.time(), attributes)
+            if request.stage is not Stage.RUN:
+                enter(request, Stage.RUN, cached_tokens=added.computed, executor=executor)
 
     async def _check_when_idle(self) -> None:
         """Checks slots and blocks while no request is delayed by it."""

@@ -30,21 +30,21 @@ class ServiceMeter:
     def start(self, request: Request, now: float) -> None:
         """Records that a request has its first slot. The tokens of an earlier run are not counted again."""
         self._starts[subjects.class_of(request.work.priority)].add(1, now)
-        self._counted += _generated(request)
+        self._counted += request.num_generated
         self.metrics.on_slot(request)
 
     def end(self, request: Request) -> None:
         """Records that a request has ended."""
         self.metrics.on_end(request)
         if not request.queued:
-            self._ended += _generated(request)
+            self._ended += request.num_generated
             if self._rate is not None:
-                self._rate.end(_generated(request))
+                self._rate.end(request.num_generated)
 
     def sample(self, policy: Policy | None, requests: Iterable[Request], now: float) -> None:
         """Records what has been generated since the last sample. Without a policy nothing runs."""
         started = [request for request in requests if not request.queued]
-        running = sum(map(_generated, started))
+        running = sum([request.num_generated for request in started])
         tokens = self._ended + running
         if policy is not None:
             if self._rate is None:
@@ -76,7 +76,3 @@ class ServiceMeter:
     def starts(self, now: float) -> tuple[float, ...]:
         """Returns how many requests of each class have started per second lately."""
         return tuple(starts.at(now) for starts in self._starts)
-
-
-def _generated(request: Request) -> int:
-    return sum([len(sequence.tokens) - sequence.num_prompt_tokens for sequence in request.sequences])

@@ -55,7 +55,14 @@ class Handlers:
         self._dispatcher = Dispatcher(bus, peers, router, monitor, admission, model.token)
         self._subscriptions: list[Subscription] = []
         self._processor = InputProcessor(
-            model, renderer, self._dispatcher, self._replier, bus.max_payload, settings.seed, settings.max_logprobs
+            model,
+            renderer,
+            self._dispatcher,
+            self._replier,
+            bus.max_payload,
+            settings.seed,
+            settings.max_logprobs,
+            log_prompts=settings.log_prompts,
         )
         self._requests = 0
 

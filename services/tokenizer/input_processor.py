@@ -24,6 +24,7 @@ from pagewire.services.tokenizer.chat.tool_use import (
 )
 from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
 from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.spans import describe
 from pagewire.services.tokenizer.validation import (
     ChatPrompt,
     Limits,
@@ -50,6 +51,8 @@ from pagewire.shared.replies import Replier
 
 PROMPT_TAIL = 16
 """Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
+LOGGED_CHARACTERS = 4096
+"""Characters of each prompt that are logged, where the setting `log_prompts` says so."""
 SECRET_BYTES = 16
 """Random bytes at the end of the subjects that cancel and resume a stream."""
 
@@ -90,11 +93,15 @@ class InputProcessor:
         max_payload: int,
         seed: int,
         max_logprobs: int = 20,
+        *,
+        log_prompts: bool = False,
     ) -> None:
         """`seed`: of the deployment. The seeds of requests without one follow from it; 0: they are drawn.
 
-        `max_logprobs`: most log-probabilities per token that a request may ask for.
+        `max_logprobs`: most log-probabilities per token that a request may ask for. `log_prompts`: whether the log has
+        the beginning of each prompt that is a text or a conversation.
         """
+        self._log_prompts = log_prompts
         self._max_logprobs = max_logprobs
         self._model = model
         self._renderer = renderer
@@ -135,6 +142,7 @@ class InputProcessor:
             except RequestError as error:
                 request_id = self._replier.refuse(message, error, drawn_id)
                 _note(span, request_id=request_id, outcome=error.kind)
+                telemetry.fail(span, error)
             context = span.get_span_context()
             trace = {"trace_id": format_trace_id(context.trace_id)} if context.is_valid else {}
             _log.info("request", **trace)
@@ -150,6 +158,7 @@ class InputProcessor:
         prompt = validate(request, self._model.vocab_size, self._max_logprobs)
         request_id = request.request_id or drawn_id
         _note(span, request_id=request_id)
+        describe(span, request, self._model.names[0])
         expires = arrived + request.timeout_ms / 1000
         try:
             async with asyncio.timeout(_seconds_left(expires)):
@@ -221,11 +230,13 @@ class InputProcessor:
         whole = request.truncate_prompt_tokens is None  # otherwise a text of any length is of use
         match prompt:
             case TextPrompts(texts):
+                self._log(texts)
                 if whole:
                     check_texts(texts, self._limits)
                 return await self._model.encoder.encode(texts, special=special is not False), None, ""
             case ChatPrompt(conversation):
                 text = await self._renderer.render(conversation)
+                self._log([text])
                 if whole:
                     check_texts([text], self._limits)
                 formats = self._model.formats
@@ -234,6 +245,11 @@ class InputProcessor:
                 return await self._model.encoder.encode([text], special=bool(special)), form, reasoning
             case TokenPrompts(prompts):
                 return prompts, None, ""
+
+    def _log(self, texts: Sequence[str]) -> None:
+        """Adds the prompts to the log line of the request, if they are to be logged."""
+        if self._log_prompts:
+            structlog.contextvars.bind_contextvars(prompts=[text[:LOGGED_CHARACTERS] for text in texts])
 
     async def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
         texts = sampling.bad_word_texts(params)

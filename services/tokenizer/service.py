@@ -1,6 +1,8 @@
 """The tokenizer: takes requests from clients, refuses those that cannot be served, and dispatches the others."""
 
 import asyncio
+import os
+import shutil
 from collections.abc import Iterator
 
 import structlog
@@ -19,6 +21,7 @@ from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.peers import Peers
 from pagewire.shared.polling import poll
+from pagewire.shared.process import BROKER_FOLDER
 
 DRAIN_TIMEOUT = 5.0
 """Seconds in which the requests in progress are dispatched when the service stops."""
@@ -51,6 +54,8 @@ class Tokenizer:
         """Yields the figures of requests and of the store."""
         yield table.IN_FLIGHT.sample(len(self._tasks))
         yield table.STORE_REFUSES.sample(float(bool(self._monitor.refusal)))
+        if folder := os.environ.get(BROKER_FOLDER):
+            yield table.DISK_LEFT.sample(shutil.disk_usage(folder).free)
         if self._handlers is not None:
             yield from self._handlers.metrics()
 

@@ -216,6 +216,9 @@ STORE_LEFT = _gauge(
     "Room that is left in the queue of work on the broker's disk; counted by one scheduler",
     "scheduler",
 )
+DISK_LEFT = _gauge(
+    "pagewire.broker.disk.left", "By", "Room that is left on the disk of the embedded broker", "tokenizer"
+)
 DROPPED_SPANS = _counter("pagewire.spans.dropped", "{span}", "Spans that were lost on their way", SERVICES)
 
 # Processes
@@ -230,4 +233,11 @@ HTTP_LIMITED = _counter(
     "pagewire.http.limited", "{connection}", "Connections and requests that a limit of HTTP has hit", "gateway"
 )
 HTTP_RUNNING = _gauge("pagewire.http.running", "{request}", "HTTP requests for text in progress", "gateway")
-HTTP_REQUESTS = _counter("pagewire.http.requests", "{request}", "HTTP requests for text that have ended", "gateway")
+HTTP_REQUESTS = _counter(
+    "pagewire.http.requests",
+    "{request}",
+    "HTTP requests that have ended, by route and status; 499: the client had gone",
+    "gateway",
+    "route",
+    "status",
+)

@@ -1,5 +1,7 @@
 """Every metric that is declared has a value in a stack that has served and refused, and agrees with what was asked."""
 
+from pathlib import Path
+
 import pytest
 
 from pagewire.services.gateway.vllm_metrics import ALIASES
@@ -11,12 +13,24 @@ from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.metrics import MetricsReport
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Kind, Sample
+from pagewire.shared.process import BROKER_FOLDER
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import SERVICES, Pipeline, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
 CHOICES, TOKENS = 3, 8
+SAME = {
+    "scheduler": {
+        "blocks": "pagewire.kv.blocks",
+        "blocks_held": "pagewire.kv.blocks.used",
+        "budget": "pagewire.step.budget",
+    },
+    "executor": {"steps": "pagewire.steps", "rows": "pagewire.step.rows", "sampled": "pagewire.tokens.sampled"},
+    "detokenizer": {"streams": "pagewire.streams", "tokens": "pagewire.tokens.generated"},
+    "tokenizer": {"in_flight": "pagewire.tokenizer.in_flight", "store_refuses": "pagewire.store.refuses"},
+}
+"""What `pagewire status` shows, which is the load in heartbeats, and the metric that counts the same."""
 _report = Decoder(MetricsReport)
 
 
@@ -41,7 +55,10 @@ def only(report: MetricsReport, name: str) -> Sample:
     return sample
 
 
-async def test_every_metric_is_written_and_agrees_with_the_requests() -> None:
+async def test_every_metric_is_written_and_agrees_with_the_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BROKER_FOLDER, str(tmp_path))
     settings = Settings(
         model=str(checkpoint("llama")), served_model_name="tiny", max_model_len=96, num_kv_blocks=64, nats_port=0
     )
@@ -53,6 +70,7 @@ async def test_every_metric_is_written_and_agrees_with_the_requests() -> None:
             await pipeline.client.generate(prompt, max_tokens=-1)
         await pipeline.until_idle()
         found = await reports(pipeline)
+        loads = {service: pipeline.load(service) for service in SAME}
 
     for metric in table.METRICS.values():
         for service in set(metric.services) & set(SERVICES):
@@ -60,6 +78,10 @@ async def test_every_metric_is_written_and_agrees_with_the_requests() -> None:
                 assert any(sample.name == metric.name for sample in found[service].samples), (metric.name, service)
     for service, report in found.items():
         assert all(service in table.METRICS[sample.name].services for sample in report.samples)
+
+    for service, names in SAME.items():
+        for load, name in names.items():
+            assert loads[service][load] == only(found[service], name).value, (service, load)
 
     scheduler, executor, detokenizer = (found[name] for name in ("scheduler", "executor", "detokenizer"))
     assert only(detokenizer, "pagewire.tokens.generated").value == 2 * CHOICES * TOKENS

@@ -1,3 +1,4 @@
+import socket
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ async def test_answers_whoever_asks_all_or_this_one(suffix: str) -> None:
     answer = await ask(f"$SRV.PING{suffix}")
     assert answer["type"] == "io.nats.micro.v1.ping_response"
     assert (answer["name"], answer["id"]) == ("pagewire-tokenizer", "i1")
-    assert answer["metadata"] == {"model": "m", "wire_version": str(WIRE_VERSION)}
+    assert answer["metadata"] == {"model": "m", "wire_version": str(WIRE_VERSION), "host": socket.gethostname()}
     assert answer["version"].count(".") == 2
 
 

@@ -47,8 +47,8 @@ def test_the_slowest_requests_are_listed_with_their_stages() -> None:
     assert [spans[0].trace_id for spans in waterfall.slowest(slow, 2)] == ["t3", "t1"]
     head, *lines = waterfall.table(waterfall.slowest(slow, 2))
     assert head.split() == ["request", "ms", *waterfall.STAGES]
-    assert lines[0].split() == ["r3", "2500.0", "2500.0", "0.0", "0.0", "0.0", "0.0"]
-    assert lines[1].split() == ["r1", "1000.0", "100.0", "100.0", "100.0", "700.0", "0.0"]
+    assert lines[0].split() == ["r3", "2500.0", "2500.0", *["0.0"] * 7]
+    assert lines[1].split() == ["r1", "1000.0", "100.0", "100.0", "0.0", "100.0", "700.0", *["0.0"] * 3]
 
 
 def test_bars_share_one_scale() -> None:
@@ -60,6 +60,11 @@ def test_bars_share_one_scale() -> None:
     assert lines[4].endswith("700.0  " + " " * 3 + "█" * 7)
 
 
+def test_single_steps_are_not_drawn() -> None:
+    lines = waterfall.draw([*SPANS[:2], span("step", 10.3, 10.4)])
+    assert len(lines) == 3
+
+
 def test_a_request_without_duration_has_bars_too() -> None:
     assert waterfall.draw([span("receive", 5.0, 5.0)])[1].endswith("█")
 
@@ -69,7 +74,10 @@ def test_shares_are_of_the_whole_time() -> None:
     assert {stage: round(share, 3) for stage, (_, share) in shares.items()} == {
         "receive": 0.1,
         "queue": 0.1,
+        "admit": 0.0,
         "prefill": 0.1,
         "decode": 0.7,
+        "preempted": 0.0,
+        "recover": 0.0,
         "stream": 0.0,
     }

@@ -60,6 +60,7 @@ SUBJECTS = {
     *GET_DONE,
     *(f"pagewire.svc.detokenizer.d.{verb}" for verb in ("open", "stored", "attach", "abort", "ping")),
     "pagewire.svc.adopted.d",
+    "pagewire.svc.traces",
     "pagewire.svc.scheduler.s.abort",
     *(f"pagewire.svc.{edge}.e" for edge in ("plan", "steps", "replay", "claim")),
     "pagewire.svc.prefixes.m.s",
@@ -104,8 +105,9 @@ class Row:
 
 def service(name: str, publish: set[str], subscribe: set[str]) -> Row:
     """A service, with what all of them may do."""
-    always = {f"pagewire.svc.heartbeat.{name}.i", f"$SRV.STATS.pagewire-{name}", f"_SVC.{name}.x.1"}
-    heard = {*HEARTBEATS, "$SRV.PING", f"$SRV.STATS.pagewire-{name}", f"_SVC.{name}.x.1"}
+    both = {f"$SRV.STATS.pagewire-{name}", f"_SVC.{name}.x.1", "pagewire.svc.traces"}
+    always = {f"pagewire.svc.heartbeat.{name}.i", *both}
+    heard = {*HEARTBEATS, "$SRV.PING", *both}
     heard |= {subject for subject in DISCOVERY if subject == f"$SRV.PING.pagewire-{name}.i"}
     return Row({*always, "_SVC.supervisor.x.1", *publish}, heard | subscribe)
 

@@ -100,8 +100,11 @@ def test_status_shows_every_service(stack: Served) -> None:
     for service in ("tokenizer", "scheduler", "executor", "detokenizer", "gateway"):
         assert sum(line.startswith(service) and " ready " in line for line in done.stdout.splitlines()) == 1
     assert run("status", "--nats-url", stack.nats, "--service", "scheduler").returncode == 0
+    for name, flag, code in (("scheduler", "--here", 0), ("scheduler", "--alive", 0), ("nobody", "--alive", 1)):
+        assert run("status", "--nats-url", stack.nats, "--service", name, flag).returncode == code
+    assert run("status", "--nats-url", "nats://127.0.0.1:9", "--service", "scheduler", "--alive").returncode == 0
     missing = run("status", "--nats-url", stack.nats, "--service", "nobody")
-    assert (missing.returncode, missing.stdout.splitlines()[-1]) == (1, "not ready: nobody")
+    assert (missing.returncode, missing.stdout.splitlines()[-1]) == (3, "not ready: nobody")
 
 
 def test_doctor_finds_the_running_stack(stack: Served) -> None:
@@ -166,7 +169,7 @@ def test_a_request_leaves_a_waterfall(stack: Served) -> None:
         assert time.monotonic() < deadline, done
     assert done.returncode == 0
     stages = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert sorted(stages) == ["decode", "prefill", "queue", "receive", "stream"]
+    assert sorted(stages) == ["admit", "decode", "prefill", "queue", "receive", "run", "stream"]
 
 
 async def test_a_service_that_is_killed_comes_back(stack: Served, text: str) -> None:

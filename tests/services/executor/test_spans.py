@@ -1,4 +1,6 @@
-"""Spans of traced sequences: one for prefill, one for decode, none for the others."""
+"""Spans of traced sequences: one for prefill, one for decode, none for the others; and of some of their steps."""
+
+from collections.abc import Sequence
 
 from opentelemetry.util.types import AttributeValue
 
@@ -10,6 +12,7 @@ from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from tests.services.executor.fakes import add, plan
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+OTHER = PARENT.replace("0af7", "1af7")
 Row = tuple[int, int, Finish]
 
 
@@ -18,12 +21,24 @@ class Recorder:
 
     def __init__(self) -> None:
         self.found: list[tuple[str, float, float, dict[str, AttributeValue]]] = []
+        self.steps: list[tuple[float, dict[str, AttributeValue], list[str]]] = []
         self.spans = Spans(self.record)
         self.step = 0
 
-    def record(self, name: str, parent: str, start: float, end: float, attributes: dict[str, AttributeValue]) -> None:
-        assert parent == PARENT
-        self.found.append((name, start, end, attributes))
+    def record(
+        self,
+        name: str,
+        parent: str,
+        start: float,
+        end: float,
+        attributes: dict[str, AttributeValue],
+        linked: Sequence[str],
+    ) -> None:
+        assert parent in {PARENT, OTHER}
+        if name == "step":
+            self.steps.append((start, attributes, list(linked)))
+        else:
+            self.found.append((name, start, end, attributes))
 
     def ran(self, *rows: Row, plans: list[Plan] | None = None, term: int = 1) -> None:
         """Step s runs from second 100 + s to 100.5 + s."""
@@ -96,3 +111,24 @@ def test_untraced_sequences_leave_no_spans_beside_traced_ones() -> None:
     recorder.ran((7, 5, Finish.STOP), (8, 5, Finish.NONE))
     recorder.ran((8, 5, Finish.LENGTH))
     assert [(found[0], found[3]["sequence"]) for found in recorder.found] == [("prefill", 8), ("decode", 8)]
+
+
+def test_a_step_of_traced_sequences_is_linked_to_all_of_their_traces_ten_times_a_second_at_most() -> None:
+    recorder = Recorder()
+
+    both = plan(1, add(0, 7, [1], [0], trace=PARENT), add(1, 8, [1], [1], trace=OTHER), add(2, 9, [1], [2]))
+    rows = [(i, 5, Finish.NONE) for i in (7, 8, 9)]
+    recorder.ran(*rows, plans=[both])
+    recorder.step = 0
+    recorder.ran(*rows)
+    recorder.ran(*rows)
+    about = {"term": 1, "step": 0, "rows": 3, "tokens": 3, "prefill_tokens": 0}
+    assert recorder.steps == [(100.0, about, [OTHER]), (101.0, about | {"step": 1}, [OTHER])]
+
+
+def test_steps_without_traced_sequences_have_no_span() -> None:
+    recorder = Recorder()
+    recorder.ran((7, NO_TOKEN, Finish.NONE), plans=[plan(1, add(0, 7, [1, 2], [0], trace=PARENT))])
+    recorder.steps.clear()
+    recorder.ran((8, 5, Finish.NONE))
+    assert recorder.steps == []

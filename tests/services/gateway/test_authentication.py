@@ -76,6 +76,16 @@ async def test_the_tenant_goes_with_the_request(keys: ApiKeys) -> None:
 
 
 @pytest.mark.anyio
+async def test_the_figures_of_all_tenants_are_for_operators(keys: ApiKeys) -> None:
+    find = find_tenant("operators-key", keys)
+    assert find is not None
+    app = Authentication(hello, find)
+    assert await ask(app, (b"authorization", b"Bearer operators-key"), path="/metrics") == (200, "")
+    assert await ask(app, (b"authorization", b"Bearer " + ALICE.encode()), path="/metrics") == (403, "nobody")
+    assert await ask(app, path="/metrics") == (401, "nobody")
+
+
+@pytest.mark.anyio
 async def test_a_change_of_the_file_counts_at_once(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_keys, "WATCH_INTERVAL", 0.01)
     find = find_tenant("", keys)

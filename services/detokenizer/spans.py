@@ -1,0 +1,29 @@
+"""What the span of a stream says of its answer, by OpenTelemetry's conventions for generative AI."""
+
+from opentelemetry.trace import Span
+from opentelemetry.util.types import AttributeValue
+
+from pagewire.services.detokenizer.stream import Stream
+from pagewire.shared import telemetry
+
+
+def end_span(span: Span, stream: Stream) -> None:
+    """Ends the span of a stream that has ended."""
+    if span.is_recording():
+        answer: dict[str, AttributeValue] = {
+            "request_id": stream.request_id,
+            "gen_ai.provider.name": telemetry.PROVIDER,
+            "gen_ai.response.id": stream.public_id,
+            "gen_ai.response.finish_reasons": [completion.finish or "error" for completion in stream.completions],
+            "gen_ai.usage.input_tokens": stream.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": stream.cached_tokens,
+            "gen_ai.usage.output_tokens": stream.tokens,
+            "pagewire.stop_reasons": [str(completion.stop_reason or "") for completion in stream.completions],
+            "pagewire.adopted": stream.adopted,
+        }
+        if stream.first_token_at:
+            answer["gen_ai.response.time_to_first_chunk"] = stream.first_token_at - stream.opened_at
+        span.set_attributes(answer)
+        if stream.error is not None:
+            telemetry.fail(span, stream.error)
+    span.end()

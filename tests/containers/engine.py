@@ -1,0 +1,72 @@
+"""Containers of one Compose project, with Docker or with podman."""
+
+import os
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENGINE = os.environ.get("ENGINE", "docker")
+"""`docker`, or `podman` where compose reaches it by DOCKER_HOST."""
+COMPOSE = shlex.split(os.environ.get("COMPOSE", f"{ENGINE} compose"))
+HEALTH_INTERVAL = 8.0
+"""Seconds between two health checks, as in compose.yaml, where this program has to run them."""
+
+
+def run(*command: str, check: bool = True) -> str:
+    """Runs a program to its end in the checkout; returns what it prints."""
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=check)
+    return done.stdout.strip()
+
+
+def compose(*arguments: str) -> str:
+    """Runs a command of Compose."""
+    return run(*COMPOSE, *arguments)
+
+
+def containers(service: str) -> list[str]:
+    """The ids of a service's containers that run."""
+    return compose("ps", "--quiet", "--status", "running", service).split()
+
+
+def restarts(container: str) -> int:
+    """How often a container was restarted."""
+    return int(run(ENGINE, "inspect", container, "--format", "{{.RestartCount}}"))
+
+
+def signal(container: str, name: str) -> None:
+    """Sends a signal to what runs in a container below its init. Docker would not restart what it has killed itself."""
+    run(ENGINE, "exec", container, "sh", "-c", f"kill -{name} $(cat /proc/1/task/1/children)", check=False)
+
+
+@contextmanager
+def health_checks() -> Iterator[None]:
+    """Has podman run its health checks for as long as the block lasts: on its own it leaves that to systemd."""
+    stop = threading.Event()
+
+    def check(container: str) -> None:
+        while not stop.is_set() and container in compose("ps", "--quiet", "--status", "running").split():
+            run(ENGINE, "healthcheck", "run", container, check=False)
+            stop.wait(HEALTH_INTERVAL)
+
+    def check_all() -> None:
+        checked: dict[str, threading.Thread] = {}
+        while not stop.wait(1.0):
+            for container in compose("ps", "--quiet", "--status", "running").split():
+                if container not in checked or not checked[container].is_alive():
+                    checked[container] = threading.Thread(target=check, args=(container,), daemon=True)
+                    checked[container].start()
+
+    needed = ENGINE == "podman" and not Path("/run/systemd/system").exists()
+    thread = threading.Thread(target=check_all, daemon=True)
+    if needed:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if needed:
+            thread.join(60)

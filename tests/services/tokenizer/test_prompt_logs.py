@@ -1,0 +1,34 @@
+"""What the log says of prompts."""
+
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from pagewire.shared.config import Settings
+from tests.services.tokenizer.harness import serving
+
+pytestmark = pytest.mark.anyio
+
+TEXT = "a secret wish " * 400
+
+
+async def line(body: dict[str, Any], *, log_prompts: bool) -> dict[str, Any]:
+    """The log line of a request."""
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        async with serving(Settings(model="bundled", log_prompts=log_prompts)) as setup:
+            await setup.send({**body, "truncate_prompt_tokens": 8, "sampling": {"max_tokens": 1}})
+            await setup.until_idle()
+    (found,) = [entry for entry in lines if entry["event"] == "request"]
+    return dict(found)
+
+
+async def test_by_default_it_has_no_text_of_a_client() -> None:
+    found = await line({"prompt": TEXT}, log_prompts=False)
+    assert "secret" not in str(found)
+
+
+async def test_on_demand_it_has_the_beginning_of_each_prompt() -> None:
+    found = await line({"prompt": [TEXT, "short"]}, log_prompts=True)
+    assert found["prompts"] == [TEXT[:4096], "short"]
