@@ -7,20 +7,18 @@ needs more shared memory than the GPU has.
 import argparse
 import importlib
 import os
-import re
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pagewire.kernels.cubin import machine_code
 from pagewire.kernels.jit import Configuration
+from pagewire.kernels.part import PARTS, SHARED_MEMORY
 
 MODULES = (
     "edit_logits",
@@ -36,8 +34,6 @@ MODULES = (
     "silu_mul",
     "scatter",
 )
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Maximum shared memory of a block in bytes, by compute capability times ten."""
 
 
 class Usage(NamedTuple):
@@ -56,7 +52,7 @@ def compile_configuration(configuration: Configuration, arch: int) -> Usage:
 
     Raises:
         triton.TritonError: the kernel does not compile.
-        RuntimeError: the machine code cannot be read.
+        ValueError: the machine code cannot be read.
     """
     kernel: Any = configuration.kernel
     signature = {}
@@ -70,25 +66,7 @@ def compile_configuration(configuration: Configuration, arch: int) -> Usage:
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, dict(configuration.constants), aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(configuration.options))
-    registers, spills = resources(compiled.asm["cubin"])
-    return Usage(registers, spills, compiled.metadata.shared)
-
-
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Returns registers per thread and the number of spill instructions, by the machine code."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-
-        def report(option: str) -> str:
-            command = [triton.knobs.nvidia.cuobjdump.path, option, path]
-            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-        registers = re.search(r"REG:(\d+)", report("-res-usage"))
-        spills = len(re.findall(r"\b(?:STL|LDL)\b", report("-sass")))
-    if registers is None:
-        raise RuntimeError("cuobjdump reports no registers: use the version that Triton brings")
-    return int(registers[1]), spills
+    return Usage(*machine_code(compiled.asm["cubin"]), compiled.metadata.shared)
 
 
 def configurations() -> list[tuple[str, Configuration]]:
@@ -108,7 +86,7 @@ def compile_form(index: int, arch: int) -> Usage:
 def main(arguments: list[str]) -> int:
     """Compiles the kernels, prints the table and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pagewire.kernels.compile", description=__doc__)
-    parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{arch}" for arch in SHARED_LIMIT])
+    parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{part}" for part in PARTS])
     parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")
     chosen = parser.parse_args(arguments)
     failed = False
@@ -118,12 +96,12 @@ def main(arguments: list[str]) -> int:
             forms = [
                 (index, module, configuration)
                 for index, (module, configuration) in enumerate(configurations())
-                if module in chosen.kernel and arch >= configuration.minimum_arch
+                if module in chosen.kernel and arch in configuration.parts
             ]
             usages = [pool.submit(compile_form, index, arch) for index, *_ in forms]
             for (_, module, configuration), compiling in zip(forms, usages, strict=True):
                 usage = compiling.result()
-                bad = usage.shared > SHARED_LIMIT[arch] or (usage.spills > 0 and not configuration.spills)
+                bad = usage.shared > SHARED_MEMORY[arch] or (usage.spills > 0 and not configuration.spills)
                 failed |= bad
                 print(
                     f"{f'{module}: {configuration.name}':<48}{usage.registers:>10}{usage.spills:>8}{usage.shared:>8}"

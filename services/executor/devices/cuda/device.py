@@ -42,7 +42,7 @@ class CudaDevice:
     once it has enqueued the forward, and finds out meanwhile which tokens are allowed next.
 
     If such a token ended the sequence, the row is dead and writes to the dummy block. If the slot has more than
-    `NUM_CHECKED_STOP_IDS` stop ids, the device may miss the end and write to the sequence's own block, at the position
+    `CHECKED_STOP_IDS` stop ids, the device may miss the end and write to the sequence's own block, at the position
     after the last reported one. This is harmless even if the block is reused: the new sequence's writes are launched
     later, and a block with that position is not full, so no sequence shares it.
     """
@@ -96,6 +96,8 @@ class CudaDevice:
     def capture(self) -> None:
         """Captures a graph of every bucket. Before that, and for larger steps, kernels are launched one by one."""
         began, buckets = time.monotonic(), self._buckets.captured
+        nothing, place = np.empty(0, np.int64), self._tables.places("tokens", np.zeros(1, np.int64))
+        self._columns.send(nothing, nothing, self._tables.memory, place, np.zeros(1, np.int32))  # compiles the update
         for done, bucket in enumerate(buckets, 1):
             step = self._step(bucket)
             self._captured[bucket] = step, self._runtime.capture(step.forward), self._runtime.capture(step.sample)
@@ -133,7 +135,7 @@ class CudaDevice:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Device.copy`."""
-        self._pool.copy(sources, targets)
+        self._pool.copy(*(self._on_device(np.array(blocks, np.int64)).long() for blocks in (sources, targets)))
 
     def launch(self, batch: StepBatch) -> Pending:
         """See `Device.launch`. The batch's token id is ignored where any earlier step sampled the token."""

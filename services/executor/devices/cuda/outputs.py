@@ -70,7 +70,7 @@ class Pending:
         """
         self._ring.finish(self)
         tokens = self.tokens()
-        self._ring.busy += self._ended.reached() - self._began.reached()
+        self._ring.busy += self._ended.seconds_since(self._began)
         self.logprobs = join_logprobs(
             [_found(report, host, tokens[report.rows] >= 0) for report, host in self._reports]
         )

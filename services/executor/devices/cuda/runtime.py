@@ -17,8 +17,8 @@ class Moment(Protocol):
     def wait(self) -> None:
         """Waits until all work before this point is done."""
 
-    def reached(self) -> float:
-        """Returns when the point was reached, in seconds on the runtime's clock. Only after `wait`."""
+    def seconds_since(self, earlier: "Moment") -> float:
+        """Returns the time from another point of the same runtime to this one, by its clock. Only after `wait`."""
 
 
 class Runtime(Protocol):
@@ -41,20 +41,20 @@ class Runtime(Protocol):
 
 
 class CudaMoment:
-    """A `Moment` as a CUDA event. Its clock counts from the event `start`, or from itself if that is None."""
+    """A `Moment` as a CUDA event."""
 
-    def __init__(self, stream: torch.cuda.Stream, start: torch.cuda.Event | None) -> None:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)
-        self._start = start or self.event
 
     def wait(self) -> None:
         """See `Moment.wait`."""
         self.event.synchronize()
 
-    def reached(self) -> float:
-        """See `Moment.reached`."""
-        return float(self._start.elapsed_time(self.event)) / 1000
+    def seconds_since(self, earlier: Moment) -> float:
+        """See `Moment.seconds_since`. CUDA gives a float32: of a step's two ends, not of times since the start."""
+        assert isinstance(earlier, CudaMoment)
+        return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
 class CudaRuntime:
@@ -65,7 +65,6 @@ class CudaRuntime:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._start = CudaMoment(torch.cuda.current_stream(), None).event
         self._memory = torch.cuda.graph_pool_handle()
 
     def pinned(self, *shape: int) -> Tensor:
@@ -74,14 +73,14 @@ class CudaRuntime:
 
     def mark(self) -> Moment:
         """See `Runtime.mark`."""
-        return CudaMoment(torch.cuda.current_stream(), self._start)
+        return CudaMoment(torch.cuda.current_stream())
 
     def copy_out(self, source: Tensor, target: Tensor) -> Moment:
         """See `Runtime.copy_out`."""
         self._outward.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._outward):
             target.copy_(source, non_blocking=True)
-        return CudaMoment(self._outward, self._start)
+        return CudaMoment(self._outward)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """See `Runtime.capture`. The graphs share one memory pool: only one of them runs at a time."""
@@ -102,9 +101,10 @@ class HostMoment:
     def wait(self) -> None:
         """Returns at once."""
 
-    def reached(self) -> float:
-        """See `Moment.reached`."""
-        return self._time
+    def seconds_since(self, earlier: Moment) -> float:
+        """See `Moment.seconds_since`."""
+        assert isinstance(earlier, HostMoment)
+        return self._time - earlier._time
 
 
 class HostRuntime:
