@@ -104,7 +104,7 @@ def paged_attention_kernel(
 
 
 def tiling(layer: Attention, itemsize: int, *, wide: bool) -> dict[str, int]:
-    """Returns tile sizes, warps and pipeline depth of the mixed kernel, for elements of `itemsize` bytes.
+    """Returns tile sizes, warps, pipeline depth and registers of the mixed kernel, for elements of `itemsize` bytes.
 
     `wide`: see `pagewire.kernels.part.is_wide`.
     """
@@ -118,7 +118,10 @@ def tiling(layer: Attention, itemsize: int, *, wide: bool) -> dict[str, int]:
     else:
         block_m, tile, warps, stages = 128, 32, 8, 4
     block_m = max(block_m, triton.next_power_of_2(layer.group))
-    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": warps, "num_stages": stages}
+    launch = {"num_warps": warps, "num_stages": stages}
+    if padded <= 64:  # by default the assembler targets 128 for them on sm_100 and spills
+        launch["maxnreg"] = 168
+    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, **launch}
 
 
 def paged_attention(
@@ -220,7 +223,7 @@ def configurations() -> list[Configuration]:
                 kernel=paged_attention_kernel,
                 tensors={**TENSORS, **shape.tensors},
                 constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}},
-                options={key: sizes[key] for key in ("num_warps", "num_stages")},
+                options={key: size for key, size in sizes.items() if key.islower()},
                 spills=False,
                 parts=shape.parts(wide=wide),
             )

@@ -179,7 +179,8 @@ def _replayed(runtime: Runtime, work: Callable[[], Tensor], repeats: int) -> lis
     def once() -> None:
         work()
 
-    return timed(runtime, runtime.capture(once), repeats)
+    (graph,) = runtime.capture([once])
+    return timed(runtime, graph, repeats)
 
 
 def table(runs: Sequence[KernelRun]) -> list[str]:

@@ -73,6 +73,7 @@ class CudaDevice:
         self._runtime = runtime
         self._tables = SlotTables(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
+        self._logits = torch.empty(slots, capacity.vocab_size, device=runtime.device)
         self._outputs = OutputRing(runtime, DEPTH, slots)
         self._buckets: Buckets | OneShape = Buckets(slots, max_tokens)
         if batch_invariant:
@@ -98,10 +99,11 @@ class CudaDevice:
         began, buckets = time.monotonic(), self._buckets.captured
         nothing, place = np.empty(0, np.int64), self._tables.places("tokens", np.zeros(1, np.int64))
         self._columns.send(nothing, nothing, self._tables.memory, place, np.zeros(1, np.int32))  # compiles the update
-        for done, bucket in enumerate(buckets, 1):
-            step = self._step(bucket)
-            self._captured[bucket] = step, self._runtime.capture(step.forward), self._runtime.capture(step.sample)
-            _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
+        steps = [self._step(bucket) for bucket in buckets]
+        graphs = self._runtime.capture([part for step in steps for part in (step.forward, step.sample)])
+        for bucket, step, forward, sample in zip(buckets, steps, graphs[::2], graphs[1::2], strict=True):
+            self._captured[bucket] = step, forward, sample
+            _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens)
         _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
 
     def add(
@@ -181,7 +183,7 @@ class CudaDevice:
         """Drops the model, the graphs and the KV pool."""
         self._captured.clear()
         self._masks.close()
-        del self._model, self._pool
+        del self._model, self._pool, self._logits
 
     @torch.inference_mode()
     def _reports(self, step: Step, batch: StepBatch) -> list[Report]:
@@ -224,7 +226,7 @@ class CudaDevice:
         return pinned.to(self._runtime.device, non_blocking=True)
 
     def _step(self, bucket: Bucket) -> Step:
-        return Step(self._model, self._pool, self._tables, self._columns, bucket)
+        return Step(self._model, self._pool, self._tables, self._columns, self._logits, bucket)
 
     def _add_new_tokens(self, batch: StepBatch) -> None:
         """Adds to the changes the tokens that the device lacks, and the state of their rows."""

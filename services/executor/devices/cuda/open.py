@@ -72,9 +72,10 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     empty = Capacity(0, block_size, slots, length, spec.vocab_size)
     dummy_pool = KVPool(spec, empty, dtype, runtime, tokens, cached)
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
-    Step(model, dummy_pool, tables, columns, Bucket(min(slots, tokens), tokens, decode=False)).run()
+    logits = torch.empty(slots, spec.vocab_size, device=runtime.device)
+    Step(model, dummy_pool, tables, columns, logits, Bucket(min(slots, tokens), tokens, decode=False)).run()
     torch.cuda.synchronize()
-    del tables, columns, dummy_pool  # so that the allocator has room for the real ones
+    del tables, columns, dummy_pool, logits  # so that the allocator has room for the real ones
     free, total = torch.cuda.mem_get_info()
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)

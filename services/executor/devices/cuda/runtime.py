@@ -4,8 +4,8 @@
 """
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,8 +36,11 @@ class Runtime(Protocol):
     def copy_out(self, source: Tensor, target: Tensor) -> Moment:
         """Copies to pinned memory after the work enqueued so far, without delaying later work."""
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Runs `work` once and returns a function that repeats it on the same memory."""
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """Runs every one of `works` once and returns functions that repeat them on the same memory.
+
+        Only one of them may run at a time: they share memory for what they need in between.
+        """
 
 
 class CudaMoment:
@@ -65,7 +68,7 @@ class CudaRuntime:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._memory = torch.cuda.graph_pool_handle()
+        self._capturing = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def pinned(self, *shape: int) -> Tensor:
         """See `Runtime.pinned`."""
@@ -82,12 +85,18 @@ class CudaRuntime:
             target.copy_(source, non_blocking=True)
         return CudaMoment(self._outward)
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Runtime.capture`. The graphs share one memory pool: only one of them runs at a time."""
-        work()  # compiles and loads kernels, which is not allowed during a capture
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """See `Runtime.capture`. The memory pool is new: one whose graphs are gone cannot be used again."""
+        pool = torch.cuda.graph_pool_handle()
+        return [self._graph(work, pool) for work in works]
+
+    def _graph(self, work: Callable[[], None], pool: Any) -> Callable[[], None]:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._capturing):
+            work()  # compiles and loads kernels, and allocates the workspaces of products outside of the pool
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with torch.cuda.graph(graph, pool=pool, stream=self._capturing):
             work()
         return graph.replay
 
@@ -127,7 +136,8 @@ class HostRuntime:
         target.copy_(source)
         return HostMoment()
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
         """See `Runtime.capture`."""
-        work()
-        return work
+        for work in works:
+            work()
+        return list(works)

@@ -9,7 +9,7 @@ In a process of its own, because Triton is chosen as a compiler or as an interpr
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,7 +158,10 @@ class FakeRuntime(HostRuntime):
         assert source.shape == target.shape
         return HostMoment()
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        return [self._graph(work) for work in works]
+
+    def _graph(self, work: Callable[[], None]) -> Callable[[], None]:
         work()
         before, forms = self.driver.launches.copy(), set(self.driver.forms)
         work()

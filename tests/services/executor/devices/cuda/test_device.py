@@ -216,3 +216,11 @@ def test_edited_tokens_are_those_of_the_cpu() -> None:
 
     expected = Host(cpu_device("llama"), seed=1, preempt=0).run(text())
     assert Host(cuda_device("llama", captured=False), seed=2, preempt=0.3).run(text()) == expected
+
+
+def test_all_graphs_share_the_memory_of_the_logits() -> None:
+    """With a large vocabulary, logits of their own would take gigabytes."""
+    device = cuda_device("llama")
+    steps = [step for step, *_ in device._captured.values()]
+    assert len(steps) > 2
+    assert len({step.logits.data_ptr() for step in steps}) == 1
