@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._output import write
+from pagewire.bench._output import commit, machine
 from pagewire.kernels.part import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +25,7 @@ def installed(version: str) -> Path:
     """Returns the folder of a version of Triton, which is installed first if it is missing."""
     folder = ROOT / "build" / f"triton-{version}"
     if not (folder / "triton").exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
         subprocess.run([*command, f"triton=={version}"], check=True)
     return folder
 
@@ -34,7 +34,7 @@ def compile_all(version: str, archs: list[str]) -> list[dict[str, Any]]:
     """Returns the forms of all kernels as this version compiles them, with the version."""
     folder = installed(version)
     output = folder / "kernels.json"
-    command = [sys.executable, "-m", "pagewire.kernels.compile", "--output", output, "--arch", *archs]
+    command = [sys.executable, "-m", "pagewire.kernels.compile", "--output", str(output), "--arch", *archs]
     environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_CACHE_DIR": str(folder / "cache")}
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     found = json.loads(output.read_text())
@@ -61,7 +61,9 @@ def main(arguments: list[str]) -> int:
     """Compiles, writes the table and returns the exit code. `arguments` are the versions, by default all."""
     archs = [f"sm_{part}" for part in PARTS]
     forms = [form for version in arguments or VERSIONS for form in compile_all(version, archs)]
-    write(RESULTS, "kernels-all", arguments, torch=VERSIONS, forms=forms)
+    about = {"command": "make kernels-all", "machine": machine(), "commit": commit(), "torch": VERSIONS}
+    lines = ",\n".join(json.dumps(form) for form in forms)
+    RESULTS.write_text(json.dumps(about, indent=1).removesuffix("\n}") + f',\n "forms": [\n{lines}\n ]\n}}\n')
     print("\n".join(summary(forms)))
     return int(not all(form["fits"] for form in forms))
 

@@ -116,11 +116,11 @@ class FakeDriver:
         return launch
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operations of PyTorch, and refuses those for which a host would wait."""
 
     def __init__(self, pinned: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: Counter[str] = Counter()
         self._pinned = pinned
 

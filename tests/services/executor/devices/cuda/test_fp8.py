@@ -61,8 +61,8 @@ def logits(device: CpuDevice | CudaDevice) -> Tensor:
     seen: list[Tensor] = []
     plain = device._model.logits
 
-    def kept(hidden: Tensor) -> Tensor:
-        made = plain(hidden)
+    def kept(hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        made = plain(hidden, out)
         seen.append(made[:1].clone().cpu())
         return made
 
