@@ -171,6 +171,11 @@ class Roofline:
             + self._reduce(tokens)
         )
 
+    def moved(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
+        """Returns the bytes of weights and KV cache that a step with these columns [R] reads and writes."""
+        weights = self._shape.layer_weights + bool(samples.any()) * self._shape.vocab * self._shape.hidden
+        return weights * BYTES + self._attention(num_computed_tokens, query_lens)[1]
+
     def _multiply(self, tokens: int, weights: int) -> float:
         """Returns the seconds of a product of `tokens` vectors with `weights` numbers, each read once."""
         if not tokens:
@@ -182,6 +187,11 @@ class Roofline:
 
         A program of the kernel multiplies and computes weights in turns, so the times of both add up.
         """
+        flops, moved = self._attention(computed, query_lens)
+        return max(flops / self._attention_flops, moved / self._bandwidth)
+
+    def _attention(self, computed: Int64, query_lens: Int64) -> tuple[float, float]:
+        """Returns the operations and the bytes of attention in all layers."""
         flops = moved = 0.0
         for window, layers in self._windows.items():
             growing = np.clip(window - computed, 0, query_lens)  # queries whose context is shorter than the window
@@ -189,7 +199,7 @@ class Roofline:
             read = np.minimum(computed + query_lens, window + query_lens - 1)
             flops += layers * 4.0 * self._shape.heads * self._shape.head_dim * int(seen.sum())
             moved += layers * float(self._kv_layer_bytes) * int((read + query_lens).sum())
-        return max(flops / self._attention_flops, moved / self._bandwidth)
+        return flops, moved
 
     def _reduce(self, tokens: int) -> float:
         """Returns the seconds of two ring all-reduces per layer, of one hidden state per token."""
