@@ -84,7 +84,7 @@ PARTS: Mapping[str, Part] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a table per part and writes `--output`. Exit code 1 if a part failed or a host sync was found between steps.
+    """Prints a table per part and writes `--output`. Exit code 1 if a part failed or a step waited for the host.
 
     Raises:
         ConfigurationError: there is no GPU, or it does not convert fp8 and the cache is to be kept so.

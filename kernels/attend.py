@@ -24,7 +24,6 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     total: tl.tensor,
     q: tl.tensor,
     positions: tl.tensor,
-    kv_head: tl.tensor,
     begin: tl.tensor,
     end: tl.tensor,
     key_cache: tl.tensor,
@@ -42,6 +41,8 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr,
 ):
     """Adds the positions [begin, end) to the sums of `attend`. Unless MASKED, these are whole tiles that all rows see.
+
+    The caches begin at the KV head.
 
     The scale is part of the exponent: a number of a tile costs one multiply-add, one exponential, one maximum and one
     sum beside the products.
@@ -61,7 +62,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
             blocks = tl.load(block_table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
         else:
             blocks = tl.load(block_table + keys // BLOCK_SIZE).to(tl.int64)
-        rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
+        rows = blocks * KV_HEADS * BLOCK_SIZE + keys % BLOCK_SIZE
         k_places = key_cache + rows[:, None] * HEAD_SIZE + dims[None, :]
         if D != HEAD_SIZE:
             k = tl.load(k_places, mask=real & (dims < HEAD_SIZE)[None, :], other=0.0).to(q.dtype)
@@ -131,15 +132,17 @@ def attend(  # type: ignore[no-untyped-def]
     accumulator = tl.zeros([q.shape[0], VALUE_PADDED], dtype=tl.float32)
     maximum = tl.full([q.shape[0]], MINUS_INFINITY, dtype=tl.float32)
     total = tl.zeros([q.shape[0]], dtype=tl.float32)
+    key_cache += kv_head * BLOCK_SIZE * HEAD_SIZE
+    value_cache += kv_head * BLOCK_SIZE * VALUE_SIZE
     if WINDOW == 0 and CHUNK == 0:
         hidden = begin + tl.maximum(tl.minimum(first + 1, end) - begin, 0) // TILE * TILE
         accumulator, maximum, total = attend_tiles(
-            accumulator, maximum, total, q, positions, kv_head, begin, hidden, key_cache, value_cache,
+            accumulator, maximum, total, q, positions, begin, hidden, key_cache, value_cache,
             block_table, scale, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, TILE, WINDOW, CHUNK, SOFT_CAP, False,
         )  # fmt: skip
         begin = hidden
     return attend_tiles(
-        accumulator, maximum, total, q, positions, kv_head, begin, end, key_cache, value_cache,
+        accumulator, maximum, total, q, positions, begin, end, key_cache, value_cache,
         block_table, scale, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, TILE, WINDOW, CHUNK, SOFT_CAP, True,
     )  # fmt: skip
 
