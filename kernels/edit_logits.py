@@ -186,13 +186,13 @@ def configurations() -> list[Configuration]:
     tables = ("bias_ids", "bias", "stop_ids", "edits", "allowed", "seen", "bad_words", "bad_word_ends")
     tensors = {name: SAMPLING_TENSORS[name] for name in (*columns, *tables, "num_prompt_tokens")}
     tensors |= dict.fromkeys(("slots", "ends", "state_tokens"), "i32")
-    widths = {
+    lengths = {
         "BIASES": sampling_table.MAX_BIASES,
         "STOPS": sampling_table.MAX_STOP_IDS,
         "BAD_IDS": sampling_table.MAX_BAD_WORD_IDS,
     }
-    padded = {f"PADDED_{name.removesuffix('_IDS')}": triton.next_power_of_2(width) for name, width in widths.items()}
-    sizes = {**widths, **padded, "MOST_BAD": sampling_table.MAX_BAD_WORDS, "TILE": TILE}
+    padded = {f"PADDED_{name.removesuffix('_IDS')}": triton.next_power_of_2(width) for name, width in lengths.items()}
+    sizes = {**lengths, **padded, "MOST_BAD": sampling_table.MAX_BAD_WORDS, "TILE": TILE}
     return [
         Configuration(
             name=f"{vocabulary} tokens",
