@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels clean fuzz lock audit
+.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -43,6 +43,10 @@ lint-kubernetes: install
 # Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
 kernels: install
 	$(BIN)/python -m pagewire.kernels.compile --arch sm_90
+
+# The same by every Triton that PyTorch brings, for every GPU: writes bench/results/kernels.json. About 20 minutes.
+kernels-all: install
+	$(BIN)/python -m tools.kernels_matrix
 
 # What needs no quiet machine, side by side.
 checks: install

@@ -1,7 +1,7 @@
 """Measures the `cuda` device on this machine's GPU: steps, kernels, gaps, and the whole pipeline under load.
 
 Models have the sizes of published ones and random weights. Every share is of a rate that was measured in the same run.
-Parts are independent, so that each can be called by itself.
+Parts are independent: one that fails is reported, and the others run.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 
 from pagewire.bench._gpu import kernels, load, profile, steps
 from pagewire.bench._gpu.machine import Machine, description, measured
@@ -20,7 +21,7 @@ from pagewire.services.executor.devices.cuda.open import FP8, GRAPHS, check_cach
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.shared import logs
 from pagewire.shared.config import Settings
-from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.errors import ConfigurationError, PagewireError
 
 MODELS = ("llama-3-8b", "qwen3-0.6b", "qwen3-14b")
 ROWS = (1, 8, 32, 64, 128, 256)
@@ -83,13 +84,20 @@ PARTS: Mapping[str, Part] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a table per part and writes `--output`. Exit code 1 if a host sync was found between decode steps.
+    """Prints a table per part and writes `--output`. Exit code 1 if a part failed or a step waited for the host.
 
     Raises:
         ConfigurationError: there is no GPU, or it does not convert fp8 and the cache is to be kept so.
     """
     parser = argparse.ArgumentParser(prog="pagewire bench gpu", description=__doc__)
-    parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        choices=PARTS,
+        default=list(PARTS),
+        metavar="PART",
+        help=f"by default all: {', '.join(PARTS)}",
+    )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=SHAPES, help="shapes")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"], help="for decode and prefill")
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
@@ -112,13 +120,19 @@ def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]
     results: dict[str, Any] = about | rates | {"kv_cache_dtype": given.kv_cache_dtype, "parts": {}}
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"copies {machine.bandwidth / 1e12:.2f} TB/s, multiplies {machine.rate / 1e12:.0f} TFLOP/s: measured")
-    syncs = 0
+    syncs, failures = 0, {}
     for name in given.parts:
-        runs = list(PARTS[name].run(machine, given))
+        try:
+            runs = list(PARTS[name].run(machine, given))
+        except (RuntimeError, TritonError, PagewireError) as error:  # the GPU may be lent for this hour only
+            failures[name] = str(error)
+            print(f"\n### {name}\n\nfailed: {error}", flush=True)
+            write(given.output, "gpu", arguments, **results, failures=failures)
+            continue
         print("\n".join(["", f"### {name}", "", *PARTS[name].table(runs)]), flush=True)
         results["parts"][name] = [asdict(run) for run in runs]
         syncs += sum(len(run.host_syncs) for run in runs if isinstance(run, profile.ProfileRun))
-        write(given.output, "gpu", arguments, **results)
+        write(given.output, "gpu", arguments, **results, failures=failures)
     if syncs:
         print(f"\n{syncs} gaps between steps are host syncs: the step loop is not free of them")
-    return int(syncs > 0)
+    return int(syncs > 0 or bool(failures))

@@ -15,6 +15,7 @@ import numpy as np
 
 from pagewire.bench._chart import chart
 from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._simulation import streams
 from pagewire.bench._simulation.clock import Clock
 from pagewire.bench._simulation.conversations import Client
 from pagewire.bench._simulation.fleet import Fleet
@@ -72,6 +73,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clients", type=int, nargs="+", default=[250, 400], help="clients per replica of each run")
     parser.add_argument("--think", type=float, default=10.0, help="mean seconds between answer and next question")
     parser.add_argument("--seconds", type=float, default=30.0, help="virtual seconds that are counted")
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="streams to one replica of each run")
     parser.add_argument("--seed", type=int, default=0, help="of every draw")
     parser.add_argument("--jobs", type=int, help="processes; as many as there are cores by default")
     add_output(parser)
@@ -81,8 +83,17 @@ def main(arguments: list[str]) -> int:
         runs = list(pool.map(measure, *zip(*product(given.replicas, loads), strict=True)))
     runs.sort(key=lambda run: (run.clients, run.replicas))
     print("\n".join([f"Simulated: {SYSTEM.name} each, {SLOTS} slots.", "", *table(runs)]))
+    many = streams.measure(SYSTEM, given.streams, given.seed)
+    print("\n".join(["", f"Simulated: one {SYSTEM.name}, ShareGPT lengths.", "", *streams.table(many)]))
     about = {"simulated": True, "system": asdict(SYSTEM), "loads": [asdict(load) for load in loads]}
-    write(given.output, "sim", arguments, **about, runs=[asdict(run) for run in runs])
+    write(
+        given.output,
+        "sim",
+        arguments,
+        **about,
+        runs=[asdict(run) for run in runs],
+        streams=[asdict(run) for run in many],
+    )
     return 0
 
 

@@ -18,12 +18,95 @@ def soft_cap(scores: tl.tensor, CAP: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @jit
+def attend_tiles(  # type: ignore[no-untyped-def]
+    accumulator: tl.tensor,
+    maximum: tl.tensor,
+    total: tl.tensor,
+    q: tl.tensor,
+    positions: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    block_table: tl.tensor,
+    scale: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Adds the positions [begin, end) to the sums of `attend`. Unless MASKED, these are whole tiles that all rows see.
+
+    The caches begin at the KV head.
+
+    The scale is part of the exponent: a number of a tile costs one multiply-add, one exponential, one maximum and one
+    sum beside the products.
+    """
+    D: tl.constexpr = q.shape[1]
+    VALUE_PADDED: tl.constexpr = accumulator.shape[1]
+    dims = tl.arange(0, D)
+    value_dims = tl.arange(0, VALUE_PADDED)
+    exponent = scale * LOG2E
+    if SOFT_CAP > 0:
+        exponent = LOG2E
+    for start in tl.range(begin, end, TILE):
+        keys = start + tl.arange(0, TILE)
+        real = (keys >= 0)[:, None]
+        if MASKED:
+            real = (keys < end)[:, None]
+            blocks = tl.load(block_table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
+        else:
+            blocks = tl.load(block_table + keys // BLOCK_SIZE).to(tl.int64)
+        rows = blocks * KV_HEADS * BLOCK_SIZE + keys % BLOCK_SIZE
+        k_places = key_cache + rows[:, None] * HEAD_SIZE + dims[None, :]
+        if D != HEAD_SIZE:
+            k = tl.load(k_places, mask=real & (dims < HEAD_SIZE)[None, :], other=0.0).to(q.dtype)
+        elif MASKED:
+            k = tl.load(k_places, mask=real, other=0.0).to(q.dtype)
+        else:
+            k = tl.load(k_places).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if SOFT_CAP > 0:
+            scores = soft_cap(scores * scale, SOFT_CAP)
+        if MASKED:
+            distance = positions[:, None] - keys[None, :]
+            visible = distance >= 0
+            if WINDOW > 0:
+                visible = visible & (distance < WINDOW)
+            if CHUNK > 0:
+                visible = visible & (keys[None, :] >= (positions // CHUNK * CHUNK)[:, None])
+            scores = tl.where(visible, scores, MINUS_INFINITY)
+        larger = tl.maximum(maximum, tl.max(scores, 1) * exponent)
+        base = larger
+        if MASKED:
+            base = tl.where(larger == MINUS_INFINITY, 0.0, larger)
+        weights = tl.exp2(scores * exponent - base[:, None])
+        shrink = tl.exp2(maximum - base)
+        total = total * shrink + tl.sum(weights, 1)
+        v_places = value_cache + rows[:, None] * VALUE_SIZE + value_dims[None, :]
+        if VALUE_PADDED != VALUE_SIZE:
+            v = tl.load(v_places, mask=real & (value_dims < VALUE_SIZE)[None, :], other=0.0).to(q.dtype)
+        elif MASKED:
+            v = tl.load(v_places, mask=real, other=0.0).to(q.dtype)
+        else:
+            v = tl.load(v_places).to(q.dtype)
+        accumulator = tl.dot(weights.to(q.dtype), v, accumulator * shrink[:, None], input_precision="ieee")
+        maximum = larger
+    return accumulator, maximum, total
+
+
+@jit
 def attend(  # type: ignore[no-untyped-def]
     q: tl.tensor,
     positions: tl.tensor,
-    slopes: tl.tensor,
     kv_head: tl.tensor,
     begin: tl.tensor,
+    first: tl.tensor,
     end: tl.tensor,
     key_cache: tl.tensor,
     value_cache: tl.tensor,
@@ -38,54 +121,30 @@ def attend(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    ALIBI: tl.constexpr,
 ):
     """Computes unnormalised attention of `q` [M, D] over cached positions [begin, end), `begin` a multiple of TILE.
 
     Row m sees position j if j <= positions[m] and, with a window, positions[m] - j < WINDOW, or, with chunks, j is in
-    the chunk of positions[m]; a row with position -1 sees nothing. Returns (sum of weighted values [M, VALUE_PADDED],
-    largest score [M], sum of weights [M]) in float32, with scores in base 2.
+    the chunk of positions[m]; the sums of a row with position -1 are arbitrary. `first` is the smallest position of
+    the other rows; `scale` is positive. Returns (sum of weighted values [M, VALUE_PADDED], largest score [M], sum of
+    weights [M]) in float32, with scores in base 2.
     """
-    M: tl.constexpr = q.shape[0]
-    D: tl.constexpr = q.shape[1]
-    dims = tl.arange(0, D)
-    value_dims = tl.arange(0, VALUE_PADDED)
-    accumulator = tl.zeros([M, VALUE_PADDED], dtype=tl.float32)
-    maximum = tl.full([M], MINUS_INFINITY, dtype=tl.float32)
-    total = tl.zeros([M], dtype=tl.float32)
-    for start in tl.range(begin, end, TILE):
-        keys = start + tl.arange(0, TILE)
-        cached = keys < end
-        blocks = tl.load(block_table + keys // BLOCK_SIZE, mask=cached, other=0).to(tl.int64)
-        rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
-        real = cached[:, None]
-        if D != HEAD_SIZE:
-            real = real & (dims < HEAD_SIZE)[None, :]
-        k = tl.load(key_cache + rows[:, None] * HEAD_SIZE + dims[None, :], mask=real, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if SOFT_CAP > 0:
-            scores = soft_cap(scores, SOFT_CAP)
-        distance = positions[:, None] - keys[None, :]
-        if ALIBI:
-            scores -= slopes[:, None] * distance
-        visible = distance >= 0
-        if WINDOW > 0:
-            visible = visible & (distance < WINDOW)
-        if CHUNK > 0:
-            visible = visible & (keys[None, :] >= (positions // CHUNK * CHUNK)[:, None])
-        scores = tl.where(visible, scores * LOG2E, MINUS_INFINITY)
-        larger = tl.maximum(maximum, tl.max(scores, 1))
-        base = tl.where(larger == MINUS_INFINITY, 0.0, larger)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(maximum - base)
-        total = total * shrink + tl.sum(weights, 1)
-        real = cached[:, None]
-        if VALUE_PADDED != VALUE_SIZE:
-            real = real & (value_dims < VALUE_SIZE)[None, :]
-        v = tl.load(value_cache + rows[:, None] * VALUE_SIZE + value_dims[None, :], mask=real, other=0.0).to(q.dtype)
-        accumulator = tl.dot(weights.to(q.dtype), v, accumulator * shrink[:, None], input_precision="ieee")
-        maximum = larger
-    return accumulator, maximum, total
+    accumulator = tl.zeros([q.shape[0], VALUE_PADDED], dtype=tl.float32)
+    maximum = tl.full([q.shape[0]], MINUS_INFINITY, dtype=tl.float32)
+    total = tl.zeros([q.shape[0]], dtype=tl.float32)
+    key_cache += kv_head * BLOCK_SIZE * HEAD_SIZE
+    value_cache += kv_head * BLOCK_SIZE * VALUE_SIZE
+    if WINDOW == 0 and CHUNK == 0:
+        hidden = begin + tl.maximum(tl.minimum(first + 1, end) - begin, 0) // TILE * TILE
+        accumulator, maximum, total = attend_tiles(
+            accumulator, maximum, total, q, positions, begin, hidden, key_cache, value_cache,
+            block_table, scale, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, TILE, WINDOW, CHUNK, SOFT_CAP, False,
+        )  # fmt: skip
+        begin = hidden
+    return attend_tiles(
+        accumulator, maximum, total, q, positions, begin, end, key_cache, value_cache,
+        block_table, scale, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, TILE, WINDOW, CHUNK, SOFT_CAP, True,
+    )  # fmt: skip
 
 
 @jit

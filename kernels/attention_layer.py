@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagewire.kernels.part import FP8_SINCE, PARTS, is_wide
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -62,17 +64,16 @@ class Shape:
     layer: Attention
     dtype: str = "bf16"
     cache: str = "bf16"
-    alibi: bool = False
 
     @property
     def itemsize(self) -> int:
         """Bytes per element of the query."""
         return 4 if self.dtype == "fp32" else 2
 
-    @property
-    def minimum_arch(self) -> int:
-        """Oldest compute capability, times ten, that can run the kernel: float8 conversions need 8.9."""
-        return 89 if self.cache == "fp8e4nv" else 80
+    def parts(self, *, wide: bool) -> tuple[int, ...]:
+        """Returns the GPUs with large or with small tiles that have instructions for the cache's type."""
+        least = FP8_SINCE if self.cache == "fp8e4nv" else 0
+        return tuple(part for part in PARTS if is_wide(part) == wide and part >= least)
 
     @property
     def tensors(self) -> Mapping[str, str]:
@@ -83,7 +84,7 @@ class Shape:
     def constants(self) -> Mapping[str, object]:
         """Compile-time parameters that depend on the shape."""
         layer = self.layer
-        constants = {
+        return {
             "KV_HEADS": layer.kv_heads,
             "GROUP": layer.group,
             "HEAD_SIZE": layer.head_size,
@@ -95,10 +96,9 @@ class Shape:
             "sinks": None,
             "SOFT_CAP": layer.soft_cap,
         }
-        return constants if self.alibi else {**constants, "alibi": None}
 
 
-TENSORS = {"slots": "i32", "lengths": "i32", "cu_queries": "i32", "block_tables": "i32", "alibi": "fp32"}
+TENSORS = {"slots": "i32", "lengths": "i32", "cu_queries": "i32", "block_tables": "i32"}
 """Element types of the parameters that do not depend on the shape."""
 
 SHAPES = (
@@ -112,6 +112,5 @@ SHAPES = (
     Shape("phi-2 (head 80)", Attention(32, 32, 80, 1.0)),
     Shape("gemma-2-2b (window, cap)", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0)),
     Shape("gemma-2-2b fp32", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0), "fp32", "fp32"),
-    Shape("bloom-7b (alibi)", Attention(32, 32, 128, 1.0), alibi=True),
     Shape("falcon-7b (71 heads on one)", Attention(71, 1, 64, 1.0)),
 )

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
 from pagewire.kernels.slot_state import STATE_TENSORS, SlotState
 
 BLOCK = 64
@@ -30,7 +31,7 @@ def bookkeeping_kernel(
     alive: tl.tensor,
     rows: tl.int32,
     context: tl.int32,
-    VOCABULARY: tl.constexpr,
+    vocabulary: tl.int32,
     STOPS: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -48,10 +49,9 @@ def bookkeeping_kernel(
     token = tl.load(sampled + row, mask=samples, other=-1)
     tl.store(state_tokens + slot * context + end, token, mask=samples & (end < context))
     tl.store(known + slot, end + 1, mask=samples)
-    if seen is not None:
-        place = seen + slot * VOCABULARY + token
-        counted = samples & (token >= 0)
-        tl.store(place, tl.load(place, mask=counted, other=0) + 2, mask=counted)
+    place = seen + slot * vocabulary + token
+    counted = samples & (token >= 0)
+    tl.store(place, tl.load(place, mask=counted, other=0) + 2, mask=counted)
     lane = tl.arange(0, PADDED)
     wanted = samples[:, None] & (lane < STOPS)[None, :]
     stops = tl.load(stop_ids + slot[:, None] * STOPS + lane[None, :], mask=wanted, other=-1)
@@ -72,13 +72,13 @@ def bookkeeping(
     stop_ids: torch.Tensor,
     sampled: torch.Tensor,
     finishes: torch.Tensor,
-    seen: torch.Tensor | None = None,
+    seen: torch.Tensor,
 ) -> None:
     """Applies the results of a step to `state`. Writes `finishes` uint8 [R]: 0 continues, 1 stopped, 2 at its length,
     3 without a token.
 
     `slots`, `num_computed_tokens`, `ends` (as `step_inputs` wrote them) and `sampled` are int32 [R], `cu_queries` int32
-    [R + 1], `stop_ids` int32 [S, longest list] padded with -1. The sampled token is counted in `seen`, see `Penalties`.
+    [R + 1], `stop_ids` int32 [S, longest list] padded with -1. The sampled token is counted in `SamplingTable.seen`.
     """
     rows, stops = len(slots), stop_ids.shape[1]
     bookkeeping_kernel[(triton.cdiv(rows, BLOCK),)](
@@ -97,7 +97,7 @@ def bookkeeping(
         state.alive,
         rows,
         state.tokens.shape[1],
-        VOCABULARY=0 if seen is None else seen.shape[1],
+        seen.shape[1],
         STOPS=stops,
         PADDED=triton.next_power_of_2(stops),
         BLOCK=BLOCK,
@@ -134,11 +134,9 @@ def reference(
 
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
-    columns = ("sampled", "slots", "num_computed_tokens", "ends", "cu_queries", "stop_ids")
+    columns = ("sampled", "slots", "num_computed_tokens", "ends", "cu_queries", "stop_ids", "seen")
     names = ("state_tokens", "known", "computed", "last", "alive")
     tensors = {**dict.fromkeys(columns, "i32"), "finishes": "u8", **{name: STATE_TENSORS[name] for name in names}}
-    sizes = {"STOPS": 16, "PADDED": 16, "BLOCK": BLOCK}
-    return [
-        Configuration("plain", bookkeeping_kernel, tensors, {**sizes, "VOCABULARY": 0, "seen": None}),
-        Configuration("penalties", bookkeeping_kernel, {**tensors, "seen": "i32"}, {**sizes, "VOCABULARY": 128256}),
-    ]
+    padded = triton.next_power_of_2(CHECKED_STOP_IDS)
+    sizes = {"STOPS": CHECKED_STOP_IDS, "PADDED": padded, "BLOCK": BLOCK}
+    return [Configuration("any rows", bookkeeping_kernel, tensors, sizes)]

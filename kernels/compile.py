@@ -1,26 +1,28 @@
-"""`python -m pagewire.kernels.compile --arch sm_80 sm_90 sm_100`: compiles every kernel on a machine without a GPU.
+"""`python -m pagewire.kernels.compile --arch sm_80 sm_90`: compiles every kernel on a machine without a GPU.
 
-Prints registers, spills and shared memory of each configuration. Fails if attention or sampling spills, or if a kernel
-needs more shared memory than the GPU has.
+Prints registers, spills and shared memory of each configuration, or writes them as JSON. Fails if attention or sampling
+spills, or if a kernel needs more shared memory than the GPU has.
 """
 
 import argparse
 import importlib
+import json
 import os
-import re
-import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pagewire.kernels.cubin import machine_code
 from pagewire.kernels.jit import Configuration
+from pagewire.kernels.part import PARTS, SHARED_MEMORY
 
 MODULES = (
     "edit_logits",
@@ -39,27 +41,35 @@ MODULES = (
     "eight_bit_linear",
     "scatter",
 )
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Maximum shared memory of a block in bytes, by compute capability times ten."""
 
 
-class Usage(NamedTuple):
-    """The resources of one compiled kernel."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The resources of one compiled form."""
 
+    form: str
+    """Module and name of the configuration."""
+    arch: int
+    """Compute capability times ten."""
     registers: int
     """Registers per thread."""
     spills: int
     """Number of instructions that store or load spilled registers."""
     shared: int
     """Shared memory per block in bytes."""
+    warps: int
+    """Warps per block."""
+    fits: bool
+    """Whether it spills only where it may, and the shared memory is there."""
 
 
-def compile_configuration(configuration: Configuration, arch: int) -> Usage:
-    """Compiles for a compute capability (times ten). Pointers are assumed aligned to 16 bytes, as PyTorch's are.
+def compiled(configuration: Configuration, arch: int) -> Any:
+    """Returns Triton's kernel for a compute capability (times ten), whose `asm` has all forms of the code.
+
+    Pointers are assumed aligned to 16 bytes, as those of the devices are.
 
     Raises:
         triton.TritonError: the kernel does not compile.
-        RuntimeError: the machine code cannot be read.
     """
     kernel: Any = configuration.kernel
     signature = {}
@@ -72,26 +82,7 @@ def compile_configuration(configuration: Configuration, arch: int) -> Usage:
             signature[parameter.name] = parameter.annotation_type
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     source = ASTSource(kernel, signature, dict(configuration.constants), aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(configuration.options))
-    registers, spills = resources(compiled.asm["cubin"])
-    return Usage(registers, spills, compiled.metadata.shared)
-
-
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Returns registers per thread and the number of spill instructions, by the machine code."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-
-        def report(option: str) -> str:
-            command = [triton.knobs.nvidia.cuobjdump.path, option, path]
-            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-        registers = re.search(r"REG:(\d+)", report("-res-usage"))
-        spills = len(re.findall(r"\b(?:STL|LDL)\b", report("-sass")))
-    if registers is None:
-        raise RuntimeError("cuobjdump reports no registers: use the version that Triton brings")
-    return int(registers[1]), spills
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(configuration.options))
 
 
 def configurations() -> list[tuple[str, Configuration]]:
@@ -103,37 +94,49 @@ def configurations() -> list[tuple[str, Configuration]]:
     ]
 
 
-def compile_form(index: int, arch: int) -> Usage:
+def usage(index: int, arch: int) -> Usage:
     """Compiles entry `index` of `configurations()`, whose entries cannot be pickled for another process."""
-    return compile_configuration(configurations()[index][1], arch)
+    module, configuration = configurations()[index]
+    kernel = compiled(configuration, arch)
+    registers, spills = machine_code(kernel.asm["cubin"])
+    shared: int = kernel.metadata.shared
+    fits = shared <= SHARED_MEMORY[arch] and (spills == 0 or configuration.spills)
+    warps = configuration.options.get("num_warps", 4)
+    return Usage(f"{module}: {configuration.name}", arch, registers, spills, shared, warps, fits)
+
+
+def usages(archs: list[int], modules: list[str]) -> Iterator[Usage]:
+    """Compiles every form of `modules` for each of `archs`, on all cores."""
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
+        wanted = [
+            pool.submit(usage, index, arch)
+            for arch in archs
+            for index, (module, configuration) in enumerate(configurations())
+            if module in modules and arch in configuration.parts
+        ]
+        for compiling in wanted:
+            yield compiling.result()
 
 
 def main(arguments: list[str]) -> int:
     """Compiles the kernels, prints the table and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pagewire.kernels.compile", description=__doc__)
-    parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{arch}" for arch in SHARED_LIMIT])
+    parser.add_argument("--arch", nargs="+", default=["sm_90"], choices=[f"sm_{part}" for part in PARTS])
     parser.add_argument("--kernel", nargs="+", default=MODULES, choices=MODULES, help="only these")
+    parser.add_argument("--output", type=Path, help="JSON file for the table")
     chosen = parser.parse_args(arguments)
-    failed = False
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-        for arch in (int(name.removeprefix("sm_")) for name in chosen.arch):
-            print(f"{f'sm_{arch}':<48}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>7}")
-            forms = [
-                (index, module, configuration)
-                for index, (module, configuration) in enumerate(configurations())
-                if module in chosen.kernel and arch >= configuration.minimum_arch
-            ]
-            usages = [pool.submit(compile_form, index, arch) for index, *_ in forms]
-            for (_, module, configuration), compiling in zip(forms, usages, strict=True):
-                usage = compiling.result()
-                bad = usage.shared > SHARED_LIMIT[arch] or (usage.spills > 0 and not configuration.spills)
-                failed |= bad
-                print(
-                    f"{f'{module}: {configuration.name}':<48}{usage.registers:>10}{usage.spills:>8}{usage.shared:>8}"
-                    f"{configuration.options.get('num_warps', 4):>7}{'  FAILED' if bad else ''}",
-                    flush=True,
-                )
-    return int(failed)
+    print(f"Triton {triton.__version__:<48}{'arch':>8}{'registers':>10}{'spills':>8}{'shared':>8}{'warps':>7}")
+    found = []
+    for form in usages([int(name.removeprefix("sm_")) for name in chosen.arch], chosen.kernel):
+        found.append(form)
+        print(
+            f"{form.form:<55}{f'sm_{form.arch}':>8}{form.registers:>10}{form.spills:>8}{form.shared:>8}{form.warps:>7}"
+            f"{'' if form.fits else '  FAILED'}",
+            flush=True,
+        )
+    if chosen.output:
+        chosen.output.write_text(json.dumps({"triton": triton.__version__, "forms": [asdict(form) for form in found]}))
+    return int(not all(form.fits for form in found))
 
 
 if __name__ == "__main__":

@@ -186,15 +186,20 @@ def configurations() -> list[Configuration]:
     tables = ("bias_ids", "bias", "stop_ids", "edits", "allowed", "seen", "bad_words", "bad_word_ends")
     tensors = {name: SAMPLING_TENSORS[name] for name in (*columns, *tables, "num_prompt_tokens")}
     tensors |= dict.fromkeys(("slots", "ends", "state_tokens"), "i32")
-    sizes = {"BIASES": 1024, "STOPS": 16, "BAD_IDS": 1024, "MOST_BAD": 128, "TILE": TILE}
-    padded = {"PADDED_BIASES": 1024, "PADDED_STOPS": 16, "PADDED_BAD": 1024}
+    lengths = {
+        "BIASES": sampling_table.MAX_BIASES,
+        "STOPS": sampling_table.MAX_STOP_IDS,
+        "BAD_IDS": sampling_table.MAX_BAD_WORD_IDS,
+    }
+    padded = {f"PADDED_{name.removesuffix('_IDS')}": triton.next_power_of_2(width) for name, width in lengths.items()}
+    sizes = {**lengths, **padded, "MOST_BAD": sampling_table.MAX_BAD_WORDS, "TILE": TILE}
     return [
         Configuration(
-            name=f"{vocabulary} {dtype}",
+            name=f"{vocabulary} tokens",
             kernel=edit_logits_kernel,
-            tensors={**tensors, "logits": dtype},
-            constants={"VOCABULARY": vocabulary, "WORDS": -(-vocabulary // 32), **sizes, **padded},
+            tensors={**tensors, "logits": "fp32"},
+            constants={"VOCABULARY": vocabulary, "WORDS": -(-vocabulary // 32), **sizes},
             spills=False,
         )
-        for vocabulary, dtype in ((128256, "fp32"), (151936, "bf16"))
+        for vocabulary in sampling_table.VOCABULARIES
     ]

@@ -8,6 +8,8 @@ from typing import Any, Protocol, cast
 import triton
 import triton.language as tl
 
+from pagewire.kernels.part import PARTS
+
 
 class Kernel(Protocol):
     """A Triton function. `kernel[grid](...)` launches it, and other kernels can call it."""
@@ -44,5 +46,5 @@ class Configuration:
     """`num_warps`, `num_stages` and `maxnreg`, where they differ from Triton's defaults."""
     spills: bool = True
     """Whether spilled registers are allowed; false for attention and sampling."""
-    minimum_arch: int = 80
-    """Oldest compute capability, times ten, that can run the kernel."""
+    parts: tuple[int, ...] = PARTS
+    """Those of `PARTS` on which devices launch it."""

@@ -3,6 +3,8 @@
 Source: the unified kernel of vLLM (`triton_unified_attention`) for the packing of grouped heads and the grid bound.
 """
 
+from itertools import product
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,7 @@ import triton.language as tl
 from pagewire.kernels.attend import add_sink, attend
 from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.part import current, is_wide
 from pagewire.kernels.search import find_row
 
 
@@ -23,12 +26,12 @@ def paged_attention_kernel(
     slots: tl.tensor,
     lengths: tl.tensor,
     cu_queries: tl.tensor,
-    alibi: tl.tensor,
     sinks: tl.tensor,
     table_width: tl.int32,
     rows: tl.int32,
     scale: tl.float32,
     value_scale: tl.float32,
+    minimum: tl.int32,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -41,17 +44,16 @@ def paged_attention_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    MINIMUM: tl.constexpr,
 ) -> None:
     """One program: BLOCK_M // GROUP queries of one sequence, all heads that share one KV head."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    index = tl.program_id(0)
+    index = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last queries take longest and begin first
     kv_head = tl.program_id(1)
     row = find_row(cu_queries, index, rows, BLOCK_Q, 1)
     first = tl.load(cu_queries + row)
     queries = tl.load(cu_queries + row + 1) - first
     offset = (index - first // BLOCK_Q - row) * BLOCK_Q
-    if offset >= queries or queries < MINIMUM:
+    if offset >= queries or queries < minimum:
         return
     length = tl.load(lengths + row)
     slot = tl.load(slots + row).to(tl.int64)
@@ -65,23 +67,20 @@ def paged_attention_kernel(
     lane = (first + local).to(tl.int64) * (KV_HEADS * GROUP) + head
     real = live[:, None] & (dims < HEAD_SIZE)[None, :]
     q = tl.load(query + lane[:, None] * HEAD_SIZE + dims[None, :], mask=real, other=0.0)
-    slopes = positions
-    if alibi is not None:
-        slopes = tl.load(alibi + head, mask=live, other=0.0)
 
-    last = length - queries + offset + BLOCK_Q
+    position = length - queries + offset
     begin = 0
     if WINDOW > 0:
-        begin = tl.maximum(length - queries + offset - WINDOW + 1, 0) // TILE * TILE
+        begin = tl.maximum(position - WINDOW + 1, 0) // TILE * TILE
     if CHUNK > 0:
-        begin = tl.maximum(length - queries + offset, 0) // CHUNK * CHUNK // TILE * TILE
+        begin = tl.maximum(position, 0) // CHUNK * CHUNK // TILE * TILE
     accumulator, maximum, total = attend(
         q,
         positions,
-        slopes,
         kv_head,
         begin,
-        tl.minimum(last, length),
+        position,
+        tl.minimum(position + BLOCK_Q, length),
         key_cache,
         value_cache,
         block_tables + slot * table_width,
@@ -95,7 +94,6 @@ def paged_attention_kernel(
         WINDOW,
         CHUNK,
         SOFT_CAP,
-        alibi is not None,
     )
     if sinks is not None:
         accumulator, _, total = add_sink(accumulator, maximum, total, tl.load(sinks + head, mask=live, other=0.0))
@@ -105,17 +103,25 @@ def paged_attention_kernel(
     tl.store(out + lane[:, None] * VALUE_SIZE + value_dims[None, :], result.to(out.dtype.element_ty), mask=real)
 
 
-def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
-    """Returns tile sizes, warps and pipeline depth of the mixed kernel, for elements of `itemsize` bytes."""
-    padded = triton.next_power_of_2(head_size)
+def tiling(layer: Attention, itemsize: int, *, wide: bool) -> dict[str, int]:
+    """Returns tile sizes, warps, pipeline depth and registers of the mixed kernel, for elements of `itemsize` bytes.
+
+    `wide`: see `pagewire.kernels.part.is_wide`.
+    """
+    padded = triton.next_power_of_2(layer.head_size)
     if itemsize == 4:  # IEEE products on the ordinary cores: small tiles, or the accumulators spill
         block_m, tile, warps, stages = 16, 16, 4, 2
     elif padded > 128:
-        block_m, tile, warps, stages = 64, 32, 8, 5
-    else:
+        block_m, tile, warps, stages = 64, 32, 8, 5 if wide else 3
+    elif wide:
         block_m, tile, warps, stages = 128, 64, 8, 5 if padded > 64 else 3
-    block_m = max(block_m, triton.next_power_of_2(group))
-    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, "num_warps": warps, "num_stages": stages}
+    else:
+        block_m, tile, warps, stages = 128, 32, 8, 4
+    block_m = max(block_m, triton.next_power_of_2(layer.group))
+    launch = {"num_warps": warps, "num_stages": stages}
+    if padded <= 64:  # by default the assembler targets 128 for them on sm_100 and spills
+        launch["maxnreg"] = 168
+    return {"BLOCK_M": block_m, "TILE": tile, "PADDED": padded, **launch}
 
 
 def paged_attention(
@@ -125,7 +131,6 @@ def paged_attention(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     out: torch.Tensor,
-    alibi: torch.Tensor | None = None,
     minimum: int = 1,
     sinks: torch.Tensor | None = None,
 ) -> None:
@@ -133,11 +138,11 @@ def paged_attention(
 
     The queries of a sequence are its last positions, whose keys and values are already in the cache. Caches are
     [blocks, kv_heads, block_size, head_size], of the query's dtype or float8_e4m3fn; that of values and `out` have
-    `layer.value_head_size` instead. `alibi` are float32 slopes [heads], `sinks` each head's score of a key without
+    `layer.value_head_size` instead. `sinks` each head's score of a key without
     value, float32 [heads]. Sequences with fewer than `minimum` queries are skipped, for `split_attention`. Tokens from
     `cu_queries[-1]` on are not written.
     """
-    sizes = tiling(layer.head_size, query.element_size(), layer.group)
+    sizes = tiling(layer, query.element_size(), wide=is_wide(current()))
     rows = len(batch.slots)
     grid = (len(query) // (sizes["BLOCK_M"] // layer.group) + rows, layer.kv_heads)
     paged_attention_kernel[grid](
@@ -149,12 +154,12 @@ def paged_attention(
         batch.slots,
         batch.lengths,
         batch.cu_queries,
-        alibi,
         sinks,
         batch.block_tables.shape[1],
         rows,
         layer.scale * layer.key_scale,
         layer.value_scale,
+        minimum,
         KV_HEADS=layer.kv_heads,
         GROUP=layer.group,
         HEAD_SIZE=layer.head_size,
@@ -164,7 +169,6 @@ def paged_attention(
         WINDOW=layer.window,
         CHUNK=layer.chunk,
         SOFT_CAP=layer.soft_cap,
-        MINIMUM=minimum,
         **sizes,
     )
 
@@ -175,7 +179,6 @@ def reference(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
-    alibi: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns `paged_attention` in float64 [cu_queries[-1], heads, value_head_size]."""
@@ -198,8 +201,6 @@ def reference(
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
         positions = torch.arange(length, device=device)
         distance = positions[length - (last - first) :, None] - positions
-        if alibi is not None:
-            scores -= alibi.double()[:, None, None] * distance
         hidden = (distance < 0) | (distance >= (layer.window or length))
         if layer.chunk:
             hidden |= positions < positions[length - (last - first) :, None] // layer.chunk * layer.chunk
@@ -214,21 +215,17 @@ def reference(
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
-    for shape in SHAPES:
-        sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)
+    for shape, wide in product(SHAPES, (True, False)):
+        sizes = tiling(shape.layer, shape.itemsize, wide=wide)
         found.append(
             Configuration(
-                name=shape.name,
+                name=f"{shape.name}{'' if wide else ', small tiles'}",
                 kernel=paged_attention_kernel,
                 tensors={**TENSORS, **shape.tensors},
-                constants={
-                    **shape.constants,
-                    **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")},
-                    "MINIMUM": 1,
-                },
-                options={key: sizes[key] for key in ("num_warps", "num_stages")},
+                constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}},
+                options={key: size for key, size in sizes.items() if key.islower()},
                 spills=False,
-                minimum_arch=shape.minimum_arch,
+                parts=shape.parts(wide=wide),
             )
         )
     return found

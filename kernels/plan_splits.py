@@ -12,6 +12,8 @@ import triton.language as tl
 from pagewire.kernels.jit import Configuration, jit
 
 CANDIDATES: tl.constexpr = tl.constexpr(32)
+FEWEST = 64
+"""Rows of the smallest form of the kernel: fewer forms, and fewer rows take as long."""
 
 
 def capacity(multiprocessors: int, kv_heads: int) -> int:
@@ -48,9 +50,9 @@ def plan_splits_kernel(
     cu_queries: tl.tensor,
     rows: tl.int32,
     capacity: tl.int32,
-    LIMIT: tl.constexpr,
-    TILE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    limit: tl.int32,
+    tile: tl.int32,
+    window: tl.int32,
     ROWS: tl.constexpr,
 ) -> None:
     """One program plans the whole batch."""
@@ -58,11 +60,9 @@ def plan_splits_kernel(
     mask = row < rows
     length = tl.load(lengths + row, mask=mask, other=0)
     queries = tl.load(cu_queries + row + 1, mask=mask, other=0) - tl.load(cu_queries + row, mask=mask, other=0)
-    begin = row * 0
-    if WINDOW > 0:
-        begin = tl.maximum(length - queries - WINDOW + 1, 0) // TILE * TILE
-    short = (queries > 0) & (queries <= LIMIT)
-    tiles = tl.where(short, tl.maximum((length - begin + TILE - 1) // TILE, 1), 0)
+    begin = tl.where(window > 0, tl.maximum(length - queries - window + 1, 0) // tile * tile, 0)
+    short = (queries > 0) & (queries <= limit)
+    tiles = tl.where(short, tl.maximum((length - begin + tile - 1) // tile, 1), 0)
     longest = tl.maximum(tl.max(tiles, 0), 1)
     smallest = tl.maximum((tl.sum(tiles, 0) + 4 * capacity - 1) // (4 * capacity), 1)
     step = tl.maximum(smallest // 8, 1)
@@ -105,10 +105,10 @@ def plan_splits(
         cu_queries,
         rows,
         capacity,
-        LIMIT=limit,
-        TILE=tile,
-        WINDOW=window,
-        ROWS=triton.next_power_of_2(rows),
+        limit,
+        tile,
+        window,
+        ROWS=max(FEWEST, triton.next_power_of_2(rows)),
     )
 
 
@@ -129,11 +129,11 @@ def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     return [
         Configuration(
-            name=f"{rows} rows{', window' if window else ''}",
+            name=f"{rows} rows",
             kernel=plan_splits_kernel,
             tensors=dict.fromkeys(("cu_splits", "split_size", "lengths", "cu_queries"), "i32"),
-            constants={"LIMIT": 4, "TILE": 64, "WINDOW": window, "ROWS": rows},
+            constants={"ROWS": rows},
             spills=False,
         )
-        for rows, window in ((1, 0), (64, 0), (256, 0), (1024, 4096))
+        for rows in (FEWEST << octave for octave in range(5))
     ]

@@ -7,6 +7,10 @@ import triton.language as tl
 from pagewire.kernels.attention_layer import SHAPES
 from pagewire.kernels.jit import Configuration, jit
 
+TILE = 16
+"""Splits that are read at a time."""
+WARPS = 2
+
 
 @jit
 def reduce_splits_kernel(
@@ -15,15 +19,15 @@ def reduce_splits_kernel(
     logsum: tl.tensor,
     cu_splits: tl.tensor,
     cu_queries: tl.tensor,
-    QUERIES: tl.constexpr,
-    HEADS: tl.constexpr,
+    limit: tl.int32,
+    heads: tl.int32,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """One program: one head of one query."""
-    row = tl.program_id(0) // QUERIES
-    local = tl.program_id(0) % QUERIES
+    row = tl.program_id(0) // limit
+    local = tl.program_id(0) % limit
     head = tl.program_id(1)
     first = tl.load(cu_queries + row)
     if local >= tl.load(cu_queries + row + 1) - first:
@@ -39,7 +43,7 @@ def reduce_splits_kernel(
     for start in tl.range(begin, end, TILE):
         items = start + tl.arange(0, TILE)
         mask = items < end
-        lanes = (items.to(tl.int64) * QUERIES + local) * HEADS + head
+        lanes = (items.to(tl.int64) * limit + local) * heads + head
         sums = tl.load(logsum + lanes, mask=mask, other=float("-inf"))
         larger = tl.maximum(maximum, tl.max(sums, 0))
         base = tl.where(larger == float("-inf"), 0.0, larger)
@@ -51,7 +55,7 @@ def reduce_splits_kernel(
         total = total * shrink + tl.sum(weights, 0)
         maximum = larger
     result = accumulator / tl.where(total > 0, total, 1.0)
-    place = ((first + local).to(tl.int64) * HEADS + head) * HEAD_SIZE
+    place = ((first + local).to(tl.int64) * heads + head) * HEAD_SIZE
     tl.store(out + place + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_SIZE)
 
 
@@ -75,12 +79,12 @@ def reduce_splits(
         logsum,
         cu_splits,
         cu_queries,
-        QUERIES=queries,
-        HEADS=heads,
+        queries,
+        heads,
         HEAD_SIZE=head_size,
         PADDED=triton.next_power_of_2(head_size),
-        TILE=16,
-        num_warps=2,
+        TILE=TILE,
+        num_warps=WARPS,
     )
 
 
@@ -101,21 +105,15 @@ def reference(
 
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
-    heads = {(shape.layer.heads, shape.layer.head_size, shape.dtype) for shape in SHAPES}
+    heads = {(shape.layer.value_head_size, shape.dtype) for shape in SHAPES}
     return [
         Configuration(
-            name=f"{count} heads of {size} {dtype}",
+            name=f"heads of {size} {dtype}",
             kernel=reduce_splits_kernel,
             tensors={"out": dtype, "partial": "fp32", "logsum": "fp32", "cu_splits": "i32", "cu_queries": "i32"},
-            constants={
-                "QUERIES": 1,
-                "HEADS": count,
-                "HEAD_SIZE": size,
-                "PADDED": triton.next_power_of_2(size),
-                "TILE": 16,
-            },
-            options={"num_warps": 2},
+            constants={"HEAD_SIZE": size, "PADDED": triton.next_power_of_2(size), "TILE": TILE},
+            options={"num_warps": WARPS},
             spills=False,
         )
-        for count, size, dtype in sorted(heads)
+        for size, dtype in sorted(heads)
     ]

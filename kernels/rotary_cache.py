@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.part import FP8_SINCE, PARTS
 
 
 @jit
@@ -256,7 +257,7 @@ def configurations() -> list[Configuration]:
                     "PADDED": triton.next_power_of_2(layer.head_size),
                 },
                 options={"num_warps": warps(group)},
-                minimum_arch=89 if cache == "fp8e4nv" else 80,
+                parts=tuple(part for part in PARTS if cache != "fp8e4nv" or part >= FP8_SINCE),
             )
         )
     return found

@@ -2,7 +2,11 @@
 
 A filter keeps the tokens at or above a lower bound on the logits. min-p gives the bound directly. top-k and top-p find
 it by bisection, in which every step ends at a logit that occurs, so that the result is exact. Ties at the bound are
-all kept. Tiles of the vocabulary whose largest logit is below the bound are not read again.
+all kept.
+
+The first kernel has a program per tile of the vocabulary, so that few rows use the whole GPU. With the largest logit
+and the sum of each tile, the second one, of a program per row, reads the tile of its token only, if there is no filter.
+A filter reads the tiles whose largest logit is not below its bound.
 """
 
 import torch
@@ -12,7 +16,7 @@ import triton.language as tl
 from pagewire.kernels import philox
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.philox import uniform
-from pagewire.kernels.sampling_table import SAMPLING_TENSORS, SamplingTable
+from pagewire.kernels.sampling_table import SAMPLING_TENSORS, VOCABULARIES, SamplingTable
 from pagewire.shared import sampling
 
 TILE = 2048
@@ -34,8 +38,8 @@ def scaled_logits(  # type: ignore[no-untyped-def]
 
 
 @jit
-def tile_maxima_kernel(
-    maxima: tl.tensor,
+def tile_sums_kernel(
+    tiles: tl.tensor,
     logits: tl.tensor,
     slots: tl.tensor,
     ends: tl.tensor,
@@ -44,7 +48,8 @@ def tile_maxima_kernel(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: the largest scaled logit of one tile of one row; infinity if there is NaN."""
+    """One program: the largest scaled logit of one tile of one row, infinity if there is NaN, and the sum of the
+    exponentials of the distances from it."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     if tl.load(ends + row) < 0:
@@ -55,7 +60,11 @@ def tile_maxima_kernel(
     token = tile * TILE + tl.arange(0, TILE)
     start = logits + row * VOCABULARY
     x = scaled_logits(start, token, heat, VOCABULARY)
-    tl.store(maxima + row * TILES + tile, tl.max(tl.where(tl.abs(x) >= 0, x, INFINITY), 0))
+    top = tl.max(tl.where(tl.abs(x) >= 0, x, INFINITY), 0)
+    tl.store(tiles + row * 2 * TILES + tile, top)
+    finite = tl.abs(top) < INFINITY
+    distance = tl.where(finite, x - tl.where(finite, top, 0.0), -INFINITY)
+    tl.store(tiles + (row * 2 + 1) * TILES + tile, tl.sum(tl.exp(distance), 0))
 
 
 @jit
@@ -127,9 +136,17 @@ def tile_masses(  # type: ignore[no-untyped-def]
 
 
 @jit
+def kth_largest(top: tl.tensor, count: tl.tensor, TILES: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the largest t that the largest logits of `count` tiles reach; minus infinity if there are fewer tiles."""
+    index = tl.arange(0, PADDED)
+    reached = tl.min(tl.where(index < count, tl.sort(top, descending=True), INFINITY), 0)
+    return tl.where(count <= TILES, reached, -INFINITY)
+
+
+@jit
 def sample_kernel(
     tokens: tl.tensor,
-    maxima: tl.tensor,
+    tiles: tl.tensor,
     logits: tl.tensor,
     slots: tl.tensor,
     ends: tl.tensor,
@@ -151,7 +168,7 @@ def sample_kernel(
         return
     slot = tl.load(slots + row).to(tl.int64)
     start = logits + row * VOCABULARY
-    tops = maxima + row * TILES
+    tops = tiles + row * 2 * TILES
     index = tl.arange(0, PADDED)
     top = tl.load(tops + index, mask=index < TILES, other=float("-inf"))
     peak = tl.max(top, 0)
@@ -169,21 +186,27 @@ def sample_kernel(
         tl.store(tokens + row, tl.min(tl.where(x == peak, token, VOCABULARY - 1), 0))
         return
 
+    sums = tl.load(tops + TILES + index, mask=index < TILES, other=0.0)
+    masses = (sums * tl.exp(top - peak)).to(tl.float64)
     low = peak * 0 + float("-inf")
     part = tl.load(min_p + slot)
     if part > 0:
         low = peak + tl.log(part)
     most = tl.load(top_k + slot)
     if (most > 0) & (most < VOCABULARY):
+        low = tl.maximum(low, kth_largest(top, most, TILES, PADDED))
         low = edge(
             low, peak, most.to(tl.float32), most > 0, tops, start, heat, VOCABULARY, TILES, TILE,
         )  # fmt: skip
+    if low > float("-inf"):
+        masses = tile_masses(low, peak, tops, start, heat, VOCABULARY, TILES, TILE, PADDED)
     share = tl.load(top_p + slot)
-    masses = tile_masses(low, peak, tops, start, heat, VOCABULARY, TILES, TILE, PADDED)
     if share < 1:
-        goal = (tl.sum(masses, 0) * share).to(tl.float32)
+        mass = tl.sum(masses, 0).to(tl.float32)
+        # If all tokens were as likely as one here, together they would weigh half of what may be left out.
+        low = tl.maximum(low, tl.minimum(peak + tl.log(mass * (1 - share) / (2 * VOCABULARY)), peak))
         low = edge(
-            low, peak, goal, most < 0, tops, start, heat, VOCABULARY, TILES, TILE,
+            low, peak, mass * share, most < 0, tops, start, heat, VOCABULARY, TILES, TILE,
         )  # fmt: skip
         masses = tile_masses(low, peak, tops, start, heat, VOCABULARY, TILES, TILE, PADDED)
 
@@ -204,7 +227,7 @@ def sample(
     logits: torch.Tensor,
     slots: torch.Tensor,
     ends: torch.Tensor,
-    maxima: torch.Tensor,
+    tiles: torch.Tensor,
     tokens: torch.Tensor,
 ) -> None:
     """Writes the sampled token of every row to `tokens` int32 [R]; -1 where `ends` is negative.
@@ -212,18 +235,17 @@ def sample(
     A row with NaN, or whose largest logit is infinite, gets `pagewire.shared.sampling.NOT_FINITE`.
 
     `logits` [R, vocabulary], after `edit_logits`, are contiguous and of any float type; `slots` is int32 [R]; `ends`
-    int32 [R] is the position of the token to sample; `maxima` float32 [R, ceil(vocabulary / TILE)] is scratch memory.
+    int32 [R] is the position of the token to sample; `tiles` float32 [R, 2, ceil(vocabulary / TILE)] is scratch memory.
     Order: temperature, min-p, top-k, top-p. Samples the first token whose cumulative probability exceeds the
     uniform number.
     """
     rows, vocabulary = logits.shape
-    tiles = triton.cdiv(vocabulary, TILE)
-    columns = table.columns
-    sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE, "num_warps": WARPS}
-    tile_maxima_kernel[rows, tiles](maxima, logits, slots, ends, columns["temperature"], **sizes)
+    count, columns = triton.cdiv(vocabulary, TILE), table.columns
+    sizes = {"VOCABULARY": vocabulary, "TILES": count, "TILE": TILE, "num_warps": WARPS}
+    tile_sums_kernel[rows, count](tiles, logits, slots, ends, columns["temperature"], **sizes)
     sample_kernel[(rows,)](
         tokens,
-        maxima,
+        tiles,
         logits,
         slots,
         ends,
@@ -233,7 +255,7 @@ def sample(
         columns["top_k"],
         columns["key"],
         **sizes,
-        PADDED=triton.next_power_of_2(tiles),
+        PADDED=triton.next_power_of_2(count),
     )
 
 
@@ -278,20 +300,12 @@ def reference(
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
-    for vocabulary, dtype in ((128256, "fp32"), (128256, "bf16"), (151936, "bf16"), (50272, "fp32")):
-        tiles = triton.cdiv(vocabulary, TILE)
-        sizes = {"VOCABULARY": vocabulary, "TILES": tiles, "TILE": TILE}
-        tensors = {
-            **SAMPLING_TENSORS,
-            "maxima": "fp32",
-            "logits": dtype,
-            "slots": "i32",
-            "ends": "i32",
-            "tokens": "i32",
-        }
-        name = f"{vocabulary} {dtype}"
-        options = {"num_warps": WARPS}
-        picked = {**sizes, "PADDED": triton.next_power_of_2(tiles)}
-        found.append(Configuration(f"maxima {name}", tile_maxima_kernel, tensors, sizes, options, spills=False))
+    tensors = {**SAMPLING_TENSORS, "tiles": "fp32", "logits": "fp32", "slots": "i32", "ends": "i32", "tokens": "i32"}
+    for vocabulary in VOCABULARIES:
+        count = triton.cdiv(vocabulary, TILE)
+        sizes = {"VOCABULARY": vocabulary, "TILES": count, "TILE": TILE}
+        options, name = {"num_warps": WARPS}, f"{vocabulary} tokens"
+        picked = {**sizes, "PADDED": triton.next_power_of_2(count)}
+        found.append(Configuration(f"sums {name}", tile_sums_kernel, tensors, sizes, options, spills=False))
         found.append(Configuration(f"sample {name}", sample_kernel, tensors, picked, options, spills=False))
     return found

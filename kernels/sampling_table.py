@@ -13,6 +13,18 @@ _TRITON = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 ALLOWED, BIASED, PENALIZED, BAD_WORDS = 1, 2, 4, 8
 """Bits of `SamplingTable.edits`."""
 
+MAX_STOP_IDS = 1040
+"""Maximum stop ids of a slot: a request may name 1024, and a model has some of its own."""
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_IDS = 1024
+"""As many as a request may have."""
+CHECKED_STOP_IDS = 16
+"""Stop ids that the device checks after every step. The host checks all; a missed one costs a wasted row."""
+
+VOCABULARIES = (128256, 151936, 50272)
+"""Tokens of known models, for `pagewire.kernels.compile`."""
+
 COLUMNS = {name: _DTYPES[RECORD[name].kind] for name in RECORD.names or ()}
 """The columns of a record and their dtypes on the device: real numbers, integers, and bits."""
 

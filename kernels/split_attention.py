@@ -4,6 +4,7 @@ Source: Flash-Decoding (Dao et al., 2023).
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import triton
@@ -12,7 +13,8 @@ import triton.language as tl
 from pagewire.kernels.attend import add_sink, attend
 from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
 from pagewire.kernels.jit import Configuration, jit
-from pagewire.kernels.plan_splits import most_items
+from pagewire.kernels.part import current, is_wide
+from pagewire.kernels.plan_splits import most_items, plan_splits
 from pagewire.kernels.reduce_splits import reduce_splits
 from pagewire.kernels.search import find_row
 
@@ -31,7 +33,6 @@ def split_attention_kernel(
     cu_queries: tl.tensor,
     cu_splits: tl.tensor,
     split_size: tl.tensor,
-    alibi: tl.tensor,
     sinks: tl.tensor,
     table_width: tl.int32,
     rows: tl.int32,
@@ -73,9 +74,6 @@ def split_attention_kernel(
     lane = (first + local).to(tl.int64) * (KV_HEADS * GROUP) + head
     real = live[:, None] & (dims < HEAD_SIZE)[None, :]
     q = tl.load(query + lane[:, None] * HEAD_SIZE + dims[None, :], mask=real, other=0.0)
-    slopes = positions
-    if alibi is not None:
-        slopes = tl.load(alibi + head, mask=live, other=0.0)
 
     begin = 0
     if WINDOW > 0:
@@ -85,9 +83,9 @@ def split_attention_kernel(
     accumulator, maximum, total = attend(
         q,
         positions,
-        slopes,
         kv_head,
         begin,
+        length - queries,
         tl.minimum(begin + width, length),
         key_cache,
         value_cache,
@@ -102,7 +100,6 @@ def split_attention_kernel(
         WINDOW,
         CHUNK,
         SOFT_CAP,
-        alibi is not None,
     )
     if sinks is not None:
         sink = tl.load(sinks + head, mask=live, other=0.0)
@@ -136,11 +133,14 @@ class SplitPlan:
     """float32 [items, queries, heads] base-2 logarithm of the sum of a split's weights."""
 
 
-def tiling(head_size: int, itemsize: int, group: int) -> dict[str, int]:
-    """Returns tile sizes, warps, pipeline depth and registers of the split kernel, for elements of `itemsize` bytes."""
-    padded = triton.next_power_of_2(head_size)
-    tile, stages = (16, 3) if itemsize == 4 else (32, 5) if padded > 128 else (64, 5)
-    block_m = max(16, triton.next_power_of_2(group))
+def tiling(layer: Attention, itemsize: int, *, wide: bool) -> dict[str, int]:
+    """Returns tile sizes, warps, pipeline depth and registers of the split kernel, for elements of `itemsize` bytes.
+
+    `wide`: see `pagewire.kernels.part.is_wide`.
+    """
+    padded = triton.next_power_of_2(layer.head_size)
+    tile, stages = (16, 3) if itemsize == 4 else (32, 5 if wide else 4) if padded > 128 else (64, 5)
+    block_m = max(16, triton.next_power_of_2(layer.group))
     warps = 8 if block_m > 64 or itemsize == 4 else 4
     # By default the assembler targets 128 registers and spills; two programs per multiprocessor allow 224.
     launch = {"num_warps": warps, "num_stages": stages, "maxnreg": 224}
@@ -164,6 +164,13 @@ def new_plan(layer: Attention, rows: int, capacity: int, device: torch.device) -
     )
 
 
+def plan_batch(layer: Attention, batch: Batch, itemsize: int, plan: SplitPlan) -> None:
+    """Writes to `plan` how the contexts of `batch` are split, for queries of `itemsize` bytes per element."""
+    tile, limit = tiling(layer, itemsize, wide=is_wide(current()))["TILE"], most_queries(layer)
+    lengths, cu_queries = batch.lengths, batch.cu_queries
+    plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, plan.cu_splits, plan.split_size)
+
+
 def split_attention(
     layer: Attention,
     batch: Batch,
@@ -172,15 +179,14 @@ def split_attention(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     out: torch.Tensor,
-    alibi: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
     """Computes `paged_attention` of the rows with 1 to `most_queries` queries; other rows are not written.
 
     A layer with chunks is not computed: its programs would share what they do not see.
-    `plan_splits` must have run on the same lengths, with this layer's window, `most_queries` and `tiling`.
+    `plan_batch` must have run on the same batch, for a layer with the same constants.
     """
-    sizes = tiling(layer.head_size, query.element_size(), layer.group)
+    sizes = tiling(layer, query.element_size(), wide=is_wide(current()))
     rows = len(batch.slots)
     split_attention_kernel[most_items(rows, plan.capacity), layer.kv_heads](
         out,
@@ -195,7 +201,6 @@ def split_attention(
         batch.cu_queries,
         plan.cu_splits,
         plan.split_size,
-        alibi,
         sinks,
         batch.block_tables.shape[1],
         rows,
@@ -218,11 +223,11 @@ def split_attention(
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
-    for shape in SHAPES:
-        sizes = tiling(shape.layer.head_size, shape.itemsize, shape.layer.group)
+    for shape, wide in product(SHAPES, (True, False)):
+        sizes = tiling(shape.layer, shape.itemsize, wide=wide)
         found.append(
             Configuration(
-                name=shape.name,
+                name=f"{shape.name}{'' if wide else ', small tiles'}",
                 kernel=split_attention_kernel,
                 tensors={
                     **TENSORS,
@@ -235,7 +240,7 @@ def configurations() -> list[Configuration]:
                 constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}},
                 options={key: sizes[key] for key in ("num_warps", "num_stages", "maxnreg")},
                 spills=False,
-                minimum_arch=shape.minimum_arch,
+                parts=shape.parts(wide=wide),
             )
         )
     return found

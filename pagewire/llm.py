@@ -12,6 +12,7 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput, output_of
 from pagewire.sampling_params import BeamSearchParams
+from pagewire.services.executor.devices.defaults import offline
 from pagewire.services.tokenizer.generation_config import generation_defaults
 from pagewire.shared import config, model_folder
 from pagewire.shared.config import Settings
@@ -87,7 +88,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        self._settings = settings_of(model, settings)
+        self._settings = offline(settings_of(model, settings))
         self._thread = LoopThread()
         self._stack = Stack(self._settings, PIPELINE)
         self._finalizer = weakref.finalize(self, _end, self._thread, self._stack)
@@ -235,7 +236,8 @@ class LLM:
 
         A request for which the services have no room, because there are so many slots, is sent again later.
         """
-        room = asyncio.Semaphore(2 * self._settings.max_num_seqs * self._settings.data_parallel_size)
+        slots = self._settings.max_num_seqs or 1
+        room = asyncio.Semaphore(2 * slots * self._settings.data_parallel_size)
         async with AsyncClient(self._address.nats, api_key=self._settings.api_key) as client:
 
             async def one(request: dict[str, Any], sampling: SamplingParams | None) -> Result:

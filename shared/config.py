@@ -84,10 +84,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Most `logprobs` and `prompt_logprobs` that a request may ask for; -1: as many as there are tokens."""
     max_model_len: int | None = None
     """Context length in tokens, such as 4096, 4k or auto; by default the model's own."""
-    max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=65536)] = 64
-    """Maximum number of sequences that run at once, up to 65536."""
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=65536)] | None = None
+    """Maximum number of sequences that run at once, up to 65536; by default 64, or 256 on cuda and a simulated GPU, and
+    1024 for the class `LLM` on a GPU of 70 GB and more; never more than there are KV blocks."""
     max_num_batched_tokens: Positive | None = None
-    """Tokens per step; by default 512, and on a CPU as many as fit into the target step time, up to 4096."""
+    """Tokens per step; by default 8192 on cuda and a simulated GPU, 16384 for the class `LLM` there, else 512, and on a
+    CPU as many as fit into the target step time, up to 4096."""
     block_size: Positive = 16
     """KV positions per block."""
     kv_cache_memory: int | None = None

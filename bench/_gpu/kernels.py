@@ -20,7 +20,7 @@ from pagewire.bench._output import markdown
 from pagewire.kernels import split_attention
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.paged_attention import paged_attention, reference
-from pagewire.kernels.plan_splits import capacity, plan_splits
+from pagewire.kernels.plan_splits import capacity
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.roofline import Shape, shape_of
 
@@ -111,9 +111,7 @@ def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str
     plan = split_attention.new_plan(
         layer, len(batch.slots), capacity(machine.runtime.multiprocessors, layer.kv_heads), device
     )
-    tile = split_attention.tiling(layer.head_size, out.element_size(), layer.group)["TILE"]
-    limit = split_attention.most_queries(layer)
-    plan_splits(batch.lengths, batch.cu_queries, plan.capacity, limit, tile, 0, plan.cu_splits, plan.split_size)
+    split_attention.plan_batch(layer, batch, out.element_size(), plan)
 
     def ours() -> Tensor:
         if decode:
@@ -181,7 +179,8 @@ def _replayed(runtime: Runtime, work: Callable[[], Tensor], repeats: int) -> lis
     def once() -> None:
         work()
 
-    return timed(runtime, runtime.capture(once), repeats)
+    (graph,) = runtime.capture([once])
+    return timed(runtime, graph, repeats)
 
 
 def table(runs: Sequence[KernelRun]) -> list[str]:

@@ -70,7 +70,7 @@ def timed(runtime: Runtime, work: Callable[[], object], repeats: int) -> list[fl
         work()
         marks.append(runtime.mark())
     marks[-1].wait()
-    return [late.reached() - early.reached() for early, late in pairwise(marks)]
+    return [late.seconds_since(early) for early, late in pairwise(marks)]
 
 
 def release(device: torch.device) -> None:

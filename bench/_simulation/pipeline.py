@@ -91,6 +91,8 @@ class Trace:
     """In order of their end."""
     busy: float = 0.0
     """Seconds in which the device ran steps."""
+    moved: float = 0.0
+    """Bytes of weights and KV cache that the steps read and wrote."""
     working: float = 0.0
     """Seconds in which there was a request."""
     steps: int = 0
@@ -218,6 +220,7 @@ class VirtualPipeline:
         columns = self._table.record(step, np.where(batch.samples, picked, -1))
         work = self._host.step + rows * self._host.step_row
         seconds = self._roofline.seconds(batch.num_computed_tokens, batch.query_lens, batch.samples)
+        self.trace.moved += self._roofline.moved(batch.num_computed_tokens, batch.query_lens, batch.samples)
         self._ends.append(max(self._clock.now + work, self._ends[-1]) + seconds)
         self.trace.busy += seconds
         self.trace.steps += 1

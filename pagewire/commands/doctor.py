@@ -50,6 +50,8 @@ def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "machine", _machine
     if settings.device == "cpu":
         yield "kernels", _kernels
+    if settings.device == "cuda":
+        yield "GPU", _gpu
     yield "replicas", lambda: check_replicas(settings)
     yield "servers", lambda: check_servers(settings)
     yield "model", lambda: _model(settings)
@@ -75,6 +77,12 @@ def _kernels() -> str:
     except build.NotBuilt as error:
         raise ConfigurationError(f"the kernels cannot be compiled, without which steps take longer: {error}") from error
     return f"compiled, in {time.monotonic() - started:.1f} s"
+
+
+def _gpu() -> str:
+    from pagewire.services.executor.devices.cuda.machine import check_machine  # Triton takes a second to load
+
+    return check_machine()
 
 
 def _model(settings: Settings) -> str:

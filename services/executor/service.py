@@ -158,6 +158,7 @@ class Executor:
             max_model_len=capacity.max_model_len,
             max_candidates=capacity.max_candidates,
             max_step_tokens=capacity.max_step_tokens,
+            step_tokens=capacity.step_tokens,
         )
         self._publish(message.reply, encode(answer))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pagewire.services.scheduler.sequence import Sequence
-from pagewire.shared.config import STEP_TOKENS, Settings
+from pagewire.shared.config import Settings
 from pagewire.shared.messages.plan import Claimed
 from pagewire.shared.messages.work import Sampling
 
@@ -88,7 +88,7 @@ def limits_of(claimed: Claimed, settings: Settings, max_payload: int) -> Limits:
         num_blocks=claimed.num_blocks,
         block_size=claimed.block_size,
         max_num_seqs=claimed.max_num_seqs,
-        budget=settings.max_num_batched_tokens or STEP_TOKENS,
+        budget=settings.max_num_batched_tokens or claimed.step_tokens,
         window=settings.lease_window,
         prefix_cache=settings.prefix_cache,
         itl_target_ms=settings.itl_target_ms,

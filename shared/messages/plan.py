@@ -1,5 +1,6 @@
 """Scheduler to executor: changes to the batch, which take effect together before the next step."""
 
+from pagewire.shared.config import STEP_TOKENS
 from pagewire.shared.messages.codec import Wire
 from pagewire.shared.messages.work import Sampling
 
@@ -108,6 +109,8 @@ class Claimed(Wire, frozen=True):
     """Maximum number of candidates per row; 0: the device reports none and cannot do beam search."""
     max_step_tokens: int = 0
     """Tokens that a step may grow to without a configured budget; 0: steps do not grow."""
+    step_tokens: int = STEP_TOKENS
+    """Tokens of a step, at first, without a configured budget."""
 
 
 class Replay(Wire, frozen=True):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_an_fp8_cache_is_refused_where_serving_refuses_it(monkeypatch: pytest.Mo
         gpu.main(["decode", "--kv-cache-dtype", "fp8"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["decodes"], ["decode", "--models", "gpt-5"]])
+@pytest.mark.parametrize("arguments", [["decodes"], ["decode", "--models", "gpt-5"]])
 def test_unknown_parts_and_models_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.main(arguments)
@@ -83,6 +84,40 @@ def test_tables_are_printed_and_raw_results_written(
     assert {"torch", "triton", "transformers", "pagewire", "python"} <= written.keys()
     (run,) = written["parts"]["prefill"]
     assert len(run["device_ms"]) == 1
+
+
+def test_a_part_that_fails_is_reported_and_the_others_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Iterator[ProfileRun]:
+        raise RuntimeError("out of memory")
+
+    run = ProfileRun("tiny", 64, 50, 0.9, [])
+    parts = {"decode": gpu.Part(fail, table), "profile": gpu.Part(lambda *_: iter([run]), table)}
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    output = tmp_path / "gpu.json"
+    assert gpu.report(MACHINE, given("decode", "profile", output=output), []) == 1
+    assert "failed: out of memory" in capsys.readouterr().out
+    written = json.loads(output.read_text())
+    assert written["failures"] == {"decode": "out of memory"}
+    assert [run["model"] for run in written["parts"]["profile"]] == ["tiny"]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
+def test_all_parts_that_need_no_gpu_run_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the profile fails, whose trace has no work of a GPU; the load has a test of its own."""
+    monkeypatch.setattr(gpu, "SHAPES", {"tiny": MODEL})
+    for name, cells in {"ROWS": (1, 2), "CONTEXTS": (96,), "PROMPTS": (16,), "KERNEL_CELLS": (Cell(2, 48),)}.items():
+        monkeypatch.setattr(gpu, name, cells)
+    monkeypatch.setattr(gpu, "DECODE_STEPS", 3)
+    monkeypatch.setattr(gpu, "PROFILED", Cell(2, 96))
+    output = tmp_path / "gpu.json"
+    assert gpu.report(MACHINE, given("decode", "prefill", "kernels", "profile", output=output), []) == 1
+    written = json.loads(output.read_text())
+    assert list(written["parts"]) == ["decode", "prefill", "kernels"]
+    assert list(written["failures"]) == ["profile"]
 
 
 def test_a_host_sync_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,24 @@ def test_a_small_run_writes_everything(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(0.1 < run.hit_rate < 1 for run in runs)
     assert all(run.ttft_p50 <= run.ttft_p99 for run in runs)
     output = tmp_path / "sim.json"
-    arguments = ["--replicas", "1", "--clients", "2", "--think", "0.1", "--seconds", "2", "--jobs", "1"]
+    arguments = [
+        "--replicas",
+        "1",
+        "--clients",
+        "2",
+        "--think",
+        "0.1",
+        "--seconds",
+        "2",
+        "--jobs",
+        "1",
+        "--streams",
+        "3",
+    ]
     assert sim.main([*arguments, "--output", str(output)]) == 0
     record = json.loads(output.read_text())
     assert record["simulated"] is True
     assert [run["replicas"] for run in record["runs"]] == [1]
+    few, many = record["streams"]
+    assert (few["slots"], many["slots"]) == (64, 256)
+    assert 0 < few["bandwidth_share"] < 0.85, "what the roofline allows"

@@ -43,6 +43,13 @@ MAIN = (
         "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
     ),
     Mutation(
+        "one tile too many without a mask",
+        "attend.py",
+        "tl.minimum(first + 1, end)",
+        "tl.minimum(first + TILE, end)",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
         "split reduction misses one",
         "reduce_splits.py",
         "mask = items < end",
@@ -118,8 +125,8 @@ MORE = (
     Mutation(
         "plan forgets the last tile",
         "plan_splits.py",
-        "(length - begin + TILE - 1) // TILE",
-        "(length - begin) // TILE",
+        "(length - begin + tile - 1) // tile",
+        "(length - begin) // tile",
         "test_plan_splits.py::test_kernel_equals_reference",
     ),
     Mutation(
@@ -135,6 +142,34 @@ MORE = (
         "if tl.sum(weight, 0) >= goal:",
         "if tl.sum(weight, 0) > goal:",
         "test_sampler.py::test_filters",
+    ),
+    Mutation(
+        "tiles that a filter may skip, one too many",
+        "sampler.py",
+        "tl.where(index < count, tl.sort",
+        "tl.where(index < count - 1, tl.sort",
+        "test_sampler.py::test_filters",
+    ),
+    Mutation(
+        "sum of a tile from another distance",
+        "sampler.py",
+        "(sums * tl.exp(top - peak))",
+        "(sums * tl.exp(2 * (top - peak)))",
+        "test_sampler.py::test_filters",
+    ),
+    Mutation(
+        "longest tiles first, one left out",
+        "paged_attention.py",
+        "tl.num_programs(0) - 1 - tl.program_id(0)",
+        "tl.num_programs(0) - 2 - tl.program_id(0)",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
+    ),
+    Mutation(
+        "scale forgotten in the exponent",
+        "attend.py",
+        "exponent = scale * LOG2E",
+        "exponent = LOG2E",
+        "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
     ),
     Mutation(
         "inverse of the distribution by one",

@@ -13,10 +13,10 @@ from pagewire.kernels.paged_attention import paged_attention, reference
 from tests.kernels.batches import DEVICE, Case, assert_close, paged_case, poisoned
 
 
-def check(layer: Attention, case: Case, alibi: torch.Tensor | None = None, sinks: torch.Tensor | None = None) -> None:
+def check(layer: Attention, case: Case, sinks: torch.Tensor | None = None) -> None:
     out = case.poisoned()
-    paged_attention(layer, case.batch, case.query, case.key_cache, case.value_cache, out, alibi, sinks=sinks)
-    expected = reference(layer, case.batch, case.query, case.key_cache, case.value_cache, alibi, sinks)
+    paged_attention(layer, case.batch, case.query, case.key_cache, case.value_cache, out, sinks=sinks)
+    expected = reference(layer, case.batch, case.query, case.key_cache, case.value_cache, sinks)
     assert_close(out[: case.live], expected, case.query.dtype)
     assert out[case.live :].isnan().all(), "a token outside every sequence was written"
 
@@ -46,11 +46,6 @@ def test_chunks_and_values_of_another_size(options: dict[str, Any]) -> None:
 def test_sinks(options: dict[str, Any]) -> None:
     sinks = torch.tensor([-1.0, 0.0, 2.0, 100.0], device=DEVICE)
     check(layer(**options), paged_case(layer(**options), MIXED), sinks=sinks)
-
-
-def test_alibi() -> None:
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=DEVICE)
-    check(layer(), paged_case(layer(), MIXED), slopes)
 
 
 @pytest.mark.parametrize("head_size", [80, 96, 112, 120, 128, 256])

@@ -22,8 +22,8 @@ def picked(
     ends: list[int],
 ) -> list[int]:
     tokens = torch.full((len(slots),), -7, dtype=torch.int32, device=DEVICE)
-    maxima = torch.full((len(slots), -(-logits.shape[1] // TILE)), torch.nan, device=DEVICE)
-    sample(table, logits, int32(slots), int32(ends), maxima, tokens)
+    tiles = torch.full((len(slots), 2, -(-logits.shape[1] // TILE)), torch.nan, device=DEVICE)
+    sample(table, logits, int32(slots), int32(ends), tiles, tokens)
     result: list[int] = tokens.tolist()
     return result
 

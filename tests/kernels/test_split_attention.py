@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.paged_attention import paged_attention, reference
-from pagewire.kernels.plan_splits import plan_splits
-from pagewire.kernels.split_attention import SplitPlan, most_queries, new_plan, split_attention, tiling
+from pagewire.kernels.split_attention import SplitPlan, most_queries, new_plan, plan_batch, split_attention
 from tests.kernels.batches import DEVICE, Case, assert_close, int32, paged_case, poisoned
 
 
@@ -23,9 +22,7 @@ def planned(shape: Attention, case: Case, room: int) -> SplitPlan:
     plan = new_plan(shape, len(case.batch.slots), room, DEVICE)
     plan.partial.fill_(torch.nan)
     plan.logsum.fill_(torch.nan)
-    tile = tiling(shape.head_size, case.query.element_size(), shape.group)["TILE"]
-    lengths, queries = case.batch.lengths, case.batch.cu_queries
-    plan_splits(lengths, queries, room, most_queries(shape), tile, shape.window, plan.cu_splits, plan.split_size)
+    plan_batch(shape, case.batch, case.query.element_size(), plan)
     return plan
 
 
@@ -33,13 +30,12 @@ def check(
     shape: Attention,
     case: Case,
     room: int = 6,
-    alibi: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> SplitPlan:
     plan = planned(shape, case, room)
     out = case.poisoned()
-    split_attention(shape, case.batch, plan, case.query, case.key_cache, case.value_cache, out, alibi, sinks)
-    expected = reference(shape, case.batch, case.query, case.key_cache, case.value_cache, alibi, sinks)
+    split_attention(shape, case.batch, plan, case.query, case.key_cache, case.value_cache, out, sinks)
+    expected = reference(shape, case.batch, case.query, case.key_cache, case.value_cache, sinks)
     short = torch.zeros(len(case.query), dtype=torch.bool)
     for first, last in case.batch.cu_queries.cpu().unfold(0, 2, 1).tolist():
         short[first:last] = last - first <= most_queries(shape)
@@ -96,10 +92,6 @@ def test_window_over_many_splits() -> None:
     shape = layer(window=150)
     plan = check(shape, paged_case(shape, [(1, 300), (3, 301)]), 8)
     assert (plan.cu_splits.diff() > 1).all()
-
-
-def test_alibi() -> None:
-    check(layer(), paged_case(layer(), DECODES), alibi=torch.tensor([0.5, 0.25, 0.1, 0.05], device=DEVICE))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_size"), [(3, 3, 80), (5, 1, 64), (17, 1, 96), (2, 2, 256)])

@@ -54,8 +54,8 @@ class Recorder(CausalLM):
         hidden: Tensor = self.model(token_ids, positions, attend)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        self.last = self.model.logits(hidden)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        self.last = self.model.logits(hidden, out)
         return self.last.clone()
 
     def argmax(self, hidden: Tensor) -> Int64 | None:

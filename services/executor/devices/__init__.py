@@ -15,6 +15,7 @@ from pagewire.services.executor.devices.capacity import check_length, free_memor
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
+from pagewire.services.executor.devices.defaults import defaults_of, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity, Device
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
@@ -103,9 +104,16 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
     free = free_memory() // settings.data_parallel_size
     blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free)
-    slots, vocabulary = settings.max_num_seqs, spec.vocab_size
     mode = LogprobsMode(settings.logprobs_mode)
-    capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
+    capacity = Capacity(
+        num_blocks=blocks,
+        block_size=settings.block_size,
+        max_num_seqs=min(slots_of(settings), blocks),
+        max_model_len=length,
+        vocab_size=spec.vocab_size,
+        max_candidates=MAX_CANDIDATES,
+        max_step_tokens=MAX_STEP_TOKENS,
+    )
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
     return CpuDevice(model, capacity, _backend(kernels, spec, capacity, dtype), shared_cores, mode)
 
@@ -160,6 +168,14 @@ def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
     roofline = Roofline(shape, gpu or GPUS["h100"], settings.tensor_parallel_size)
     memory = roofline.kv_memory(settings.gpu_memory_utilization)
     blocks = pool_blocks(settings, length, roofline.kv_bytes * settings.block_size, memory, None)
-    capacity = Capacity(blocks, settings.block_size, settings.max_num_seqs, length, shape.vocab, MAX_CANDIDATES)
+    capacity = Capacity(
+        num_blocks=blocks,
+        block_size=settings.block_size,
+        max_num_seqs=min(slots_of(settings), blocks),
+        max_model_len=length,
+        vocab_size=shape.vocab,
+        max_candidates=MAX_CANDIDATES,
+        step_tokens=defaults_of(settings.device).step_tokens,
+    )
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, simulated=True)
     return SimDevice(capacity, roofline if gpu else None, eos_ids(folder))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
@@ -13,9 +14,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 def pool_blocks(
     settings: Settings, max_model_len: int, bytes_per_block: int, free_bytes: int, limit_bytes: int | None
 ) -> int:
-    """Returns the number of KV blocks: as set, or as many as `max_num_seqs` sequences can use and `free_bytes` hold.
+    """Returns the number of KV blocks: as set, or as many as the sequences that run at once can use and memory holds.
 
-    `limit_bytes` bounds a pool whose size is set; None: a simulated device has no bound.
+    The memory is `free_bytes`; `limit_bytes` bounds a pool whose size is set; None: a simulated device has no bound.
 
     Raises:
         ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens, or exceeds the memory.
@@ -26,7 +27,7 @@ def pool_blocks(
     elif settings.kv_cache_memory is not None:
         blocks, source = settings.kv_cache_memory // bytes_per_block, "kv-cache-memory"
     else:
-        blocks = min(settings.max_num_seqs * longest, max(free_bytes, 0) // bytes_per_block)
+        blocks = min(slots_of(settings) * longest, max(free_bytes, 0) // bytes_per_block)
         source = f"the free memory ({max(free_bytes, 0) / 1e9:.1f} GB)"
     if blocks < longest:
         raise ConfigurationError(

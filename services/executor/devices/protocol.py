@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewire.services.executor.devices.grammar import SequenceGrammar
+from pagewire.shared.config import STEP_TOKENS
 from pagewire.shared.sampling import Record
 
 Int64 = npt.NDArray[np.int64]
@@ -32,6 +33,8 @@ class Capacity:
     """Token ids are in [0, vocab_size)."""
     max_candidates: int = 0
     """Maximum candidates per row; 0: the device reports none."""
+    step_tokens: int = STEP_TOKENS
+    """Tokens of a step, at first, where no budget is set."""
     max_step_tokens: int = 0
     """Maximum tokens of a step where no budget is set; 0: the budget does not grow."""
     max_row_tokens: int = 1

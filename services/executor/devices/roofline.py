@@ -1,7 +1,8 @@
 """Estimates the time of a step on a GPU: for each part, the larger of the compute time and the memory time.
 
 Source: Williams et al., "Roofline: an insightful visual performance model", 2009. The peaks are from NVIDIA's data
-sheets; `Efficiency` states the share of them that real kernels reach. All times from this module are simulated.
+sheets; `Efficiency` states the share of them that real kernels reach, and the compiled code of the attention of prompts
+says how much that costs. All times from this module are simulated.
 """
 
 from collections import Counter
@@ -32,14 +33,47 @@ class Gpu:
     """Memory size, bytes."""
     link: float
     """Bandwidth to other GPUs, bytes per second in one direction."""
+    issue: float
+    """Instructions of warps per second: four per cycle and multiprocessor."""
+    arch: int
+    """Compute capability times ten."""
 
 
 GPUS: Mapping[str, Gpu] = {
-    "a100-80": Gpu(312e12, 2.039e12, 80 * _GIB, 300e9),  # A100 80GB SXM data sheet, 2021: NVLink 600 GB/s both ways
-    "h100": Gpu(989.4e12, 3.35e12, 80 * _GIB, 450e9),  # H100 SXM data sheet, 2022: half of the figure with sparsity
-    "h200": Gpu(989.4e12, 4.8e12, 141 * _GIB, 450e9),  # H200 SXM data sheet, 2023
-    "l40s": Gpu(362.05e12, 0.864e12, 48 * _GIB, 32e9),  # L40S data sheet, 2023: PCIe 4.0 x16, 64 GB/s both ways
+    # A100 80GB SXM data sheet, 2021: NVLink 600 GB/s both ways
+    "a100-80": Gpu(312e12, 2.039e12, 80 * _GIB, 300e9, 4 * 108 * 1.41e9, 80),
+    # H100 SXM data sheet, 2022: half of the figure with sparsity
+    "h100": Gpu(989.4e12, 3.35e12, 80 * _GIB, 450e9, 4 * 132 * 1.83e9, 90),
+    # H200 SXM data sheet, 2023
+    "h200": Gpu(989.4e12, 4.8e12, 141 * _GIB, 450e9, 4 * 132 * 1.83e9, 90),
+    # L40S data sheet, 2023: PCIe 4.0 x16, 64 GB/s both ways
+    "l40s": Gpu(362.05e12, 0.864e12, 48 * _GIB, 32e9, 4 * 142 * 2.52e9, 89),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTile:
+    """One pass of the inner loop of `pagewire.kernels.paged_attention`, heads of 128 numbers in bf16."""
+
+    rows: int
+    """Queries times heads."""
+    keys: int
+    instructions: int
+    """Of each warp, in the compiled code: tests/kernels/test_machine_code.py counts them again."""
+    warps: int = 8
+
+    @property
+    def instructions_per_flop(self) -> float:
+        """Instructions of warps per operation of the two products."""
+        return self.instructions * self.warps / (4.0 * self.rows * self.keys * 128)
+
+
+PROMPT_TILES = {
+    80: PromptTile(128, 32, 377),
+    89: PromptTile(128, 32, 377),
+    90: PromptTile(128, 64, 413),
+}
+"""By compute capability times ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +145,7 @@ class Roofline:
         self._efficiency = efficiency = efficiency or Efficiency()
         self._flops = gpu.flops * efficiency.compute * degree
         self._bandwidth = gpu.bandwidth * efficiency.bandwidth * degree
+        self._attention_flops = 1 / (1 / gpu.flops + PROMPT_TILES[gpu.arch].instructions_per_flop / gpu.issue) * degree
         self._link = gpu.link * efficiency.link
         self._windows = Counter(window or _UNLIMITED for window in shape.windows)
         copies = max(degree // shape.kv_heads, 1)  # with more GPUs than KV heads, several hold the same head
@@ -136,6 +171,11 @@ class Roofline:
             + self._reduce(tokens)
         )
 
+    def moved(self, num_computed_tokens: Int64, query_lens: Int64, samples: Bool) -> float:
+        """Returns the bytes of weights and KV cache that a step with these columns [R] reads and writes."""
+        weights = self._shape.layer_weights + bool(samples.any()) * self._shape.vocab * self._shape.hidden
+        return weights * BYTES + self._attention(num_computed_tokens, query_lens)[1]
+
     def _multiply(self, tokens: int, weights: int) -> float:
         """Returns the seconds of a product of `tokens` vectors with `weights` numbers, each read once."""
         if not tokens:
@@ -143,7 +183,15 @@ class Roofline:
         return max(2.0 * tokens * weights / self._flops, weights * BYTES / self._bandwidth)
 
     def _attend(self, computed: Int64, query_lens: Int64) -> float:
-        """Returns the seconds of attention in all layers: each row reads its context once, for all its queries."""
+        """Returns the seconds of attention in all layers: each row reads its context once, for all its queries.
+
+        A program of the kernel multiplies and computes weights in turns, so the times of both add up.
+        """
+        flops, moved = self._attention(computed, query_lens)
+        return max(flops / self._attention_flops, moved / self._bandwidth)
+
+    def _attention(self, computed: Int64, query_lens: Int64) -> tuple[float, float]:
+        """Returns the operations and the bytes of attention in all layers."""
         flops = moved = 0.0
         for window, layers in self._windows.items():
             growing = np.clip(window - computed, 0, query_lens)  # queries whose context is shorter than the window
@@ -151,7 +199,7 @@ class Roofline:
             read = np.minimum(computed + query_lens, window + query_lens - 1)
             flops += layers * 4.0 * self._shape.heads * self._shape.head_dim * int(seen.sum())
             moved += layers * float(self._kv_layer_bytes) * int((read + query_lens).sum())
-        return max(flops / self._flops, moved / self._bandwidth)
+        return flops, moved
 
     def _reduce(self, tokens: int) -> float:
         """Returns the seconds of two ring all-reduces per layer, of one hidden state per token."""

@@ -73,16 +73,16 @@ class CompiledLM(CausalLM):
         out: Tensor = self.model(token_ids, positions, attend)
         return out
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See `CausalLM.logits`. The next call overwrites the result: freeing and allocating so much memory can take
-        longer than the product.
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `CausalLM.logits`. Without `out` the next call overwrites the result: freeing and allocating so much
+        memory can take longer than the product.
         """
         if not isinstance(self.head, Linear):
-            out: Tensor = self.head(hidden)
-            return out
-        if len(hidden) > len(self._logits):
+            product: Tensor = self.head(hidden)
+            return product if out is None else out.copy_(product)
+        if out is None and len(hidden) > len(self._logits):
             self._logits = torch.empty(len(hidden), self.head.weights.outputs)
-        return self.head.forward(hidden, self._logits[: len(hidden)])
+        return self.head.forward(hidden, self._logits[: len(hidden)] if out is None else out)
 
     def argmax(self, hidden: Tensor) -> Int64 | None:
         """See `CausalLM.argmax`."""

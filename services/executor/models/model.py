@@ -66,10 +66,11 @@ class CausalLM(nn.Module, ABC):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """Int64 ids [T] at int64 positions [T] -> hidden states [T, D]."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, D] of the rows that sample -> float32 logits [R, V]."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Hidden states [R, D] of the rows that sample -> float32 logits [R, V], in `out` if it is given."""
         head = self.embedding if self.lm_head is None else self.lm_head.weight
-        return F.linear(hidden, head).float()
+        product = F.linear(hidden, head)
+        return product.float() if out is None else out.copy_(product)
 
     def argmax(self, hidden: Tensor) -> npt.NDArray[np.int64] | None:
         """Hidden states [R, D] -> ids [R] of the largest logits; None if that is not faster than the logits."""

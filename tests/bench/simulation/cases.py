@@ -5,7 +5,7 @@ from pagewire.services.executor.devices.roofline import Efficiency, Gpu, Rooflin
 from pagewire.services.executor.slots import SlotTable
 from pagewire.services.scheduler.limits import Limits
 
-GPU = Gpu(flops=2e5, bandwidth=1e12, memory=1 << 30, link=1.0)
+GPU = Gpu(flops=2e5, bandwidth=1e12, memory=1 << 30, link=1.0, issue=float("inf"), arch=90)
 MACHINE = Roofline(
     Shape(hidden=8, heads=0, kv_heads=1, head_dim=8, vocab=0, windows=(0,), layer_weights=1, weights=1),
     GPU,

@@ -9,7 +9,6 @@ from pagewire.kernels import split_attention
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.paged_attention import paged_attention
 from pagewire.kernels.plan_splits import capacity as programs
-from pagewire.kernels.plan_splits import plan_splits
 from pagewire.kernels.rotary_cache import Rotary, rotary_cache
 from pagewire.kernels.step_inputs import StepInputs
 from pagewire.services.executor.devices.cuda.runtime import Runtime
@@ -104,12 +103,9 @@ class TritonAttention:
         """Plans the splits of contexts, once per step."""
         if not self._split:
             return
+        itemsize = next(iter(self._out.values())).element_size()
         for layer, plan in self._pool.plans.items():
-            size = next(iter(self._out.values())).element_size()
-            tile = split_attention.tiling(layer.head_size, size, layer.group)["TILE"]
-            limit = split_attention.most_queries(layer)
-            lengths, cu_queries = self._batch.lengths, self._batch.cu_queries
-            plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, plan.cu_splits, plan.split_size)
+            split_attention.plan_batch(layer, self._batch, itemsize, plan)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""

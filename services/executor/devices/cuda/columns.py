@@ -11,6 +11,7 @@ from pagewire.services.executor.devices.protocol import Int64
 UPDATES = 16384
 """Changed entries per copy."""
 _ALIGNED = 4
+"""Entries between the starts of columns: kernels are compiled for addresses that are multiples of 16 bytes."""
 
 
 class StepColumns:
@@ -23,12 +24,13 @@ class StepColumns:
 
     def __init__(self, runtime: Runtime, max_num_seqs: int, depth: int) -> None:
         """`depth`: copies that can be in flight before the host must wait for one."""
-        head = -(-(2 * max_num_seqs + 2) // _ALIGNED) * _ALIGNED
+        self._slots_from = _ALIGNED + _aligned(max_num_seqs + 1)
+        head = self._slots_from + _aligned(max_num_seqs)
         size = head + 3 * UPDATES
         self._memory = torch.zeros(size, dtype=torch.int32, device=runtime.device)
         self._count = self._memory[:1]
-        self.cu_queries = self._memory[1 : max_num_seqs + 2]
-        self.slots = self._memory[max_num_seqs + 2 : 2 * max_num_seqs + 2]
+        self.cu_queries = self._memory[_ALIGNED : _ALIGNED + max_num_seqs + 1]
+        self.slots = self._memory[self._slots_from : self._slots_from + max_num_seqs]
         self._updates = self._memory[head:].view(-1, 3)
         self._head: Int32 = np.zeros(head, np.int32)
         self._ring = StagingRing(runtime, depth, size)
@@ -38,11 +40,10 @@ class StepColumns:
 
         `table` is int32 [N] on the device.
         """
-        most, head = len(self.slots), self._head
-        head[1] = 0
-        head[2 : most + 2] = query_lens.sum()
-        head[2 : len(query_lens) + 2] = np.cumsum(query_lens)
-        head[most + 2 : most + 2 + len(slots)] = slots
+        head, rows = self._head, len(slots)
+        head[_ALIGNED + 1 : self._slots_from] = query_lens.sum()
+        head[_ALIGNED + 1 : _ALIGNED + 1 + rows] = np.cumsum(query_lens)
+        head[self._slots_from : self._slots_from + rows] = slots
         for first in range(0, max(len(places), 1), UPDATES):
             part = slice(first, first + UPDATES)
             count = head[0] = len(places[part])
@@ -51,3 +52,7 @@ class StepColumns:
             self._ring.send(np.concatenate((head, updates.ravel())), self._memory)
             if count:
                 scatter(table[None], self._updates[:count], self._count)
+
+
+def _aligned(entries: int) -> int:
+    return -(-entries // _ALIGNED) * _ALIGNED

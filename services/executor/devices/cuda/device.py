@@ -22,7 +22,6 @@ from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.sampling import process
-from pagewire.shared.progress import shown
 from pagewire.shared.sampling import RECORD, Record
 
 DEPTH = 2
@@ -44,7 +43,7 @@ class CudaDevice:
     once it has enqueued the forward, and finds out meanwhile which tokens are allowed next.
 
     If such a token ended the sequence, the row is dead and writes to the dummy block. If the slot has more than
-    `NUM_CHECKED_STOP_IDS` stop ids, the device may miss the end and write to the sequence's own block, at the position
+    `CHECKED_STOP_IDS` stop ids, the device may miss the end and write to the sequence's own block, at the position
     after the last reported one. This is harmless even if the block is reused: the new sequence's writes are launched
     later, and a block with that position is not full, so no sequence shares it.
     """
@@ -75,6 +74,7 @@ class CudaDevice:
         self._runtime = runtime
         self._tables = SlotTables(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
+        self._logits = torch.empty(slots, capacity.vocab_size, device=runtime.device)
         self._outputs = OutputRing(runtime, DEPTH, slots)
         self._buckets: Buckets | OneShape = Buckets(slots, max_tokens)
         if batch_invariant:
@@ -98,10 +98,13 @@ class CudaDevice:
     def capture(self) -> None:
         """Captures a graph of every bucket. Before that, and for larger steps, kernels are launched one by one."""
         began, buckets = time.monotonic(), self._buckets.captured
-        for done, bucket in enumerate(shown(buckets, "capturing graphs"), 1):
-            step = self._step(bucket)
-            self._captured[bucket] = step, self._runtime.capture(step.forward), self._runtime.capture(step.sample)
-            _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens, done=done, of=len(buckets))
+        nothing, place = np.empty(0, np.int64), self._tables.places("tokens", np.zeros(1, np.int64))
+        self._columns.send(nothing, nothing, self._tables.memory, place, np.zeros(1, np.int32))  # compiles the update
+        steps = [self._step(bucket) for bucket in buckets]
+        graphs = self._runtime.capture([part for step in steps for part in (step.forward, step.sample)])
+        for bucket, step, forward, sample in zip(buckets, steps, graphs[::2], graphs[1::2], strict=True):
+            self._captured[bucket] = step, forward, sample
+            _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens)
         _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
 
     def add(
@@ -189,7 +192,7 @@ class CudaDevice:
         """Drops the model, the graphs and the KV pool."""
         self._captured.clear()
         self._masks.close()
-        del self._model, self._pool
+        del self._model, self._pool, self._logits
 
     @torch.inference_mode()
     def _reports(self, step: Step, batch: StepBatch) -> Reports:
@@ -249,7 +252,7 @@ class CudaDevice:
         return pinned.to(self._runtime.device, non_blocking=True)
 
     def _step(self, bucket: Bucket) -> Step:
-        return Step(self._model, self._pool, self._tables, self._columns, bucket)
+        return Step(self._model, self._pool, self._tables, self._columns, self._logits, bucket)
 
     def _add_new_tokens(self, batch: StepBatch) -> None:
         """Adds to the changes the tokens that the device lacks, and the state of their rows."""

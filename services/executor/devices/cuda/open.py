@@ -16,11 +16,12 @@ from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.cuda.step import Step
 from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.defaults import GPU, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.registry import is_native, load_model
-from pagewire.shared.config import STEP_TOKENS, Settings
+from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import max_model_len, read_config
 
@@ -69,22 +70,23 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
         prove(plain, PyTorchBackend, settings.block_size, length)
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
-    slots, block_size = settings.max_num_seqs, settings.block_size
-    tokens = settings.max_num_batched_tokens or STEP_TOKENS
+    slots, block_size = slots_of(settings), settings.block_size
+    tokens = settings.max_num_batched_tokens or GPU.step_tokens
 
     # A step of padding only allocates as much memory as the largest step, and the allocator keeps it.
     empty = Capacity(0, block_size, slots, length, spec.vocab_size)
     dummy_pool = KVPool(spec, empty, dtype, runtime, tokens, cached)
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
-    Step(model, dummy_pool, tables, columns, Bucket(min(slots, tokens), tokens, decode=False)).run()
+    logits = torch.empty(slots, spec.vocab_size, device=runtime.device)
+    Step(model, dummy_pool, tables, columns, logits, Bucket(min(slots, tokens), tokens, decode=False)).run()
     torch.cuda.synchronize()
-    del tables, columns, dummy_pool  # so that the allocator has room for the real ones
+    del tables, columns, dummy_pool, logits  # so that the allocator has room for the real ones
     free, total = torch.cuda.mem_get_info()
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
     kv_memory = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
     blocks = pool_blocks(settings, length, block_bytes, kv_memory, free - block_bytes)
-    capacity = Capacity(blocks, block_size, slots, length, spec.vocab_size, MAX_CANDIDATES)
+    capacity = Capacity(blocks, block_size, min(slots, blocks), length, spec.vocab_size, MAX_CANDIDATES, tokens)
     pool = KVPool(spec, capacity, dtype, runtime, tokens, cached)
     _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
     mode = LogprobsMode(settings.logprobs_mode)

@@ -88,7 +88,7 @@ class Pending:
         """
         self._ring.finish(self)
         tokens = self.tokens()
-        self._ring.busy += self._ended.reached() - self._began.reached()
+        self._ring.busy += self._ended.seconds_since(self._began)
         sampled, prompts, candidates = self._reports
         self.logprobs = join_logprobs([_found(report, tokens[report.rows] >= 0) for report in sampled])
         self.prompt_logprobs = join_logprobs([_found(report) for report in prompts])

@@ -4,11 +4,13 @@
 """
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from pagewire.shared.progress import shown
 
 
 class Moment(Protocol):
@@ -17,8 +19,8 @@ class Moment(Protocol):
     def wait(self) -> None:
         """Waits until all work before this point is done."""
 
-    def reached(self) -> float:
-        """Returns when the point was reached, in seconds on the runtime's clock. Only after `wait`."""
+    def seconds_since(self, earlier: "Moment") -> float:
+        """Returns the time from another point of the same runtime to this one, by its clock. Only after `wait`."""
 
 
 class Runtime(Protocol):
@@ -36,25 +38,28 @@ class Runtime(Protocol):
     def copy_out(self, source: Tensor, target: Tensor) -> Moment:
         """Copies to pinned memory after the work enqueued so far, without delaying later work."""
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Runs `work` once and returns a function that repeats it on the same memory."""
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """Runs every one of `works` once and returns functions that repeat them on the same memory.
+
+        Only one of them may run at a time: they share memory for what they need in between.
+        """
 
 
 class CudaMoment:
-    """A `Moment` as a CUDA event. Its clock counts from the event `start`, or from itself if that is None."""
+    """A `Moment` as a CUDA event."""
 
-    def __init__(self, stream: torch.cuda.Stream, start: torch.cuda.Event | None) -> None:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         self.event.record(stream)
-        self._start = start or self.event
 
     def wait(self) -> None:
         """See `Moment.wait`."""
         self.event.synchronize()
 
-    def reached(self) -> float:
-        """See `Moment.reached`."""
-        return float(self._start.elapsed_time(self.event)) / 1000
+    def seconds_since(self, earlier: Moment) -> float:
+        """See `Moment.seconds_since`. CUDA gives a float32: of a step's two ends, not of times since the start."""
+        assert isinstance(earlier, CudaMoment)
+        return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
 class CudaRuntime:
@@ -65,8 +70,7 @@ class CudaRuntime:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.multiprocessors = torch.cuda.get_device_properties(self.device).multi_processor_count
         self._outward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._start = CudaMoment(torch.cuda.current_stream(), None).event
-        self._memory = torch.cuda.graph_pool_handle()
+        self._capturing = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def pinned(self, *shape: int) -> Tensor:
         """See `Runtime.pinned`."""
@@ -74,21 +78,27 @@ class CudaRuntime:
 
     def mark(self) -> Moment:
         """See `Runtime.mark`."""
-        return CudaMoment(torch.cuda.current_stream(), self._start)
+        return CudaMoment(torch.cuda.current_stream())
 
     def copy_out(self, source: Tensor, target: Tensor) -> Moment:
         """See `Runtime.copy_out`."""
         self._outward.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._outward):
             target.copy_(source, non_blocking=True)
-        return CudaMoment(self._outward, self._start)
+        return CudaMoment(self._outward)
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Runtime.capture`. The graphs share one memory pool: only one of them runs at a time."""
-        work()  # compiles and loads kernels, which is not allowed during a capture
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        """See `Runtime.capture`. The memory pool is new: one whose graphs are gone cannot be used again."""
+        pool = torch.cuda.graph_pool_handle()
+        return [self._graph(work, pool) for work in shown(works, "capturing graphs")]
+
+    def _graph(self, work: Callable[[], None], pool: Any) -> Callable[[], None]:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._capturing):
+            work()  # compiles and loads kernels, and allocates the workspaces of products outside of the pool
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
+        with torch.cuda.graph(graph, pool=pool, stream=self._capturing):
             work()
         return graph.replay
 
@@ -102,9 +112,10 @@ class HostMoment:
     def wait(self) -> None:
         """Returns at once."""
 
-    def reached(self) -> float:
-        """See `Moment.reached`."""
-        return self._time
+    def seconds_since(self, earlier: Moment) -> float:
+        """See `Moment.seconds_since`."""
+        assert isinstance(earlier, HostMoment)
+        return self._time - earlier._time
 
 
 class HostRuntime:
@@ -127,7 +138,8 @@ class HostRuntime:
         target.copy_(source)
         return HostMoment()
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
         """See `Runtime.capture`."""
-        work()
-        return work
+        for work in works:
+            work()
+        return list(works)

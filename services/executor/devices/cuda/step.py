@@ -28,15 +28,23 @@ class Step:
     """
 
     hidden: torch.Tensor
-    logits: torch.Tensor
 
-    def __init__(self, model: CausalLM, pool: KVPool, tables: SlotTables, columns: StepColumns, bucket: Bucket) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        pool: KVPool,
+        tables: SlotTables,
+        columns: StepColumns,
+        logits: torch.Tensor,
+        bucket: Bucket,
+    ) -> None:
+        """All steps share `logits` float32 [at least R, V]: together theirs would take gigabytes."""
         rows, device = bucket.rows, tables.memory.device
 
         def column(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
 
-        self.tokens = column(rows)
+        self.tokens, self.logits = column(rows), logits[:rows]
         self._model, self._pool, self._tables = model, pool, tables
         self._slots, self._cu_queries = columns.slots[:rows], columns.cu_queries[: rows + 1]
         self._inputs = StepInputs(
@@ -49,7 +57,7 @@ class Step:
         )
         batch = Batch(self._slots, self._inputs.lengths, self._cu_queries, tables.state.block_tables)
         self._attend = TritonAttention(pool, batch, self._inputs, decode=bucket.decode, split=bucket.split)
-        self._maxima = torch.empty(rows, triton.cdiv(model.spec.vocab_size, TILE), device=device)
+        self._tiles = torch.empty(rows, 2, triton.cdiv(model.spec.vocab_size, TILE), device=device)
         self._finishes = column(rows, torch.uint8)
 
     def run(self) -> None:
@@ -66,14 +74,14 @@ class Step:
         self._attend.plan()
         self.hidden = self._model(inputs.ids, inputs.positions, self._attend)
         last = (self._cu_queries[1:] - 1).clamp_min(0)
-        self.logits = self._model.logits(self.hidden.index_select(0, last))
+        self._model.logits(self.hidden.index_select(0, last), self.logits)
 
     @torch.inference_mode()
     def sample(self) -> None:
         """Enqueues the kernels that sample from the logits of the forward."""
         state, sampling, inputs, logits = self._tables.state, self._tables.sampling, self._inputs, self.logits
         edit_logits(sampling, logits, self._slots, inputs.ends, state.tokens)
-        sample(sampling, logits, self._slots, inputs.ends, self._maxima, self.tokens)
+        sample(sampling, logits, self._slots, inputs.ends, self._tiles, self.tokens)
         bookkeeping(
             state,
             self._slots,

@@ -6,21 +6,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.sampling_table import ALLOWED, BAD_WORDS, BIASED, COLUMNS, PENALIZED, SamplingTable
+from pagewire.kernels.sampling_table import (
+    ALLOWED,
+    BAD_WORDS,
+    BIASED,
+    CHECKED_STOP_IDS,
+    COLUMNS,
+    MAX_BAD_WORD_IDS,
+    MAX_BAD_WORDS,
+    MAX_BIASES,
+    MAX_STOP_IDS,
+    PENALIZED,
+    SamplingTable,
+)
 from pagewire.kernels.slot_state import SlotState
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.edits import bits_of, seen_of, words_of
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
 from pagewire.shared.sampling import Record
 
-MAX_STOP_IDS = 1040
-"""Maximum stop ids of a slot: a request may name 1024, and a model has some of its own."""
-MAX_BIASES = 1024
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_IDS = 1024
-"""As many as a request may have."""
-NUM_CHECKED_STOP_IDS = 16
-"""Stop ids that the device checks after every step. The host checks all; a missed one costs a wasted row."""
 _HOST_TYPES = {torch.float32: np.float32, torch.int32: np.int32, torch.int64: np.uint64}
 _ALIGNED = 4
 """Alignment of tables, in entries: kernels load 16 bytes at once from the start of a table."""
@@ -33,7 +37,7 @@ class SlotTables:
         memory: int32 [N], all tables.
         state: views of `memory` with the state of the sequences.
         sampling: views of `memory` with the sampling parameters.
-        checked_stop_ids: int32 [slots, NUM_CHECKED_STOP_IDS], the first of each slot's stop ids.
+        checked_stop_ids: int32 [slots, CHECKED_STOP_IDS], the first of each slot's stop ids.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
@@ -44,7 +48,7 @@ class SlotTables:
             "tokens": context,
             "block_tables": blocks,
             "stop_ids": MAX_STOP_IDS,
-            "checked_stop_ids": NUM_CHECKED_STOP_IDS,
+            "checked_stop_ids": CHECKED_STOP_IDS,
             "bias_ids": MAX_BIASES,
             "bias": MAX_BIASES,
             "allowed": -(-capacity.vocab_size // 32),
@@ -112,13 +116,13 @@ class SlotTables:
 
         Rows that are too wide to be sent are enqueued to be emptied first.
         """
-        ids = np.full(max(len(stop_ids), self._stop_ids[slot], NUM_CHECKED_STOP_IDS), -1, np.int32)
+        ids = np.full(max(len(stop_ids), self._stop_ids[slot], CHECKED_STOP_IDS), -1, np.int32)
         ids[: len(stop_ids)] = stop_ids
         self._stop_ids[slot] = len(stop_ids)
         return [
             self.row("block_tables", slot, np.array(blocks, np.int32)),
             self.row("stop_ids", slot, ids),
-            self.row("checked_stop_ids", slot, ids[:NUM_CHECKED_STOP_IDS]),
+            self.row("checked_stop_ids", slot, ids[:CHECKED_STOP_IDS]),
             self.row("alive", slot, np.zeros(1, np.int32)),
             *(self.row(name, slot, _bits(sampling[name], dtype)) for name, dtype in COLUMNS.items()),
             *self._edits(slot, edits),

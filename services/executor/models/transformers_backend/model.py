@@ -71,13 +71,12 @@ class TransformersLM(CausalLM):
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """See `CausalLM.logits`."""
         self._hidden.__dict__["hidden"] = hidden[None]
         ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
-        out = self._head[0](input_ids=ids, use_cache=False)
-        logits: Tensor = out.logits[0]
-        return logits.float()
+        logits: Tensor = self._head[0](input_ids=ids, use_cache=False).logits[0]
+        return logits.float() if out is None else out.copy_(logits)
 
     def eager_logits(self, token_ids: Tensor) -> Tensor:
         """Returns the float32 logits [L, V] of a text [L] by the model's own attention, which keeps no state."""

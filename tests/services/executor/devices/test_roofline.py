@@ -1,15 +1,25 @@
 """The roofline against numbers worked out by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.roofline import BYTES, GPUS, Efficiency, Gpu, Roofline, Shape, shape_of
+from pagewire.services.executor.devices.roofline import (
+    BYTES,
+    GPUS,
+    PROMPT_TILES,
+    Efficiency,
+    Gpu,
+    Roofline,
+    Shape,
+    shape_of,
+)
 from pagewire.shared.errors import ConfigurationError
 
-GPU = Gpu(flops=1000.0, bandwidth=100.0, memory=1 << 20, link=50.0)
+GPU = Gpu(flops=1000.0, bandwidth=100.0, memory=1 << 20, link=50.0, issue=float("inf"), arch=90)
 PLAIN = Efficiency(compute=1.0, bandwidth=1.0, link=1.0, all_reduce=0.25, launch=0.5, reserved=0)
 SHAPE = Shape(hidden=10, heads=4, kv_heads=2, head_dim=5, vocab=30, windows=(0, 0, 0), layer_weights=600, weights=1000)
 """3 layers. KV of a position and layer: 2 * 2 heads * 5 * 2 bytes = 40 bytes."""
@@ -43,9 +53,21 @@ def test_rows_share_the_weights_but_not_the_context() -> None:
 def test_efficiencies_divide_the_peaks() -> None:
     slow = Efficiency(compute=0.5, bandwidth=0.25, link=1.0, all_reduce=0.0, launch=0.0, reserved=0)
     fast = Efficiency(compute=1.0, bandwidth=1.0, link=1.0, all_reduce=0.0, launch=0.0, reserved=0)
+    free = replace(SHAPE, windows=())  # attention of prompts has costs of its own
     for rows, factor in ([(7, 1, True)], 4), ([(0, 100, False)], 2):
-        ratio = seconds(Roofline(SHAPE, GPU, 1, slow), *rows) / seconds(Roofline(SHAPE, GPU, 1, fast), *rows)
+        ratio = seconds(Roofline(free, GPU, 1, slow), *rows) / seconds(Roofline(free, GPU, 1, fast), *rows)
         assert ratio == pytest.approx(factor)
+
+
+def test_attention_of_a_prompt_takes_the_time_of_its_instructions_too() -> None:
+    """A slower kernel makes a slower step."""
+    slow = replace(GPU, issue=4.0)
+    seen = 100 * 20 + 100 * 101 / 2
+    flops = 3 * 4 * 4 * 5 * seen
+    instructions = flops * PROMPT_TILES[90].instructions * 8 / (4 * 128 * 64 * 128)
+    rows = (20, 100, False)
+    more = seconds(Roofline(SHAPE, slow, 1, PLAIN), rows) - seconds(Roofline(SHAPE, GPU, 1, PLAIN), rows)
+    assert more == pytest.approx(instructions / 4)
 
 
 def test_a_window_bounds_what_a_query_sees_and_a_row_reads() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS
+from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
 from pagewire.services.executor.devices.protocol import Edits, Logprobs
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.sampling import NOT_FINITE, record
@@ -116,7 +116,7 @@ def test_logits_that_are_not_finite_end_their_row_alone() -> None:
 def test_a_slot_comes_to_life_again_with_a_new_sequence_and_its_own_stop_ids() -> None:
     expected = continuation(2)
     device = cuda_device("llama", captured=False)
-    device.add(0, [9], GREEDY, range(NUM_CHECKED_STOP_IDS + 3))
+    device.add(0, [9], GREEDY, range(CHECKED_STOP_IDS + 3))
     device.remove(0)
     device.add(0, [4], record(min_length=len(PROMPT)), [expected[0]])
     assert device.launch(batch_of((0, 0, PROMPT, True))).wait().tolist() == expected[:1]
@@ -216,3 +216,11 @@ def test_edited_tokens_are_those_of_the_cpu() -> None:
 
     expected = Host(cpu_device("llama"), seed=1, preempt=0).run(text())
     assert Host(cuda_device("llama", captured=False), seed=2, preempt=0.3).run(text()) == expected
+
+
+def test_all_graphs_share_the_memory_of_the_logits() -> None:
+    """With a large vocabulary, logits of their own would take gigabytes."""
+    device = cuda_device("llama")
+    steps = [step for step, *_ in device._captured.values()]
+    assert len(steps) > 2
+    assert len({step.logits.data_ptr() for step in steps}) == 1

@@ -65,8 +65,8 @@ def run(device: CudaDevice, chunks: Sequence[int], others: Sequence[tuple[int, i
     seen: list[tuple[Tensor, Tensor]] = []
     plain = device._model.logits
 
-    def kept(hidden: Tensor) -> Tensor:
-        made = plain(hidden)
+    def kept(hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        made = plain(hidden, out)
         seen.append((hidden.clone(), made.clone()))  # what follows edits logits
         return made
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.sampling_table import ALLOWED, BAD_WORDS, BIASED, PENALIZED
+from pagewire.kernels.sampling_table import ALLOWED, BAD_WORDS, BIASED, CHECKED_STOP_IDS, PENALIZED
 from pagewire.services.executor.devices.cuda.columns import UPDATES, StepColumns
-from pagewire.services.executor.devices.cuda.tables import NUM_CHECKED_STOP_IDS, SlotTables
+from pagewire.services.executor.devices.cuda.tables import SlotTables
 from pagewire.services.executor.devices.protocol import Edits, Int64
 from pagewire.shared.sampling import record
 from tests.services.executor.devices.cuda.twins import CAPACITY, SLOTS, runtime
@@ -46,7 +46,7 @@ def test_an_added_sequence_is_in_every_table() -> None:
     assert found.stop_ids[3, :3].tolist() == [5, 6, -1]
     assert tables.checked_stop_ids[3, :3].tolist() == [5, 6, -1]
     assert int((found.stop_ids >= 0).sum()) == 2
-    assert tables.checked_stop_ids.shape == (SLOTS, NUM_CHECKED_STOP_IDS)
+    assert tables.checked_stop_ids.shape == (SLOTS, CHECKED_STOP_IDS)
     assert not tables.state.alive.any()
     assert not found.columns["temperature"][:3].any()
 

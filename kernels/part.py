@@ -1,0 +1,28 @@
+"""The GPUs that kernels are compiled for, by compute capability times ten."""
+
+from functools import cache
+
+import triton
+
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""Maximum shared memory of a program, in bytes."""
+PARTS = tuple(SHARED_MEMORY)
+FP8_SINCE = 89
+"""First one with instructions to convert to and from fp8."""
+WIDE = (90, 100)
+"""Those whose products read operands from shared memory, and which have much of it: registers are left for larger
+tiles. Tiles of all others fit into 99 KiB."""
+
+
+def is_wide(arch: int) -> bool:
+    """Returns whether a GPU, which may be a variant of one in `PARTS`, takes large tiles."""
+    return arch // 10 in {part // 10 for part in WIDE}
+
+
+@cache
+def current() -> int:
+    """Returns the GPU of this process; in the interpreter, one of `WIDE`."""
+    if triton.knobs.runtime.interpret:
+        return WIDE[0]
+    arch: int = triton.runtime.driver.active.get_current_target().arch
+    return arch

@@ -1,0 +1,39 @@
+"""What a machine needs for the device `cuda`, beside the GPU."""
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from pagewire.kernels.part import PARTS
+from pagewire.shared.errors import ConfigurationError
+
+DRIVERS = {"12": 525, "13": 580}
+"""Oldest NVIDIA driver for each release of CUDA that PyTorch is built for."""
+
+
+def check_machine() -> str:
+    """Returns what was found, in words.
+
+    Raises:
+        ConfigurationError: something is missing; the message says what to install.
+    """
+    release = torch.version.cuda
+    if release is None:
+        raise ConfigurationError(f"PyTorch {torch.__version__} is built without CUDA: install torch from PyPI")
+    if not torch.cuda.is_available():
+        driver = DRIVERS.get(release.partition(".")[0], max(DRIVERS.values()))
+        raise ConfigurationError(
+            f"PyTorch for CUDA {release} finds no GPU: install NVIDIA's driver {driver} or newer, and give a container "
+            "the GPU (compose.gpu.yaml)"
+        )
+    if not any(shutil.which(name) for name in ("gcc", "clang", "cc")):
+        raise ConfigurationError("Triton compiles its launcher with a C compiler, and there is none: install gcc")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise ConfigurationError("Triton's launcher needs Python.h: install the development files of this Python")
+    major, minor = torch.cuda.get_device_capability()
+    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    if 10 * major + minor < min(PARTS):
+        raise ConfigurationError(f"{name} has compute capability {major}.{minor}, 8.0 is needed: take a newer GPU")
+    return f"{name}, {memory >> 30} GiB, compute capability {major}.{minor}, CUDA {release}"

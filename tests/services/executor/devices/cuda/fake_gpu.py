@@ -1,0 +1,272 @@
+"""`python -m tests.services.executor.devices.cuda.fake_gpu`: a model of real size on a GPU that is not there.
+
+Tensors are on torch's meta device: they have sizes, addresses and no memory. Triton's driver is a fake that counts what
+is compiled, for which GPU, and what each captured graph launches. Nothing is computed. The last line is JSON.
+
+In a process of its own, because Triton is chosen as a compiler or as an interpreter when it is imported.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.compiler import GPUTarget
+
+from pagewire.bench.shapes import SHAPES
+from pagewire.kernels.compile import configurations
+from pagewire.kernels.jit import Configuration
+from pagewire.kernels.part import SHARED_MEMORY
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.buckets import Bucket
+from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
+from pagewire.services.executor.devices.protocol import Capacity, Edits
+from pagewire.services.executor.models.registry import build_model
+from pagewire.shared.sampling import record
+from tests.services.executor.devices.cuda.twins import batch_of
+
+Form = tuple[object, ...]
+"""What a compiled kernel depends on: its name, the type of each parameter, constants, alignments and options."""
+SLOTS, LAYERS, CONTEXT, BLOCK_SIZE, BLOCKS, BUDGET = 12, 8, 4096, 16, 512, 32
+
+
+def form_of(configuration: Configuration) -> Form:
+    """Returns the form that a configuration stands for, as a launch with aligned pointers shows it."""
+    kernel: Any = configuration.kernel
+    types = [
+        "*" + configuration.tensors[parameter.name]
+        if parameter.name in configuration.tensors
+        else "constexpr"
+        if parameter.name in configuration.constants
+        else parameter.annotation_type
+        for parameter in kernel.params
+    ]
+    aligned = tuple(index for index, kind in enumerate(types) if kind.startswith("*"))
+    constants = {**{parameter.name: None for parameter in kernel.params}, **configuration.constants}
+    values = tuple(constants[p.name] for p, kind in zip(kernel.params, types, strict=True) if kind == "constexpr")
+    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None, **configuration.options}
+    return kernel.fn.__name__, tuple(types), values, aligned, *(options[name] for name in sorted(options))
+
+
+class FakeDriver:
+    """A driver of Triton that loads nothing and launches nothing.
+
+    Attributes:
+        launches: names of the kernels launched so far.
+        forms: what they need compiled.
+        shared: the largest shared memory of a kernel, in bytes, if they are compiled.
+    """
+
+    def __init__(self, arch: int, *, compiles: bool) -> None:
+        """Unless it `compiles`, forms are only noted."""
+        self._arch = arch
+        self.launches: Counter[str] = Counter()
+        self.forms: set[Form] = set()
+        self.shared = 0
+        self.utils = self
+        knobs = triton.knobs.runtime
+        if compiles:
+            knobs.jit_post_compile_hook = self._note
+        else:
+            knobs.jit_cache_hook = self._launch
+
+    def _note(self, *, fn: Any, compile: Mapping[str, Any], **_: object) -> None:  # noqa: A002
+        types = tuple(compile["signature"].values())
+        (attributes,) = compile["configs"]
+        aligned = tuple(sorted(index for (index,), value in attributes.items() if value))
+        options = json.loads(compile["specialization_data"])["options"]
+        chosen = (options["maxnreg"], options["num_stages"], options["num_warps"])
+        self.forms.add((fn.name, types, tuple(compile["constants"].values()), aligned, *chosen))
+
+    def _launch(self, *, fn: Any, **found: Any) -> bool:
+        self._note(fn=fn, **found)
+        self.launches[fn.name] += 1
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_device_properties(self, _device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_MEMORY[self._arch]}
+
+    def load_binary(self, name: str, _cubin: bytes, shared: int, _device: int) -> tuple[str, str, int, int, int]:
+        self.shared = max(self.shared, shared)
+        return name, name, 0, 0, 1024
+
+    def launcher_cls(self, _source: object, metadata: Any) -> Callable[..., None]:
+        def launch(*_: object) -> None:
+            self.launches[metadata.name] += 1
+
+        return launch
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations of PyTorch, and refuses those for which a host would wait."""
+
+    def __init__(self, pinned: set[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+        self._pinned = pinned
+
+    def __torch_dispatch__(
+        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        tensors = [value for value in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        places = {tensor.device.type for tensor in tensors}
+        if "meta" in places:
+            self.names[function.overloadpacket.__name__] += 1
+            for tensor in tensors:
+                if tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() not in self._pinned:
+                    raise AssertionError(f"{function} reads pageable memory of the host: its copy is synchronous")
+        return function(*args, **(kwargs or {}))
+
+
+class FakeRuntime(HostRuntime):
+    """The `Runtime` of the fake GPU: a graph is what its capture has launched."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        super().__init__(multiprocessors=132)
+        self.device = torch.device("meta")
+        self.driver = driver
+        self.pinned_storages: set[int] = set()
+        self._kept: list[Tensor] = []
+        self.graphs: list[Counter[str]] = []
+
+    def pinned(self, *shape: int) -> Tensor:
+        made = super().pinned(*shape)
+        self._kept.append(made)
+        self.pinned_storages.add(made.untyped_storage().data_ptr())
+        return made
+
+    def copy_out(self, source: Tensor, target: Tensor) -> Moment:
+        assert source.shape == target.shape
+        return HostMoment()
+
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+        return [self._graph(work) for work in works]
+
+    def _graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        before, forms = self.driver.launches.copy(), set(self.driver.forms)
+        work()
+        assert self.driver.forms == forms, "a capture compiles"
+        graph = self.driver.launches - before
+        self.graphs.append(graph)
+        return lambda: self.driver.launches.update(graph)
+
+
+@dataclass
+class Findings:
+    """What was seen."""
+
+    launches: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Launches of a step by its bucket, and those before it, by kernel."""
+    late: list[str] = field(default_factory=list)
+    """Forms that are compiled after the capture."""
+    unknown: list[str] = field(default_factory=list)
+    """Forms that no configuration describes."""
+    operations: dict[str, int] = field(default_factory=dict)
+    """Operations of PyTorch in all steps after the capture."""
+    captured: dict[str, int] = field(default_factory=dict)
+    """The same while graphs are captured."""
+    shared: int = 0
+    """Largest shared memory in bytes."""
+
+
+@contextmanager
+def active(driver: FakeDriver) -> Iterator[None]:
+    """Makes `driver` Triton's."""
+    triton.runtime.driver.set_active(driver)
+    yield
+
+
+def device_of(config: dict[str, Any], runtime: FakeRuntime, cached: torch.dtype | None) -> CudaDevice:
+    """Returns the device of a model in bf16, with nothing captured."""
+    plain = build_model(config).to(torch.bfloat16)
+    model = with_kernels(plain, CONTEXT, runtime.device)
+    capacity = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, model.spec.vocab_size)
+    pool = KVPool(model.spec, capacity, torch.bfloat16, runtime, BUDGET, cached)
+    return CudaDevice(model, capacity, pool, runtime, BUDGET)
+
+
+def serve(device: CudaDevice) -> None:
+    """Runs steps of all kinds: prompts and decodes, edits, logprobs, larger than any graph, and copies of blocks."""
+    edits = Edits(
+        bias_ids=np.array([9]),
+        biases=np.array([5.0], np.float32),
+        allowed_ids=np.arange(400),
+        bad_words=np.array([1, 11]),
+        penalized=True,
+        num_prompt_tokens=5,
+        tokens=np.arange(5),
+    )
+    device.add(0, range(8), record(temperature=1.0, top_p=0.9, num_logprobs=3), [2], edits)
+    device.add(1, range(8, 16), record())
+    device.launch(batch_of((0, 0, range(5), True), (1, 0, range(70), True))).wait()
+    device.extend([0], [20])
+    device.copy([3], [21])
+    for position in range(3):
+        device.launch(batch_of((0, 5 + position, [0], True), (1, 70 + position, [0], True))).wait()
+
+
+def observe(config: dict[str, Any], arch: int, *, compiles: bool, cached: torch.dtype | None = None) -> Findings:
+    """Opens the model on a GPU, captures its graphs and runs steps."""
+    driver = FakeDriver(arch, compiles=compiles)
+    runtime = FakeRuntime(driver)
+    with active(driver):
+        device = device_of(config, runtime, cached)
+        with Operations(runtime.pinned_storages) as captured:
+            device.capture()
+        forms = set(driver.forms)
+        with Operations(runtime.pinned_storages) as operations:
+            serve(device)
+    known = {form_of(configuration) for _, configuration in configurations() if arch in configuration.parts}
+    buckets: list[Bucket] = device._buckets.captured
+    graphs = [forward + sample for forward, sample in zip(runtime.graphs[::2], runtime.graphs[1::2], strict=True)]
+    return Findings(
+        launches={
+            f"{'decode' if bucket.decode else 'mixed'} {bucket.tokens}": dict(graph)
+            for bucket, graph in zip(buckets, graphs, strict=True)
+        },
+        late=sorted(map(str, driver.forms - forms)),
+        unknown=sorted(map(str, driver.forms - known)),
+        operations=dict(operations.names),
+        captured=dict(captured.names),
+        shared=driver.shared,
+    )
+
+
+def main() -> None:
+    """Prints the launches of a step by bucket, then all findings as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, default=90, choices=SHARED_MEMORY)
+    parser.add_argument("--model", default="llama-3-8b", choices=SHAPES)
+    parser.add_argument("--cache", default="bf16", choices=["bf16", "fp8"])
+    parser.add_argument("--compile", action="store_true", help="compile what is launched")
+    given = parser.parse_args()
+    config = SHAPES[given.model] | {"num_hidden_layers": LAYERS}
+    cached = torch.float8_e4m3fn if given.cache == "fp8" else None
+    found = observe(config, given.arch, compiles=given.compile, cached=cached)
+    for bucket, launches in found.launches.items():
+        print(f"{bucket:<12}{sum(launches.values()):>5}  {launches}")
+    print(json.dumps(vars(found)))
+
+
+if __name__ == "__main__":
+    main()

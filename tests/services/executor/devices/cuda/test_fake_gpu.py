@@ -1,0 +1,74 @@
+"""On a driver that only counts: nothing compiles late, every form is proved by `make kernels`, no step waits."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from pagewire.kernels.part import PARTS, SHARED_MEMORY
+from tests.services.executor.devices.cuda.fake_gpu import LAYERS, Operations
+
+CAPTURED = {
+    "clamp_min", "copy_", "embedding", "empty_like", "flatten", "index_select", "linear", "new_empty", "slice", "sub",
+    "to", "unsqueeze", "zeros_like",
+}  # fmt: skip
+"""Operations of PyTorch in a graph: products, the embedding, and what has no kernel of its own."""
+AROUND = CAPTURED | {
+    "_to_copy", "cat", "detach", "gather", "ge", "index_copy_", "logsumexp", "new_zeros", "select", "sum", "topk",
+    "view", "zero_",
+}  # fmt: skip
+"""Operations around the graphs: none of them makes the host wait, as `item`, `nonzero` or an index from the host do."""
+
+
+def observed(*arguments: str) -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.services.executor.devices.cuda.fake_gpu", *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any]) -> None:
+    assert found["late"] == [], "a request would wait for a compilation"
+    assert found["unknown"] == [], "`make kernels` does not compile what is launched"
+    assert set(found["captured"]) <= CAPTURED
+    assert set(found["operations"]) <= AROUND
+
+
+def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
+    found = observed()
+    check(found)
+    by_layer = dict.fromkeys(("rotary_cache_kernel", "split_attention_kernel", "reduce_splits_kernel"), LAYERS)
+    by_layer |= {"silu_mul_kernel": LAYERS, "rms_norm_kernel": 2 * LAYERS + 1}
+    once = ("step_inputs", "plan_splits", "edit_logits", "tile_sums", "sample", "bookkeeping")
+    decode = by_layer | {f"{name}_kernel": 1 for name in once}
+    mixed = decode | {"paged_attention_kernel": LAYERS}
+    assert len(found["launches"]) == 10
+    for bucket, launches in found["launches"].items():
+        assert launches == (decode if bucket.startswith("decode") else mixed), bucket
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", PARTS)
+def test_what_a_part_compiles_fits_it(arch: int) -> None:
+    found = observed("--arch", str(arch), "--compile")
+    check(found)
+    assert 0 < found["shared"] <= SHARED_MEMORY[arch]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arguments", [["--model", "qwen3-0.6b"], ["--model", "qwen3-14b"], ["--cache", "fp8"]])
+def test_other_models_launch_known_forms(arguments: list[str]) -> None:
+    check(observed(*arguments))
+
+
+def test_a_copy_from_pageable_memory_is_noticed() -> None:
+    target = torch.zeros(3, device="meta")
+    with pytest.raises(AssertionError, match="pageable"), Operations(set()):
+        target.copy_(torch.zeros(3))

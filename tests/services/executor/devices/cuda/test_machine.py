@@ -1,0 +1,46 @@
+"""What is missing is said with what to install."""
+
+import shutil
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pagewire.services.executor.devices.cuda.machine import check_machine
+from pagewire.shared.errors import ConfigurationError
+
+
+@pytest.fixture
+def complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+
+
+@pytest.mark.usefixtures("complete")
+def test_a_complete_machine() -> None:
+    assert check_machine() == "NVIDIA H100, 80 GiB, compute capability 9.0, CUDA 13.0"
+
+
+@pytest.mark.usefixtures("complete")
+@pytest.mark.parametrize(
+    ("place", "name", "found", "said"),
+    [
+        (torch.version, "cuda", None, "built without CUDA"),
+        (torch.cuda, "is_available", lambda: False, "driver 580 or newer"),
+        (torch.cuda, "get_device_capability", lambda: (7, 5), "compute capability 7.5"),
+        (shutil, "which", lambda _: None, "install gcc"),
+        (sysconfig, "get_path", lambda _: "/nowhere", "Python.h"),
+    ],
+)
+def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, place: object, name: str, found: object, said: str) -> None:
+    monkeypatch.setattr(place, name, found)
+    with pytest.raises(ConfigurationError, match=said):
+        check_machine()
