@@ -16,12 +16,14 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks.
 
     Attributes:
+        reserved: free blocks that `reserve` keeps. They hold what they held before until they are allocated.
         clock: calls of `allocate` so far. A block that was allocated later than a clock has lost what it held then.
         allocated_at: clock of each block's last allocation.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.reserved = 0
         self.clock = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._references = [0] * num_blocks
@@ -29,13 +31,21 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can hand out now."""
-        return len(self._free)
+        """Free blocks that are reserved for nobody."""
+        return len(self._free) - self.reserved
 
     @property
     def num_used(self) -> int:
         """Blocks with a reference; a shared one counts once."""
-        return self.num_blocks - self.num_free
+        return self.num_blocks - len(self._free)
+
+    def reserve(self, count: int) -> None:
+        """Keeps `count` free blocks for one who allocates them later. The caller has checked `num_free`."""
+        self.reserved += count
+
+    def unreserve(self, count: int) -> None:
+        """Gives up `count` reserved blocks. Whoever reserved them may allocate them then."""
+        self.reserved -= count
 
     def allocate(self, count: int) -> list[int]:
         """Returns `count` blocks of undefined content, with one reference each. The caller has checked `num_free`."""

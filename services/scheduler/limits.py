@@ -61,6 +61,11 @@ class Limits:
         positions = min(len(sequence.tokens) - 1 + steps, sequence.last_position)
         return self.blocks_for(positions) - len(sequence.blocks)
 
+    def positions_held(self, sequence: Sequence) -> int:
+        """Returns how many positions of a sequence may be written: those that it has blocks for, up to its limit."""
+        held = len(sequence.blocks) * self.block_size
+        return min(held, sequence.position_limit) if sequence.position_limit else held
+
     def fits(self, sequence: Sequence) -> bool:
         """Returns whether the pool could hold the sequence alone, to its last token."""
         return self.blocks_for(sequence.last_position) <= self.num_blocks

@@ -67,7 +67,7 @@ class Policy:
         self.expired: list[int] = []
         self.max_row_tokens = 1
         self.prefilled: list[Sequence] = []
-        self._last_order: list[int] = []
+        self._last_order: list[int] = []  # slots of two prompts or more: a single one needs no order
         self._last_budget = 0
 
     @property
@@ -148,13 +148,18 @@ class Policy:
                 self._abort_expired(sequence)
         extended = self._allocate()
         forks, copies = self.beam_search.fork(self.num_steps)
-        added = self._admit()
-        removed, order = self.sequences.pending_frees.removed_slots, self.sequences.prefills.order(self.num_steps)
+        admitted = self._admit()
+        prompts = self.sequences.prefills.in_order(self.num_steps)
+        for sequence, blocks in self._extend_prompts(prompts):
+            if sequence not in admitted:
+                extended.append((sequence, blocks))
+        removed = self.sequences.pending_frees.removed_slots
+        order = [sequence.slot for sequence in prompts] if len(prompts) > 1 else []
         lease, budget = self.num_steps + self._window(), self.step_tokens
         new_order = order != self._last_order
         new_budget = bool(self.running) and budget != self._last_budget
         lease_runs_out = self.lease_until - self.num_steps <= self.limits.window // 2 and lease > self.lease_until
-        changed = extended or forks or added or removed or new_order or new_budget
+        changed = extended or forks or admitted or removed or new_order or new_budget
         if not changed and not (self.running and lease_runs_out):
             return None
         self.plan_number += 1
@@ -163,9 +168,9 @@ class Policy:
             term=self.term,
             number=self.plan_number,
             removed=pack(removed),
-            added=tuple(added),
+            added=tuple(map(self._add_slot, admitted)),
             blocks=pack(value for sequence, blocks in extended for block in blocks for value in (sequence.slot, block)),
-            limits=pack(value for s, _ in extended for value in (s.slot, len(s.blocks) * self.limits.block_size)),
+            limits=pack(value for s, _ in extended for value in (s.slot, self.limits.positions_held(s))),
             order=pack(order) if new_order else b"",
             budget=budget,
             lease_until=self.lease_until,
@@ -204,19 +209,32 @@ class Policy:
                 coming -= max(0, urgent)
         return [(sequence, blocks) for sequence, blocks in extended if sequence.state is SequenceState.RUNNING]
 
+    def _extend_prompts(self, prompts: list[Sequence]) -> Iterator[tuple[Sequence, list[int]]]:
+        """Gives the prompts in progress, in this order, the blocks that the steps ahead can fill.
+
+        Their other blocks stay reserved. Yields the prompts that have new blocks, each with these.
+        """
+        tokens = self.limits.lookahead * self.step_tokens
+        for sequence in prompts:
+            if tokens <= 0:
+                break
+            if sequence.num_reserved_blocks and (blocks := self.sequences.extend_prompt(sequence, tokens)):
+                yield sequence, blocks
+            tokens -= len(sequence.tokens) - sequence.num_computed_tokens
+
     def _preempt(self, sequence: Sequence) -> int:
-        """Preempts a sequence; returns how many blocks will become free."""
-        coming = self.pool.count_unshared(sequence.blocks)
+        """Preempts a sequence; returns how many blocks will become free, or have been reserved for it."""
+        coming = self.pool.count_unshared(sequence.blocks) + sequence.num_reserved_blocks
         self.sequences.preempt(sequence)
         self.preemptions += 1
         return coming
 
-    def _admit(self) -> list[AddSlot]:
-        """Gives slots and blocks to waiting sequences, in order, while there is room."""
+    def _admit(self) -> list[Sequence]:
+        """Gives slots to waiting sequences, in order, while there is room for their blocks, which are reserved."""
         sequences = self.sequences
-        added: list[AddSlot] = []
+        admitted: list[Sequence] = []
         if not self.admits or not self.waiting or sequences.pending_frees.blocks_admission or not self._may_have_slot():
-            return added
+            return admitted
         plan_bytes = 0
         cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
         for sequence in self._candidates():
@@ -228,17 +246,17 @@ class Policy:
             if shared is None:
                 continue  # an equal prompt is being computed: its blocks will be there soon
             plan_bytes += 4 * len(sequence.tokens) + len(sequence.sampling.grammar)
-            if added and plan_bytes > self.limits.max_plan_bytes:
+            if admitted and plan_bytes > self.limits.max_plan_bytes:
                 break
             count = self.limits.missing_blocks(sequence, self.limits.lookahead) - len(shared)
             if not self._make_room(sequence, count, shared):
                 break
             sequences.allocate(sequence, shared, count, self.num_steps)
-            added.append(self._add_slot(sequence))
+            admitted.append(sequence)
             cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
             if not self._may_have_slot():
                 break
-        return added
+        return admitted
 
     def _candidates(self) -> Iterator[Sequence]:
         """Yields the waiting sequences that may get a slot, in order, and ends those that have expired."""
@@ -278,7 +296,7 @@ class Policy:
             prompt_tokens=sequence.num_prompt_tokens,
             computed=sequence.num_computed_tokens,
             blocks=pack(sequence.blocks),
-            limit=sequence.position_limit or len(sequence.blocks) * self.limits.block_size,
+            limit=self.limits.positions_held(sequence),
             sampling=sequence.sampling,
             prompt_index=sequence.prompt_index,
             choice_index=sequence.choice_index,

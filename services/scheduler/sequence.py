@@ -70,6 +70,8 @@ class Sequence:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     """Entry i holds positions [i * block_size, (i + 1) * block_size)."""
+    num_reserved_blocks: int = 0
+    """Blocks that the pool keeps for the rest of a prompt in progress."""
     num_computed_tokens: int = 0
     """Leading positions whose KV a step output has confirmed."""
     num_cached_tokens: int | None = None

@@ -56,9 +56,10 @@ class SequenceTable:
         self.waiting.add(sequence)
 
     def allocate(self, sequence: Sequence, shared: list[int], count: int, num_steps: int) -> None:
-        """Gives a waiting sequence a slot, the blocks `shared` of its prefix, and `count` new ones."""
+        """Gives a waiting sequence a slot and the blocks `shared` of its prefix, and reserves `count` new ones."""
         self.pool.share(shared)
-        sequence.blocks = shared + self.pool.allocate(count)
+        self.pool.reserve(count)
+        sequence.blocks, sequence.num_reserved_blocks = shared, count
         sequence.num_computed_tokens = len(shared) * self.limits.block_size
         self.waiting.pop(sequence)
         if sequence.num_cached_tokens is None:
@@ -88,6 +89,24 @@ class SequenceTable:
         if len(blocks) == missing:
             del self.needs_blocks[sequence.id]
             self.update_allocate_at(sequence)
+        return blocks
+
+    def extend_prompt(self, sequence: Sequence, positions: int) -> list[int]:
+        """Gives a prompt in progress those of its reserved blocks that its next `positions` positions need.
+
+        A prompt whose last token they may reach gets all of them, because it decodes then. Returns the new ones.
+        """
+        held = len(sequence.blocks)
+        count = self.limits.blocks_for(sequence.num_computed_tokens + positions) - held
+        if (held + count) * self.limits.block_size >= len(sequence.tokens):
+            count = sequence.num_reserved_blocks
+        if count <= 0:
+            return []
+        sequence.num_reserved_blocks -= count
+        self.pool.unreserve(count)
+        blocks = self.pool.allocate(count)
+        sequence.blocks += blocks
+        self.update_allocate_at(sequence)
         return blocks
 
     def update_allocate_at(self, sequence: Sequence) -> None:
@@ -164,6 +183,10 @@ class SequenceTable:
         front = len(self.waiting.front)
         if any(queue != sorted(queue, key=rank) for queue in (self.running, waiting[:front], waiting[front:])):
             raise IntegrityError("the order is lost")
+        if self.pool.reserved != sum(s.num_reserved_blocks for s in self.prefills.values()) or self.pool.num_free < 0:
+            raise IntegrityError("blocks are reserved for nobody, or for too many")
+        if any(s.num_reserved_blocks for s in (*holders, *waiting) if s.id not in self.prefills):
+            raise IntegrityError("a sequence decodes without the blocks that were reserved for it")
         if any(s.state is not SequenceState.RUNNING for s in self.running) or any(s.blocks for s in waiting):
             raise IntegrityError("a sequence is where it should not be")
         if {id(s) for s in self.by_id.values()} - {id(s) for s in (*holders, *waiting)}:
@@ -175,5 +198,7 @@ class SequenceTable:
         """Takes a sequence out of `running`."""
         self.running.remove(sequence)
         self.needs_blocks.pop(sequence.id, None)
+        self.pool.unreserve(sequence.num_reserved_blocks)
+        sequence.num_reserved_blocks = 0
         if self.prefills.pop(sequence.id, None) is not None and self._prefix_cache is not None:
             self._prefix_cache.cancel_prefill(sequence)

@@ -124,6 +124,52 @@ def test_a_long_lease_is_renewed_at_half_and_not_at_every_step() -> None:
     assert plans < 24 / 2
 
 
+def test_a_long_prompt_holds_only_the_blocks_that_the_steps_ahead_fill() -> None:
+    engine = make_engine(budget=16, block_size=4, window=2)
+    long = engine.add([1] * 100)
+    engine.plan()
+    assert engine.policy.pool.num_used == len(long.blocks) == 2 * 16 // 4
+    engine.executor.run()
+    engine.read()
+    engine.plan()
+    assert engine.policy.pool.num_used == 3 * 16 // 4
+    engine.drain()
+    engine.assert_exact()
+    assert engine.policy.preemptions == 0
+
+
+def test_blocks_that_are_reserved_for_a_prompt_admit_nobody_else() -> None:
+    engine = make_engine(budget=16, block_size=4, window=2, num_blocks=32)
+    engine.add([1] * 100, max_tokens=2)
+    other = engine.add([2] * 40, max_tokens=2)
+    engine.plan()
+    assert engine.policy.pool.num_used < 32 - 11, "the test needs room that is not used yet"
+    assert other.state is SequenceState.WAITING
+    engine.drain()
+    engine.assert_exact()
+    assert engine.policy.preemptions == 0
+
+
+def test_a_preempted_prompt_gives_up_what_was_reserved_for_it() -> None:
+    engine = make_engine(budget=16, block_size=4, window=2, num_blocks=32)
+    for i in range(3):
+        engine.add([i] * 8, max_tokens=20)
+    engine.plan()
+    engine.executor.run()
+    engine.read()
+    prompt = engine.add([9] * 80, max_tokens=2)
+    engine.plan()
+    assert prompt.num_reserved_blocks
+    while prompt.state is SequenceState.RUNNING:  # until the older ones need what it has
+        engine.executor.run()
+        engine.read()
+        engine.plan()
+    assert prompt.state is SequenceState.PREEMPTED
+    assert engine.policy.pool.reserved == 0
+    engine.drain()
+    engine.assert_exact()
+
+
 def test_the_lease_waits_for_the_slowest_reader() -> None:
     engine = make_engine(window=8)
     engine.add([1], max_tokens=40)

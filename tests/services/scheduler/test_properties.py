@@ -325,9 +325,20 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def little_is_wasted(self) -> None:
+        steps = min(self.limits.window, LOOKAHEAD_STEPS)
         for s in self.policy.running:
+            needed = min(len(s.tokens) - 1 + steps, s.last_position)
+            reached = -(-(s.num_computed_tokens + steps * self.limits.budget) // self.limits.block_size)
+            if s.id in self.policy.sequences.prefills and reached * self.limits.block_size < len(s.tokens):
+                assert len(s.blocks) <= reached, "a prompt holds blocks that no step ahead fills"
+            assert len(s.blocks) + s.num_reserved_blocks <= -(-needed // self.limits.block_size)
+
+    @invariant()
+    def a_prompt_in_progress_never_waits_for_blocks(self) -> None:
+        for s in self.policy.sequences.prefills.values():
             needed = min(len(s.tokens) - 1 + min(self.limits.window, LOOKAHEAD_STEPS), s.last_position)
-            assert len(s.blocks) <= -(-needed // self.limits.block_size)
+            assert len(s.blocks) + s.num_reserved_blocks == -(-needed // self.limits.block_size)
+        assert self.policy.pool.num_free >= 0, "a reserved block was given away"
 
     def assert_admissions(self, plan: Plan, prompts: list[Sequence]) -> None:
         """Reserved blocks: a prompt joins those in progress only where it will soon be reached."""
@@ -426,6 +437,11 @@ def lose_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockPool, "free", lambda self, blocks: free(self, blocks[:3]))
 
 
+def reserve_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is admitted as if there were a block for each of its chunks."""
+    monkeypatch.setattr(BlockPool, "num_free", property(lambda self: len(self._free)))
+
+
 def keep_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot is never free again after a preemption or an abort."""
     free = SequenceTable.free
@@ -467,7 +483,17 @@ def keep_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [free_twice, free_early, lose_block, keep_slot, starve, copy_nothing, share_too_much, keep_at_rest],
+    [
+        free_twice,
+        free_early,
+        lose_block,
+        reserve_nothing,
+        keep_slot,
+        starve,
+        copy_nothing,
+        share_too_much,
+        keep_at_rest,
+    ],
     ids=lambda plant: plant.__name__,
 )
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
