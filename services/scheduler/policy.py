@@ -18,6 +18,7 @@ from pagewire.services.scheduler.beam_search.beam_scheduler import BeamScheduler
 from pagewire.services.scheduler.budget import budget_of
 from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.prefill_queue import STEPS_AHEAD
+from pagewire.services.scheduler.prefix_cache import CachedPrefix
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.sequence_table import SequenceTable
 from pagewire.services.scheduler.waiting_queue import rank
@@ -169,7 +170,7 @@ class Policy:
             number=self.plan_number,
             removed=pack(removed),
             added=tuple(map(self._add_slot, admitted)),
-            blocks=pack(value for sequence, blocks in extended for block in blocks for value in (sequence.slot, block)),
+            blocks=pack(_entries(extended, len(self.limits.windows))),
             limits=pack(value for s, _ in extended for value in (s.slot, self.limits.positions_held(s))),
             order=pack(order) if new_order else b"",
             budget=budget,
@@ -196,10 +197,11 @@ class Policy:
         extended: list[tuple[Sequence, list[int]]] = []
         if not sequences.needs_blocks:
             return extended
-        coming = sum(self.pool.count_unshared(s.blocks) for s in sequences.pending_frees)
+        coming = sum(map(sequences.count_freeable, sequences.pending_frees))
         for sequence in sorted(sequences.needs_blocks.values(), key=rank):
             if sequence.state is not SequenceState.RUNNING:
-                continue  # it has just been preempted for an older one
+                sequences.needs_blocks.pop(sequence.id, None)  # it has been preempted for an older one
+                continue
             if blocks := sequences.allocate_blocks(sequence):
                 extended.append((sequence, blocks))
             urgent = self.limits.missing_blocks(sequence, min(self.limits.lookahead, URGENT_STEPS))
@@ -224,7 +226,7 @@ class Policy:
 
     def _preempt(self, sequence: Sequence) -> int:
         """Preempts a sequence; returns how many blocks will become free, or have been reserved for it."""
-        coming = self.pool.count_unshared(sequence.blocks) + sequence.num_reserved_blocks
+        coming = self.sequences.count_freeable(sequence)
         self.sequences.preempt(sequence)
         self.preemptions += 1
         return coming
@@ -242,16 +244,15 @@ class Policy:
                 if self._is_overdue(sequence):
                     break
                 continue
-            shared = sequences.match_prefix(sequence)
-            if shared is None:
+            prefix = sequences.match_prefix(sequence)
+            if prefix is None:
                 continue  # an equal prompt is being computed: its blocks will be there soon
             plan_bytes += 4 * len(sequence.tokens) + len(sequence.sampling.grammar)
             if admitted and plan_bytes > self.limits.max_plan_bytes:
                 break
-            count = self.limits.missing_blocks(sequence, self.limits.lookahead) - len(shared)
-            if not self._make_room(sequence, count, shared):
+            if not self._make_room(sequence, prefix):
                 break
-            sequences.allocate(sequence, shared, count, self.num_steps)
+            sequences.allocate(sequence, prefix, self.num_steps)
             admitted.append(sequence)
             cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
             if not self._may_have_slot():
@@ -277,13 +278,11 @@ class Policy:
         """Returns whether there may be a slot: a free one, or that of a beam that can be evicted."""
         return self.sequences.num_free_slots > 0 or bool(self.beam_search)
 
-    def _make_room(self, sequence: Sequence, count: int, shared: list[int]) -> bool:
-        """Evicts beams until a slot and `count` blocks are free; returns False if they do not suffice."""
+    def _make_room(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
+        """Evicts beams until a slot and blocks are free; returns False if they do not suffice."""
         while True:
-            num_free = self.pool.num_free - self.pool.count_free(shared)
-            if self.running:
-                num_free -= self.limits.watermark
-            if self.sequences.num_free_slots > 0 and count <= num_free:
+            spare = self.limits.watermark if self.running else 0
+            if self.sequences.num_free_slots > 0 and self.sequences.has_room(sequence, prefix, spare):
                 return True
             if not self.beam_search.evict(sequence):
                 return False
@@ -307,3 +306,11 @@ class Policy:
         """Ends a sequence whose deadline has passed, with all others that the caller knows by it."""
         self.abort(sequence.caller_ids[0])
         self.expired += sequence.caller_ids
+
+
+def _entries(extended: list[tuple[Sequence, list[int]]], groups: int) -> Iterator[int]:
+    """Yields the slot of each new entry of a block table, and its blocks."""
+    for sequence, blocks in extended:
+        for i in range(0, len(blocks), groups):
+            yield sequence.slot
+            yield from blocks[i : i + groups]

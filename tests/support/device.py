@@ -80,8 +80,9 @@ class Driver:
         self.compiled: CompiledLM | None = None
         self.kernels: CpuKernels | None = None
         self._block_size = block_size
-        blocks = SLOTS * -(-CONTEXT // block_size)
-        capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY)
+        windows = self.model.spec.groups.windows
+        blocks = SLOTS * -(-CONTEXT // block_size) * len(windows)
+        capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY, windows=windows)
         spec, stored = self.model.spec, self.model.embedding.dtype
         backend: Backend
         if compiled:
@@ -97,7 +98,8 @@ class Driver:
 
     def add(self, slot: int, tokens: int, sampling: Record = GREEDY, stop_ids: Sequence[int] = ()) -> list[int]:
         """A sequence with room for `tokens` positions, in blocks in random order, which are returned."""
-        blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size))]
+        groups = len(self.device.capacity.windows)
+        blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size) * groups)]
         self.device.add(slot, blocks, sampling, stop_ids)
         return blocks
 

@@ -10,7 +10,7 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.attention import KVCache
-from pagewire.services.executor.devices.capacity import check_length, free_memory, pool_blocks
+from pagewire.services.executor.devices.capacity import check_length, free_memory, log_pool, pool_blocks
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
@@ -97,11 +97,14 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     elif kernels is not None:
         model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
     free = free_memory() // settings.data_parallel_size
-    blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free)
+    windows = spec.groups.windows
+    blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free, windows)
     slots, vocabulary = settings.max_num_seqs, spec.vocab_size
     mode = LogprobsMode(settings.logprobs_mode)
-    capacity = Capacity(blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS)
-    _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
+    capacity = Capacity(
+        blocks, settings.block_size, slots, length, vocabulary, MAX_CANDIDATES, MAX_STEP_TOKENS, windows=windows
+    )
+    log_pool(capacity, block_bytes)
     return CpuDevice(model, capacity, _backend(kernels, spec, capacity, dtype), shared_cores, mode)
 
 

@@ -5,10 +5,11 @@ import pytest
 
 from pagewire.services.scheduler.block_pool import IntegrityError
 from pagewire.services.scheduler.budget import PROMPT_TOKENS
-from pagewire.services.scheduler.limits import LOOKAHEAD_STEPS, Limits
+from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.policy import MAX_DELAY, MAX_READER_LAG, Policy
 from pagewire.services.scheduler.prefill_queue import PATIENCE, STEPS_AHEAD
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.shared.block_tables import LOOKAHEAD_STEPS
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.work import Sampling
 from tests.support.executor import ModelExecutor, generate

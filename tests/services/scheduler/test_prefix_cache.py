@@ -1,5 +1,6 @@
 import pytest
 
+from pagewire.services.scheduler.block_groups import BlockGroups
 from pagewire.services.scheduler.block_pool import BlockPool
 from pagewire.services.scheduler.prefix_cache import PrefixCache
 from pagewire.services.scheduler.sequence import Sequence
@@ -13,15 +14,17 @@ class Cache:
 
     def __init__(self, blocks: int = 16) -> None:
         self.pool = BlockPool(blocks)
-        self.prefix_cache = PrefixCache(self.pool, SIZE)
+        self.prefix_cache = PrefixCache(self.pool, BlockGroups((0,), SIZE), SIZE)
 
     def begin(self, tokens: list[int], salt: str = "") -> Sequence:
         one = sequence(list(tokens), cache_salt=salt)
         shared = self.prefix_cache.match_prefix(one)
         assert shared is not None
-        self.pool.share(shared)
-        one.blocks = shared + self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
-        one.num_computed_tokens = one.num_cached_tokens = len(shared) * SIZE
+        blocks, stamps, _ = shared
+        self.pool.share(blocks)
+        own = self.pool.allocate(-(-len(tokens) // SIZE) - len(blocks))
+        one.num_computed_tokens = one.num_cached_tokens = len(blocks) * SIZE
+        one.blocks, one.stamps = blocks + own, stamps + [self.pool.clock] * len(own)
         self.prefix_cache.begin(one)
         return one
 
@@ -41,7 +44,8 @@ class Cache:
         return one
 
     def match(self, tokens: list[int], salt: str = "") -> list[int] | None:
-        return self.prefix_cache.match_prefix(sequence(tokens, cache_salt=salt))
+        found = self.prefix_cache.match_prefix(sequence(tokens, cache_salt=salt))
+        return None if found is None else found.blocks
 
 
 TEXT = list(range(100, 120))
@@ -95,6 +99,7 @@ def test_what_was_generated_is_known_too() -> None:
     cache.compute(one, 6)
     one.tokens += TEXT[6:]
     one.blocks += cache.pool.allocate(3)
+    one.stamps += [cache.pool.clock] * 3
     assert cache.match([*TEXT, 1]) == one.blocks[:1]
     cache.compute(one, 19)
     assert cache.match([*TEXT, 1]) == one.blocks[:4]
