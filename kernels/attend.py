@@ -53,9 +53,18 @@ def attend(  # type: ignore[no-untyped-def]
     accumulator = tl.zeros([M, VALUE_PADDED], dtype=tl.float32)
     maximum = tl.full([M], MINUS_INFINITY, dtype=tl.float32)
     total = tl.zeros([M], dtype=tl.float32)
+    # What no row sees is not read: its block may be another sequence's, and 0 times a NaN there would be NaN.
+    lowest = tl.min(tl.where(positions >= 0, positions, end), 0)
+    first = begin
+    if WINDOW > 0:
+        first = lowest - WINDOW + 1
+    if CHUNK > 0:
+        first = lowest // CHUNK * CHUNK
     for start in tl.range(begin, end, TILE):
         keys = start + tl.arange(0, TILE)
         cached = keys < end
+        if WINDOW > 0 or CHUNK > 0:
+            cached = cached & (keys >= first)
         blocks = tl.load(block_table + keys // BLOCK_SIZE, mask=cached, other=0).to(tl.int64)
         rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
         real = cached[:, None]

@@ -151,7 +151,7 @@ def paged_attention(
         batch.cu_queries,
         alibi,
         sinks,
-        batch.block_tables.shape[1],
+        batch.block_tables.stride(0),
         rows,
         layer.scale * layer.key_scale,
         layer.value_scale,

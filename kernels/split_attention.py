@@ -197,7 +197,7 @@ def split_attention(
         plan.split_size,
         alibi,
         sinks,
-        batch.block_tables.shape[1],
+        batch.block_tables.stride(0),
         rows,
         layer.scale * layer.key_scale,
         layer.value_scale,

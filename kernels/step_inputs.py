@@ -125,7 +125,7 @@ def step_inputs(
         rows,
         count,
         state.tokens.shape[1],
-        state.block_tables.shape[1],
+        state.block_tables.stride(0),
         dummy,
         BLOCK_SIZE=block_size,
         STEPS=rows.bit_length(),
