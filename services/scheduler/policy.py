@@ -151,9 +151,8 @@ class Policy:
         forks, copies = self.beam_search.fork(self.num_steps)
         admitted = self._admit()
         prompts = self.sequences.prefills.in_order(self.num_steps)
-        for sequence, blocks in self._extend_prompts(prompts):
-            if sequence not in admitted:
-                extended.append((sequence, blocks))
+        if prompts:
+            extended += [pair for pair in self._extend_prompts(prompts) if pair[0] not in admitted]
         removed = self.sequences.pending_frees.removed_slots
         order = [sequence.slot for sequence in prompts] if len(prompts) > 1 else []
         lease, budget = self.num_steps + self._window(), self.step_tokens
@@ -170,7 +169,7 @@ class Policy:
             number=self.plan_number,
             removed=pack(removed),
             added=tuple(map(self._add_slot, admitted)),
-            blocks=pack(_entries(extended, len(self.limits.windows))),
+            blocks=pack(_entries(extended, self.sequences.groups.count)),
             limits=pack(value for s, _ in extended for value in (s.slot, self.limits.positions_held(s))),
             order=pack(order) if new_order else b"",
             budget=budget,
@@ -311,6 +310,8 @@ class Policy:
 def _entries(extended: list[tuple[Sequence, list[int]]], groups: int) -> Iterator[int]:
     """Yields the slot of each new entry of a block table, and its blocks."""
     for sequence, blocks in extended:
-        for i in range(0, len(blocks), groups):
-            yield sequence.slot
-            yield from blocks[i : i + groups]
+        slot = sequence.slot
+        for i, block in enumerate(blocks):
+            if i % groups == 0:
+                yield slot
+            yield block

@@ -76,19 +76,18 @@ class PrefixCache:
             full, begin = self._full(run), i
             while i < min(full, end) and self._equal(run, sequence, i) and self._holds(run, i):
                 i += 1
-            blocks += run.blocks[begin * count : i * count]
-            stamps += run.stamps[begin * count : i * count]
+            if i > begin:
+                blocks += run.blocks[begin * count : i * count]
+                stamps += run.stamps[begin * count : i * count]
             if full <= i < min(run.promised, end) and self._equal(run, sequence, i):
                 return None
             if i == run.first:
                 break
-        return self._cut_back(blocks, stamps)
+        return self._cut_back(blocks, stamps) if self._groups.windows else CachedPrefix(blocks, stamps, [])
 
     def _cut_back(self, blocks: list[int], stamps: list[int]) -> CachedPrefix:
         """Returns as much of a prefix as the layers with a window can go on behind."""
         groups, count = self._groups, self._count
-        if not groups.windows:
-            return CachedPrefix(blocks, stamps, [])
         end, entries, given_back = 0, len(blocks) // count, groups.first_seen(0)
         lost = [0] * len(groups.windows)  # index behind the last entry whose block is lost
         for i in range(entries):

@@ -89,7 +89,8 @@ class RequestManager:
         self._attacher.start_term(policy, executor)
         self._suspects.retain(self.requests)
         limits = policy.limits
-        self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
+        positions = limits.num_blocks // len(limits.windows) * limits.block_size
+        self._prefixes = RecentPrefixes(positions if limits.prefix_cache else 0)
         for request in self.requests.values():
             self._spawn(self._attach(request))
         self.consumer.notify()

@@ -102,7 +102,8 @@ class SequenceTable:
 
     def allocate_blocks(self, sequence: Sequence) -> list[int]:
         """Gives a running sequence blocks for the steps ahead while there are any; returns the new ones."""
-        self.give_back(sequence)
+        if self.groups.windows:
+            self.give_back(sequence)
         missing = self.limits.missing_blocks(sequence, self.limits.lookahead)
         blocks = self.extend(sequence, min(missing, self.pool.num_free) // self.groups.count)
         if len(blocks) == missing:
@@ -123,9 +124,10 @@ class SequenceTable:
             count = self.limits.missing_blocks(sequence, self.limits.lookahead) // self.groups.count
         for (_, window), first in zip(self.groups.windows, sequence.given_back, strict=True):
             count = min(count, self.limits.entries_of(window) - held + first)
-        blocks = self.extend(sequence, max(0, count))
+        blocks = self.extend(sequence, count) if count > 0 else []
         self._reserve(sequence, self._rest(sequence, sequence.blocks, sequence.given_back))
-        self.update_allocate_at(sequence)
+        if not sequence.num_reserved_blocks:
+            self.update_allocate_at(sequence)
         return blocks
 
     def give_back(self, sequence: Sequence) -> None:

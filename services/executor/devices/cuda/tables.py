@@ -69,7 +69,7 @@ class SlotTables:
         def column(name: str, dtype: torch.dtype = torch.int32) -> Tensor:
             return table(name).view(dtype).squeeze(1)
 
-        self.block_tables = list(table("block_tables").split(entries, dim=1))
+        self.block_tables = list(torch.split(table("block_tables"), entries, dim=1))
         self.state = SlotState(
             tokens=table("tokens"),
             known=column("known"),
