@@ -54,6 +54,11 @@ class Limits:
         """Steps ahead for which a sequence is given blocks."""
         return min(self.window, LOOKAHEAD_STEPS)
 
+    @property
+    def cached_positions(self) -> int:
+        """Positions whose KV the pool holds at most, in all layers; 0: it keeps no prefixes."""
+        return self.num_blocks // len(self.windows) * self.block_size if self.prefix_cache else 0
+
     def entries_for(self, positions: int) -> int:
         """Returns how many entries of a block table `positions` positions take."""
         return -(-positions // self.block_size)

@@ -89,8 +89,7 @@ class RequestManager:
         self._attacher.start_term(policy, executor)
         self._suspects.retain(self.requests)
         limits = policy.limits
-        positions = limits.num_blocks // len(limits.windows) * limits.block_size
-        self._prefixes = RecentPrefixes(positions if limits.prefix_cache else 0)
+        self._prefixes = RecentPrefixes(limits.cached_positions)
         for request in self.requests.values():
             self._spawn(self._attach(request))
         self.consumer.notify()
