@@ -516,5 +516,5 @@ def keep_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises((AssertionError, IntegrityError)):
+    with pytest.raises((AssertionError, IntegrityError, KeyError)):
         check(200, shrink=False)
