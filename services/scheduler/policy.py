@@ -216,10 +216,12 @@ class Policy:
         Their other blocks stay reserved. Yields the prompts that have new blocks, each with these.
         """
         tokens = self.limits.lookahead * self.step_tokens
+        gives_back = bool(self.sequences.groups.windows)
         for sequence in prompts:
             if tokens <= 0:
                 break
-            if sequence.num_reserved_blocks and (blocks := self.sequences.extend_prompt(sequence, tokens)):
+            extends = sequence.num_reserved_blocks or gives_back
+            if extends and (blocks := self.sequences.extend_prompt(sequence, tokens)):
                 yield sequence, blocks
             tokens -= len(sequence.tokens) - sequence.num_computed_tokens
 

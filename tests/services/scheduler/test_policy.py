@@ -1,10 +1,11 @@
+import math
 from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
 from pagewire.services.scheduler.block_pool import IntegrityError
-from pagewire.services.scheduler.budget import PROMPT_TOKENS
+from pagewire.services.scheduler.budget import PROMPT_TOKENS, Budget
 from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.policy import MAX_DELAY, MAX_READER_LAG, Policy
 from pagewire.services.scheduler.prefill_queue import PATIENCE, STEPS_AHEAD
@@ -32,7 +33,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.policy = Policy(1, self.limits)
-        self.executor = ModelExecutor(self.limits.num_blocks, self.limits.block_size)
+        self.executor = ModelExecutor(self.limits.num_blocks, self.limits.block_size, self.limits.windows)
 
     def add(
         self, prompt: list[int], max_tokens: int = 8, stop_ids: tuple[int, ...] = (), priority: int = 0
@@ -149,6 +150,20 @@ def test_blocks_that_are_reserved_for_a_prompt_admit_nobody_else() -> None:
     engine.drain()
     engine.assert_exact()
     assert engine.policy.preemptions == 0
+
+
+@pytest.mark.parametrize("windows", [(8,), (0, 8, 8)])
+def test_a_prompt_with_windows_holds_what_they_see_and_ends_under_any_budget(windows: tuple[int, ...]) -> None:
+    engine = make_engine(windows=windows, budget=8, num_blocks=64 * len(windows))
+    engine.policy.budget = Budget(64, 64, 0, math.inf)  # as a budget that has grown
+    most = engine.policy.limits.entries_of(8)
+    long = engine.add([1] * 200, max_tokens=20)
+    while engine.plan() or engine.executor.run():
+        engine.read(99)
+        if long.state is SequenceState.RUNNING:
+            assert all(len(long.blocks) // len(windows) - first <= most for first in long.given_back)
+    engine.drain()
+    engine.assert_exact()
 
 
 def test_a_preempted_prompt_gives_up_what_was_reserved_for_it() -> None:
