@@ -89,7 +89,7 @@ async def test_a_pool_that_cannot_hold_all_positions_in_all_layers_holds_what_is
     wanted = cases(model, (200, 150, 170, 170), 24)
     entries = 224 // 8
     settings = settings_for(
-        tmp_path, max_model_len=224, block_size=8, max_num_batched_tokens=16, num_kv_blocks=entries * 4
+        tmp_path, max_model_len=224, block_size=8, max_num_batched_tokens=16, num_kv_blocks=entries * 5
     )
     assert settings.num_kv_blocks is not None
     assert settings.num_kv_blocks < entries * LAYERS, "all positions of one sequence would fit"
