@@ -30,7 +30,9 @@ def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:
     plain = load_model(folder, config, settings.dtype)
     spec, dtype = plain.spec, plain.embedding.dtype
     blocks, slots = settings.num_kv_blocks, slots_of(settings)
-    capacity = Capacity(blocks, settings.block_size, slots, length, spec.vocab_size, MAX_CANDIDATES)
+    capacity = Capacity(
+        blocks, settings.block_size, slots, length, spec.vocab_size, MAX_CANDIDATES, windows=spec.groups.windows
+    )
     pool = KVPool(spec, capacity, dtype, runtime, tokens)
     model = with_kernels(plain, length, runtime.device)
     return CudaDevice(model, capacity, pool, runtime, tokens, mode=LogprobsMode(settings.logprobs_mode))
