@@ -18,6 +18,18 @@ def soft_cap(scores: tl.tensor, CAP: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @jit
+def visible(positions: tl.tensor, keys: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns which of the positions `keys` [TILE] each row sees, bool [M, TILE]; see `attend`."""
+    distance = positions[:, None] - keys[None, :]
+    seen = distance >= 0
+    if WINDOW > 0:
+        seen = seen & (distance < WINDOW)
+    if CHUNK > 0:
+        seen = seen & (keys[None, :] >= (positions // CHUNK * CHUNK)[:, None])
+    return seen
+
+
+@jit
 def attend_tiles(  # type: ignore[no-untyped-def]
     accumulator: tl.tensor,
     maximum: tl.tensor,
@@ -25,6 +37,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     q: tl.tensor,
     positions: tl.tensor,
     begin: tl.tensor,
+    least: tl.tensor,
     end: tl.tensor,
     key_cache: tl.tensor,
     value_cache: tl.tensor,
@@ -42,7 +55,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
 ):
     """Adds the positions [begin, end) to the sums of `attend`. Unless MASKED, these are whole tiles that all rows see.
 
-    The caches begin at the KV head.
+    What lies before `least` is seen by no row, and not read. The caches begin at the KV head.
 
     The scale is part of the exponent: a number of a tile costs one multiply-add, one exponential, one maximum and one
     sum beside the products.
@@ -58,8 +71,11 @@ def attend_tiles(  # type: ignore[no-untyped-def]
         keys = start + tl.arange(0, TILE)
         real = (keys >= 0)[:, None]
         if MASKED:
-            real = (keys < end)[:, None]
-            blocks = tl.load(block_table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
+            cached = keys < end
+            if WINDOW > 0 or CHUNK > 0:
+                cached = cached & (keys >= least)
+            real = cached[:, None]
+            blocks = tl.load(block_table + keys // BLOCK_SIZE, mask=cached, other=0).to(tl.int64)
         else:
             blocks = tl.load(block_table + keys // BLOCK_SIZE).to(tl.int64)
         rows = blocks * KV_HEADS * BLOCK_SIZE + keys % BLOCK_SIZE
@@ -74,13 +90,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
         if SOFT_CAP > 0:
             scores = soft_cap(scores * scale, SOFT_CAP)
         if MASKED:
-            distance = positions[:, None] - keys[None, :]
-            visible = distance >= 0
-            if WINDOW > 0:
-                visible = visible & (distance < WINDOW)
-            if CHUNK > 0:
-                visible = visible & (keys[None, :] >= (positions // CHUNK * CHUNK)[:, None])
-            scores = tl.where(visible, scores, MINUS_INFINITY)
+            scores = tl.where(visible(positions, keys, WINDOW, CHUNK), scores, MINUS_INFINITY)
         larger = tl.maximum(maximum, tl.max(scores, 1) * exponent)
         base = larger
         if MASKED:
@@ -137,12 +147,18 @@ def attend(  # type: ignore[no-untyped-def]
     if WINDOW == 0 and CHUNK == 0:
         hidden = begin + tl.maximum(tl.minimum(first + 1, end) - begin, 0) // TILE * TILE
         accumulator, maximum, total = attend_tiles(
-            accumulator, maximum, total, q, positions, begin, hidden, key_cache, value_cache,
+            accumulator, maximum, total, q, positions, begin, begin, hidden, key_cache, value_cache,
             block_table, scale, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, TILE, WINDOW, CHUNK, SOFT_CAP, False,
         )  # fmt: skip
         begin = hidden
+    # What no row sees may be another sequence's by now, and 0 times a NaN there would be NaN.
+    least = begin
+    if WINDOW > 0:
+        least = first - WINDOW + 1
+    if CHUNK > 0:
+        least = first // CHUNK * CHUNK
     return attend_tiles(
-        accumulator, maximum, total, q, positions, begin, end, key_cache, value_cache,
+        accumulator, maximum, total, q, positions, begin, least, end, key_cache, value_cache,
         block_table, scale, KV_HEADS, HEAD_SIZE, VALUE_SIZE, BLOCK_SIZE, TILE, WINDOW, CHUNK, SOFT_CAP, True,
     )  # fmt: skip
 

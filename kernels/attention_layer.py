@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagewire.kernels.part import FP8_SINCE, PARTS, is_wide
+from pagewire.kernels.part import is_wide, parts_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,7 @@ class Shape:
 
     def parts(self, *, wide: bool) -> tuple[int, ...]:
         """Returns the GPUs with large or with small tiles that have instructions for the cache's type."""
-        least = FP8_SINCE if self.cache == "fp8e4nv" else 0
-        return tuple(part for part in PARTS if is_wide(part) == wide and part >= least)
+        return tuple(part for part in parts_with(self.cache) if is_wide(part) == wide)
 
     @property
     def tensors(self) -> Mapping[str, str]:

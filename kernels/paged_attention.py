@@ -155,7 +155,7 @@ def paged_attention(
         batch.lengths,
         batch.cu_queries,
         sinks,
-        batch.block_tables.shape[1],
+        batch.block_tables.stride(0),
         rows,
         layer.scale * layer.key_scale,
         layer.value_scale,

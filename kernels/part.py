@@ -19,6 +19,11 @@ def is_wide(arch: int) -> bool:
     return arch // 10 in {part // 10 for part in WIDE}
 
 
+def parts_with(element: str) -> tuple[int, ...]:
+    """Returns those of `PARTS` with instructions to convert to and from an element type, by Triton's name."""
+    return tuple(part for part in PARTS if element != "fp8e4nv" or part >= FP8_SINCE)
+
+
 @cache
 def current() -> int:
     """Returns the GPU of this process; in the interpreter, one of `WIDE`."""

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.jit import Configuration, jit
-from pagewire.kernels.part import FP8_SINCE, PARTS
+from pagewire.kernels.part import parts_with
 
 
 @jit
@@ -257,7 +257,7 @@ def configurations() -> list[Configuration]:
                     "PADDED": triton.next_power_of_2(layer.head_size),
                 },
                 options={"num_warps": warps(group)},
-                parts=tuple(part for part in PARTS if cache != "fp8e4nv" or part >= FP8_SINCE),
+                parts=parts_with(cache),
             )
         )
     return found

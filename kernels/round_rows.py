@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.part import parts_with
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Largest number of each dtype, to which the largest of a group is scaled."""
@@ -87,6 +88,5 @@ def configurations() -> list[Configuration]:
             "TILE": min(TILE, group),
         }
         tensors = {"out": stored, "scales": "fp32", "x": "bf16"}
-        arch = 80 if dtype == torch.int8 else 89
-        found.append(Configuration(name, round_rows_kernel, tensors, constants, minimum_arch=arch))
+        found.append(Configuration(name, round_rows_kernel, tensors, constants, parts=parts_with(stored)))
     return found

@@ -202,7 +202,7 @@ def split_attention(
         plan.cu_splits,
         plan.split_size,
         sinks,
-        batch.block_tables.shape[1],
+        batch.block_tables.stride(0),
         rows,
         layer.scale * layer.key_scale,
         layer.value_scale,

@@ -125,7 +125,7 @@ def step_inputs(
         rows,
         count,
         state.tokens.shape[1],
-        state.block_tables.shape[1],
+        state.block_tables.stride(0),
         dummy,
         rows.bit_length(),
         BLOCK_SIZE=block_size,

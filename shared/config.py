@@ -95,7 +95,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_cache_memory: int | None = None
     """Bytes of the KV cache, such as 4GiB; by default a share of the free memory."""
     num_kv_blocks: Annotated[int, msgspec.Meta(le=2**24)] | None = None
-    """Blocks of the KV cache, instead of a size in bytes."""
+    """Blocks of the KV cache, instead of a size in bytes. Models with sliding windows take several per block of tokens,
+    and give back those that the windows have left behind."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of the device's memory that may be used."""
     tensor_parallel_size: Positive = 1

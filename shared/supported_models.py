@@ -99,7 +99,9 @@ transformers, with Pagewire's paged attention in its layers: chunked prompts, th
 beam search work the same. What keeps other state than keys and values, or attends otherwise than once per layer, is
 refused before its weights are read. What passes is compared at start with the model's own attention on a short random
 text, and refused if the two differ by more than rounding. Models with code of their own (`trust_remote_code`) are not
-run, and longrope is exact up to the length that the model was first trained for.
+run, and longrope is exact up to the length that the model was first trained for. Layers with a sliding window or with
+chunks give back the KV blocks that they have left behind, where all layers have keys and values of one shape
+([architecture](architecture.md#blocks-of-layers-with-windows)).
 
 In the sweep each family is a tiny model with random float32 weights. 8 prompts of mixed lengths, two of which share a
 beginning, are served at once by the whole pipeline with steps of 16 tokens and a KV pool that is too small for them, so

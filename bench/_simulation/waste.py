@@ -18,7 +18,7 @@ class Waste:
     samples: list[float] = field(default_factory=list)
     """In [0, 1], one per step."""
     reserved: list[float] = field(default_factory=list)
-    """The part of each sample that belongs to positions of prompts that are not computed yet."""
+    """The part of each sample that belongs to positions of prompts that the steps ahead will fill."""
     _written: dict[int, int] = field(default_factory=dict)
 
     def sample(self, policy: Policy, output: StepOutput) -> None:
@@ -27,13 +27,14 @@ class Waste:
         ran = {sequence: start + count for sequence, start, count in rows}
         before, self._written = self._written, {}
         entries = written = reserved = 0
+        size = policy.limits.block_size
         for held in policy.running:
             done = ran.get(held.id) or max(before.get(held.id, 0), held.num_computed_tokens)
             self._written[held.id] = done
             entries += len(held.blocks)
             written += done
-            reserved += max(0, held.num_prompt_tokens - done)
-        blocks, size = policy.pool.num_used, policy.limits.block_size
+            reserved += max(0, min(len(held.blocks) * size, held.num_prompt_tokens) - done)
+        blocks = policy.pool.num_used
         if not ran or not blocks:
             return
         if entries != blocks:  # some are shared, and full: every reference but one has counted them again

@@ -24,6 +24,16 @@ def pairs(data: bytes) -> tuple[Int64, Int64]:
     return table[:, 0], table[:, 1]
 
 
+def entries(data: bytes, width: int) -> tuple[Int64, Int64]:
+    """Returns the first number of each `width` numbers in `data` [N], and the others [N * (width - 1)].
+
+    Raises:
+        ValueError: the last ones are cut off.
+    """
+    table = column(data).reshape(-1, width)
+    return table[:, 0], table[:, 1:].ravel()
+
+
 def packed(numbers: Int64) -> bytes:
     """Returns `numbers` as a packed column. -1 becomes 0xFFFF_FFFF."""
     return numbers.astype("<u4").tobytes()

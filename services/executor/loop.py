@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import structlog
 
-from pagewire.services.executor.columns import column
+from pagewire.services.executor.columns import column, entries
 from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.protocol import Device, Edits
 from pagewire.services.executor.grammars import Opener
@@ -235,8 +235,8 @@ class StepLoop:
         for fork in forks:
             self._add(*fork)
         if plan.blocks:
-            table = unpack(plan.blocks)
-            self._device.extend(table[::2], table[1::2])
+            slots, blocks = entries(plan.blocks, 1 + len(self._device.capacity.windows))
+            self._device.extend(slots.tolist(), blocks.tolist())
         self.counters.num_slots = len(self._held)
         self._plan, self._lease_until = plan.number, plan.lease_until
 

@@ -23,7 +23,7 @@ from pagewire.shared import model_folder, subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import BusError, WireVersionError
-from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.metrics.metric import Sample
@@ -154,6 +154,7 @@ class Executor:
             accepted=accepted,
             num_blocks=capacity.num_blocks,
             block_size=capacity.block_size,
+            windows=pack(capacity.windows),
             max_num_seqs=capacity.max_num_seqs,
             max_model_len=capacity.max_model_len,
             max_candidates=capacity.max_candidates,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pagewire.services.executor.columns import column, pairs
+from pagewire.services.executor.columns import column, entries, pairs
 from pagewire.services.executor.devices.edits import words_of
 from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
@@ -87,7 +87,7 @@ class SlotTable:
         self._known: Int64 = np.zeros(slots, np.int64)
         self._computed: Int64 = np.zeros(slots, np.int64)
         self._limits: Int64 = np.zeros(slots, np.int64)
-        self._blocks: Int64 = np.zeros(slots, np.int64)
+        self._entries: Int64 = np.zeros(slots, np.int64)  # of the block table
         self._ends: Int64 = np.zeros(slots, np.int64)
         self._stop_ids = IdLists(slots)
         self._forced: set[int] = set()  # slots with forced tokens that no step has computed yet
@@ -126,7 +126,7 @@ class SlotTable:
                     self._allocate(sequence)
                 self._order = np.append(self._order, [sequence.slot for sequence in new])
             if plan.blocks:
-                self._extend(*pairs(plan.blocks))
+                self._extend(*entries(plan.blocks, 1 + len(self._capacity.windows)))
             if plan.limits:
                 self._limit(*pairs(plan.limits))
             if plan.order:
@@ -304,8 +304,9 @@ class SlotTable:
         if (tokens >= capacity.vocab_size).any():
             raise PlanViolation(f"sequence {sequence} has token ids beyond the vocabulary")
         self._check_blocks(blocks)
-        self._check_held(len(blocks))
-        self._check_reach(max(limit, computed) - len(blocks) * capacity.block_size)
+        held = self._count_entries(blocks)
+        self._check_held(held)
+        self._check_reach(max(limit, computed) - held * capacity.block_size)
         self._occupied[slot] = self._running[slot] = True
         self._awaited[slot] = False
         self._forced.discard(slot)
@@ -318,18 +319,18 @@ class SlotTable:
         self._stop_ids.set(slot, stop_ids)
         if reported_prompt:
             self._reported_prompts[slot] = reported_prompt
-        self._blocks[slot] = len(blocks)
+        self._entries[slot] = held
         self._limits[slot] = min(limit, capacity.max_model_len)
 
     def _extend(self, slots: Int64, blocks: Int64) -> None:
         self._check_occupied(slots)
         self._check_blocks(blocks)
-        np.add.at(self._blocks, slots, 1)
-        self._check_held(int(self._blocks[slots].max()))
+        np.add.at(self._entries, slots, 1)
+        self._check_held(int(self._entries[slots].max()))
 
     def _limit(self, slots: Int64, limits: Int64) -> None:
         self._check_occupied(slots)
-        held = self._blocks[slots] * self._capacity.block_size
+        held = self._entries[slots] * self._capacity.block_size
         self._check_reach(int((np.maximum(limits, self._computed[slots]) - held).max()))
         self._limits[slots] = np.minimum(limits, self._capacity.max_model_len)  # the last block may reach past it
 
@@ -356,9 +357,15 @@ class SlotTable:
         if not known.all() or not self._occupied[slots].all():
             raise PlanViolation(f"the plan names slots without a sequence: {slots[:8].tolist()}")
 
-    def _check_held(self, blocks: int) -> None:
+    def _count_entries(self, blocks: Int64) -> int:
+        groups = len(self._capacity.windows)
+        if len(blocks) % groups:
+            raise PlanViolation(f"an entry of a block table has {groups} blocks, and the last one has fewer")
+        return len(blocks) // groups
+
+    def _check_held(self, count: int) -> None:
         capacity = self._capacity
-        if blocks > -(-capacity.max_model_len // capacity.block_size):
+        if count > -(-capacity.max_model_len // capacity.block_size):
             raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
 
     def _check_reach(self, beyond: int) -> None:

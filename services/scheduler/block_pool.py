@@ -16,12 +16,15 @@ class BlockPool:
     """Reference counts of `num_blocks` blocks.
 
     Attributes:
+        reserved: number of free blocks that are kept for somebody, who lowers it and then allocates them. They hold
+            what they held before until they are allocated.
         clock: calls of `allocate` so far. A block that was allocated later than a clock has lost what it held then.
         allocated_at: clock of each block's last allocation.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.reserved = 0
         self.clock = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._references = [0] * num_blocks
@@ -29,13 +32,13 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can hand out now."""
-        return len(self._free)
+        """Free blocks that are reserved for nobody."""
+        return len(self._free) - self.reserved
 
     @property
     def num_used(self) -> int:
         """Blocks with a reference; a shared one counts once."""
-        return self.num_blocks - self.num_free
+        return self.num_blocks - len(self._free)
 
     def allocate(self, count: int) -> list[int]:
         """Returns `count` blocks of undefined content, with one reference each. The caller has checked `num_free`."""
@@ -54,13 +57,19 @@ class BlockPool:
         """Returns how many of `blocks` would become free if their holder freed them."""
         return sum(self._references[block] == 1 for block in blocks)
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each block, used or free."""
+    def share(self, blocks: Iterable[int], *, apart: bool = False) -> None:
+        """Adds a reference to each block, used or free.
+
+        `apart`: another free block is reserved for each used one, and kept until `free` with `apart` takes a reference
+        from it. So a holder that frees the block can always allocate one, though others still hold it.
+        """
         for block in blocks:
+            if apart and self._references[block]:
+                self.reserved += 1
             self._references[block] += 1
             self._free.pop(block, None)
 
-    def free(self, blocks: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int], *, apart: bool = False) -> None:
         """Takes one reference from each block of a sequence. The last block is the first to be allocated again.
 
         Raises:
@@ -72,6 +81,8 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
+            elif apart:
+                self.reserved -= 1
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
         """Compares the reference counts with the block tables of all holders.

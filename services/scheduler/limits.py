@@ -1,15 +1,15 @@
 """What bounds the sequences of one term."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pagewire.services.scheduler.sequence import Sequence
+from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of, entries_of_window
 from pagewire.shared.config import Settings
+from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import Claimed
 from pagewire.shared.messages.work import Sampling
 
-LOOKAHEAD_STEPS = 3
-"""Steps behind the last one reported for which a sequence is given blocks, however long the lease is: two that are in
-flight, and the one that is composed next. Blocks that are given earlier lie empty."""
 PLAN_SHARE = 0.5
 """Part of the broker's payload limit that the added slots of one plan may fill."""
 
@@ -35,6 +35,8 @@ class Limits:
     """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
     max_candidates: int = 0
     """Likeliest tokens that a row can report; 0: there is no beam search."""
+    windows: tuple[int, ...] = (0,)
+    """Per group of layers, how many positions a query sees, its own included; 0: all. See `BlockGroups`."""
 
     @property
     def max_running(self) -> int:
@@ -52,18 +54,36 @@ class Limits:
         """Steps ahead for which a sequence is given blocks."""
         return min(self.window, LOOKAHEAD_STEPS)
 
-    def blocks_for(self, positions: int) -> int:
-        """Returns how many blocks `positions` positions take."""
+    @property
+    def cached_positions(self) -> int:
+        """Positions whose KV the pool holds at most, in all layers; 0: it keeps no prefixes."""
+        return self.num_blocks // len(self.windows) * self.block_size if self.prefix_cache else 0
+
+    def entries_for(self, positions: int) -> int:
+        """Returns how many entries of a block table `positions` positions take."""
         return -(-positions // self.block_size)
+
+    def entries_of(self, window: int) -> int:
+        """Returns how many entries a group of layers with this window holds at most; see `entries_of_window`."""
+        return entries_of_window(window, self.lookahead * self.budget, self.block_size)
 
     def missing_blocks(self, sequence: Sequence, steps: int) -> int:
         """Returns how many blocks a sequence lacks for `steps` steps behind the last one reported."""
         positions = min(len(sequence.tokens) - 1 + steps, sequence.last_position)
-        return self.blocks_for(positions) - len(sequence.blocks)
+        return self.entries_for(positions) * len(self.windows) - len(sequence.blocks)
+
+    def blocks_for(self, entries: int, held: Iterable[int] = ()) -> int:
+        """Returns how many more blocks a sequence takes at most at a time for so many more entries; see `blocks_of`."""
+        return blocks_of(entries, self.windows, self.lookahead * self.budget, self.block_size, held)
+
+    def positions_held(self, sequence: Sequence) -> int:
+        """Returns how many positions of a sequence may be written: those that it has blocks for, up to its limit."""
+        held = len(sequence.blocks) // len(self.windows) * self.block_size
+        return min(held, sequence.position_limit) if sequence.position_limit else held
 
     def fits(self, sequence: Sequence) -> bool:
         """Returns whether the pool could hold the sequence alone, to its last token."""
-        return self.blocks_for(sequence.last_position) <= self.num_blocks
+        return self.blocks_for(self.entries_for(sequence.last_position)) <= self.num_blocks
 
     def beam_search_error(self, prompt_tokens: int, sampling: Sampling) -> str:
         """Returns why a beam search cannot run here, whose beams must all fit together; empty: it can."""
@@ -76,7 +96,8 @@ class Limits:
         if width > self.max_running:
             return f"beam_width must be at most {self.max_running} here, not {width}: so many sequences run at a time"
         shared = prompt_tokens // self.block_size
-        needed = shared + width * (self.blocks_for(prompt_tokens + sampling.max_tokens - 1) - shared)
+        own = self.entries_for(prompt_tokens + sampling.max_tokens - 1) - shared
+        needed = self.blocks_for(shared) + width * self.blocks_for(own)
         if needed > self.num_blocks:
             return f"{width} beams need {needed} KV blocks, there are {self.num_blocks}: ask for fewer beams or tokens"
         return ""
@@ -95,4 +116,5 @@ def limits_of(claimed: Claimed, settings: Settings, max_payload: int) -> Limits:
         max_plan_bytes=int(max_payload * PLAN_SHARE),
         max_budget=0 if settings.max_num_batched_tokens else claimed.max_step_tokens,
         max_candidates=claimed.max_candidates,
+        windows=tuple(unpack(claimed.windows)),
     )

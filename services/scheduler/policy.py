@@ -18,6 +18,7 @@ from pagewire.services.scheduler.beam_search.beam_scheduler import BeamScheduler
 from pagewire.services.scheduler.budget import budget_of
 from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.prefill_queue import STEPS_AHEAD
+from pagewire.services.scheduler.prefix_cache import CachedPrefix
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.sequence_table import SequenceTable
 from pagewire.services.scheduler.waiting_queue import rank
@@ -69,7 +70,7 @@ class Policy:
         self.preempted: list[int] = []
         self.max_row_tokens = 1
         self.prefilled: list[Sequence] = []
-        self._last_order: list[int] = []
+        self._last_order: list[int] = []  # slots of two prompts or more: a single one needs no order
         self._last_budget = 0
 
     @property
@@ -150,13 +151,17 @@ class Policy:
                 self._abort_expired(sequence)
         extended = self._allocate()
         forks, copies = self.beam_search.fork(self.num_steps)
-        added = self._admit()
-        removed, order = self.sequences.pending_frees.removed_slots, self.sequences.prefills.order(self.num_steps)
+        admitted = self._admit()
+        prompts = self.sequences.prefills.in_order(self.num_steps)
+        if prompts:
+            extended += [pair for pair in self._extend_prompts(prompts) if pair[0] not in admitted]
+        removed = self.sequences.pending_frees.removed_slots
+        order = [sequence.slot for sequence in prompts] if len(prompts) > 1 else []
         lease, budget = self.num_steps + self._window(), self.step_tokens
         new_order = order != self._last_order
         new_budget = bool(self.running) and budget != self._last_budget
         lease_runs_out = self.lease_until - self.num_steps <= self.limits.window // 2 and lease > self.lease_until
-        changed = extended or forks or added or removed or new_order or new_budget
+        changed = extended or forks or admitted or removed or new_order or new_budget
         if not changed and not (self.running and lease_runs_out):
             return None
         self.plan_number += 1
@@ -165,9 +170,9 @@ class Policy:
             term=self.term,
             number=self.plan_number,
             removed=pack(removed),
-            added=tuple(added),
-            blocks=pack(value for sequence, blocks in extended for block in blocks for value in (sequence.slot, block)),
-            limits=pack(value for s, _ in extended for value in (s.slot, len(s.blocks) * self.limits.block_size)),
+            added=tuple(map(self._add_slot, admitted)),
+            blocks=pack(_entries(extended, self.sequences.groups.count)),
+            limits=pack(value for s, _ in extended for value in (s.slot, self.limits.positions_held(s))),
             order=pack(order) if new_order else b"",
             budget=budget,
             lease_until=self.lease_until,
@@ -193,10 +198,11 @@ class Policy:
         extended: list[tuple[Sequence, list[int]]] = []
         if not sequences.needs_blocks:
             return extended
-        coming = sum(self.pool.count_unshared(s.blocks) for s in sequences.pending_frees)
+        coming = sum(map(sequences.count_freeable, sequences.pending_frees))
         for sequence in sorted(sequences.needs_blocks.values(), key=rank):
             if sequence.state is not SequenceState.RUNNING:
-                continue  # it has just been preempted for an older one
+                sequences.needs_blocks.pop(sequence.id, None)  # it has been preempted for an older one
+                continue
             if blocks := sequences.allocate_blocks(sequence):
                 extended.append((sequence, blocks))
             urgent = self.limits.missing_blocks(sequence, min(self.limits.lookahead, URGENT_STEPS))
@@ -206,20 +212,35 @@ class Policy:
                 coming -= max(0, urgent)
         return [(sequence, blocks) for sequence, blocks in extended if sequence.state is SequenceState.RUNNING]
 
+    def _extend_prompts(self, prompts: list[Sequence]) -> Iterator[tuple[Sequence, list[int]]]:
+        """Gives the prompts in progress, in this order, the blocks that the steps ahead can fill.
+
+        Their other blocks stay reserved. Yields the prompts that have new blocks, each with these.
+        """
+        tokens = self.limits.lookahead * self.step_tokens
+        gives_back = bool(self.sequences.groups.windows)
+        for sequence in prompts:
+            if tokens <= 0:
+                break
+            extends = sequence.num_reserved_blocks or gives_back
+            if extends and (blocks := self.sequences.extend_prompt(sequence, tokens)):
+                yield sequence, blocks
+            tokens -= len(sequence.tokens) - sequence.num_computed_tokens
+
     def _preempt(self, sequence: Sequence) -> int:
-        """Preempts a sequence; returns how many blocks will become free."""
-        coming = self.pool.count_unshared(sequence.blocks)
+        """Preempts a sequence; returns how many blocks will become free, or have been reserved for it."""
+        coming = self.sequences.count_freeable(sequence)
         self.sequences.preempt(sequence)
         self.preemptions += 1
         self.preempted.append(sequence.caller_ids[0])
         return coming
 
-    def _admit(self) -> list[AddSlot]:
-        """Gives slots and blocks to waiting sequences, in order, while there is room."""
+    def _admit(self) -> list[Sequence]:
+        """Gives slots to waiting sequences, in order, while there is room for their blocks, which are reserved."""
         sequences = self.sequences
-        added: list[AddSlot] = []
+        admitted: list[Sequence] = []
         if not self.admits or not self.waiting or sequences.pending_frees.blocks_admission or not self._may_have_slot():
-            return added
+            return admitted
         plan_bytes = 0
         cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
         for sequence in self._candidates():
@@ -227,21 +248,20 @@ class Policy:
                 if self._is_overdue(sequence):
                     break
                 continue
-            shared = sequences.match_prefix(sequence)
-            if shared is None:
+            prefix = sequences.match_prefix(sequence)
+            if prefix is None:
                 continue  # an equal prompt is being computed: its blocks will be there soon
             plan_bytes += 4 * len(sequence.tokens) + len(sequence.sampling.grammar)
-            if added and plan_bytes > self.limits.max_plan_bytes:
+            if admitted and plan_bytes > self.limits.max_plan_bytes:
                 break
-            count = self.limits.missing_blocks(sequence, self.limits.lookahead) - len(shared)
-            if not self._make_room(sequence, count, shared):
+            if not self._make_room(sequence, prefix):
                 break
-            sequences.allocate(sequence, shared, count, self.num_steps)
-            added.append(self._add_slot(sequence))
+            sequences.allocate(sequence, prefix, self.num_steps)
+            admitted.append(sequence)
             cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
             if not self._may_have_slot():
                 break
-        return added
+        return admitted
 
     def _candidates(self) -> Iterator[Sequence]:
         """Yields the waiting sequences that may get a slot, in order, and ends those that have expired."""
@@ -262,13 +282,11 @@ class Policy:
         """Returns whether there may be a slot: a free one, or that of a beam that can be evicted."""
         return self.sequences.num_free_slots > 0 or bool(self.beam_search)
 
-    def _make_room(self, sequence: Sequence, count: int, shared: list[int]) -> bool:
-        """Evicts beams until a slot and `count` blocks are free; returns False if they do not suffice."""
+    def _make_room(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
+        """Evicts beams until a slot and blocks are free; returns False if they do not suffice."""
         while True:
-            num_free = self.pool.num_free - self.pool.count_free(shared)
-            if self.running:
-                num_free -= self.limits.watermark
-            if self.sequences.num_free_slots > 0 and count <= num_free:
+            spare = self.limits.watermark if self.running else 0
+            if self.sequences.num_free_slots > 0 and self.sequences.has_room(sequence, prefix, spare):
                 return True
             if not self.beam_search.evict(sequence):
                 return False
@@ -281,7 +299,7 @@ class Policy:
             prompt_tokens=sequence.num_prompt_tokens,
             computed=sequence.num_computed_tokens,
             blocks=pack(sequence.blocks),
-            limit=sequence.position_limit or len(sequence.blocks) * self.limits.block_size,
+            limit=self.limits.positions_held(sequence),
             sampling=sequence.sampling,
             prompt_index=sequence.prompt_index,
             choice_index=sequence.choice_index,
@@ -292,3 +310,13 @@ class Policy:
         """Ends a sequence whose deadline has passed, with all others that the caller knows by it."""
         self.abort(sequence.caller_ids[0])
         self.expired += sequence.caller_ids
+
+
+def _entries(extended: list[tuple[Sequence, list[int]]], groups: int) -> Iterator[int]:
+    """Yields the slot of each new entry of a block table, and its blocks."""
+    for sequence, blocks in extended:
+        slot = sequence.slot
+        for i, block in enumerate(blocks):
+            if i % groups == 0:
+                yield slot
+            yield block

@@ -5,9 +5,9 @@ from pagewire.services.scheduler.sequence import Sequence
 PATIENCE = 8
 """Steps for which shorter prompts may pass a prompt in progress; then that prompt goes first for a step."""
 STEPS_AHEAD = 3
-"""Steps' worth of prompt tokens that may lie before a prompt that gets a slot. The blocks of such a prompt stay empty
-until it is reached, but a step that finds too few prompt tokens runs half empty: hence one for the step that runs, one
-for the step queued behind it, and one for the time that a plan takes."""
+"""Steps' worth of prompt tokens that may lie before a prompt that gets a slot. Blocks are reserved for such a prompt
+long before it is reached, but a step that finds too few prompt tokens runs half empty: hence one for the step that
+runs, one for the step queued behind it, and one for the time that a plan takes."""
 
 NO_CUTOFF = 1 << 62, 0
 """A priority and a length that no prompt reaches."""
@@ -16,16 +16,13 @@ NO_CUTOFF = 1 << 62, 0
 class PrefillQueue(dict[int, Sequence]):
     """Running sequences that have not sampled since their admission, by id."""
 
-    def order(self, num_steps: int) -> list[int]:
-        """Returns their slots after `num_steps` steps: prompts passed for too long first, then the shortest.
-
-        A single prompt needs no order: the list is empty then.
-        """
+    def in_order(self, num_steps: int) -> list[Sequence]:
+        """Returns them as served after `num_steps` steps: prompts passed for too long first, then the shortest."""
         if len(self) < 2:
-            return []
+            return list(self.values())
         overdue = num_steps - PATIENCE
         ranked = [
-            (s.last_step > overdue, s.priority, len(s.tokens) - s.num_computed_tokens, s.arrival_order, s.id, s.slot)
+            (s.last_step > overdue, s.priority, len(s.tokens) - s.num_computed_tokens, s.arrival_order, s.id, s)
             for s in self.values()
         ]
         ranked.sort()

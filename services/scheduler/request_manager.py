@@ -87,7 +87,7 @@ class RequestManager:
         self._attacher.start_term(policy, executor)
         self._suspects.retain(self.requests)
         limits = policy.limits
-        self._prefixes = RecentPrefixes(limits.num_blocks * limits.block_size if limits.prefix_cache else 0)
+        self._prefixes = RecentPrefixes(limits.cached_positions)
         for request in self.requests.values():
             self._spawn(self._attach(request))
         self.consumer.notify()

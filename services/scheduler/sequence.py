@@ -69,7 +69,13 @@ class Sequence:
     """Why the executor ended the sequence."""
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
-    """Entry i holds positions [i * block_size, (i + 1) * block_size)."""
+    """Entry i holds positions [i * block_size, (i + 1) * block_size). It has one block of each group of layers."""
+    stamps: list[int] = field(default_factory=list)
+    """When each of `blocks` was allocated, by the clock of the pool."""
+    given_back: list[int] = field(default_factory=list)
+    """Per group of layers with a window, the number of leading entries whose block the sequence holds no more."""
+    num_reserved_blocks: int = 0
+    """Blocks that the pool keeps for the rest of a prompt in progress."""
     num_computed_tokens: int = 0
     """Leading positions whose KV a step output has confirmed."""
     num_cached_tokens: int | None = None

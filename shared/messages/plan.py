@@ -19,7 +19,8 @@ class AddSlot(Wire, frozen=True):
     computed: int
     """Leading positions whose KV is in the blocks already; less than the number of tokens."""
     blocks: bytes
-    """Packed block ids; entry i holds positions [i * block_size, (i + 1) * block_size)."""
+    """Packed block table: entry i holds positions [i * block_size, (i + 1) * block_size), in one block per group of
+    layers. What the windows of a group have left behind is given back: the ids there mean nothing."""
     limit: int
     """Positions that may be written."""
     sampling: Sampling
@@ -46,7 +47,7 @@ class Fork(Wire, frozen=True):
     tokens: bytes
     """Packed ids that follow these positions, at least one."""
     blocks: bytes
-    """Packed block ids: the blocks shared with the source, then the fork's own."""
+    """Packed block table: the entries shared with the source, then the fork's own."""
     limit: int
     """Positions that may be written."""
 
@@ -63,7 +64,7 @@ class Plan(Wire, frozen=True):
     added: tuple[AddSlot, ...]
     """Sequences to add. They may use slots and blocks that `removed` freed."""
     blocks: bytes
-    """Packed pairs (slot, block), appended to the slot's block table in this order."""
+    """Packed slots, each with the blocks of an entry, which are appended to the slot's block table in this order."""
     limits: bytes
     """Packed pairs (slot, limit)."""
     order: bytes
@@ -111,6 +112,9 @@ class Claimed(Wire, frozen=True):
     """Tokens that a step may grow to without a configured budget; 0: steps do not grow."""
     step_tokens: int = STEP_TOKENS
     """Tokens of a step, at first, without a configured budget."""
+    windows: bytes = bytes(4)
+    """Packed, per group of layers: how many positions a query sees, its own included; 0: all. Groups that see all come
+    first."""
 
 
 class Replay(Wire, frozen=True):

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.anyio
 
 CONTEXT = 96
 FAMILIES = ["llama", "llama-llama3", "llama-sharded", "mistral", "qwen2", "qwen3", "opt"]
+WINDOWED = {"mistral"}
+"""Families that give back so many blocks that a pool for one sequence is enough for two."""
 KINDS = ["llama", "qwen3", "opt"]
 """One of each kind of attention; `services/executor/models/test_families.py` compares the logits of all families."""
 AXES: dict[str, list[Any]] = {
@@ -71,7 +73,8 @@ async def check_greedy(row: dict[str, Any], **changes: Any) -> None:
             assert result.choices[0].token_ids == case.tokens
             assert result.choices[0].finish_reason == ("length" if len(case.tokens) == case.max_tokens else "stop")
         await pipeline.until_idle()
-        assert (pipeline.load("scheduler")["preemptions"] > 0) == (row["pool"] == "tiny")
+        if row["family"] not in WINDOWED:
+            assert (pipeline.load("scheduler")["preemptions"] > 0) == (row["pool"] == "tiny")
 
 
 async def check_preemption(pipeline: Pipeline, family: str) -> None:
@@ -81,7 +84,8 @@ async def check_preemption(pipeline: Pipeline, family: str) -> None:
     result = await pipeline.client.generate([case.prompt for case in pair], sampling)
     assert [choice.token_ids for choice in result.choices] == [case.tokens for case in pair]
     await pipeline.until_idle()
-    assert pipeline.load("scheduler")["preemptions"] > 0
+    if family not in WINDOWED:
+        assert pipeline.load("scheduler")["preemptions"] > 0
 
 
 @pytest.mark.parametrize("row", pairwise(AXES | {"family": KINDS}), ids=lambda row: "-".join(map(str, row.values())))

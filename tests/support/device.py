@@ -85,8 +85,9 @@ class Driver:
         self.model = load_model(folder, read_config(folder), dtype, packing)
         self.compiled: CompiledLM | None = None
         self._block_size = block_size
-        blocks = SLOTS * -(-CONTEXT // block_size)
-        capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY)
+        windows = self.model.spec.groups.windows
+        blocks = SLOTS * -(-CONTEXT // block_size) * len(windows)
+        capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY, windows=windows)
         spec, stored = self.model.spec, self.model.embedding.dtype
         backend: Backend
         if self.kernels is not None:
@@ -101,7 +102,8 @@ class Driver:
 
     def add(self, slot: int, tokens: int, sampling: Record = GREEDY, stop_ids: Sequence[int] = ()) -> list[int]:
         """A sequence with room for `tokens` positions, in blocks in random order, which are returned."""
-        blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size))]
+        groups = len(self.device.capacity.windows)
+        blocks = [self._free.pop() for _ in range(-(-tokens // self._block_size) * groups)]
         self.device.add(slot, blocks, sampling, stop_ids)
         return blocks
 

@@ -60,11 +60,14 @@ class ModelExecutor:
 
     num_blocks: int
     block_size: int
+    windows: tuple[int, ...] = (0,)
+    """Per group of layers, as in `Limits`."""
     plans: deque[Plan] = field(default_factory=deque)
     outputs: deque[StepOutput] = field(default_factory=deque)
     slots: dict[int, Slot] = field(default_factory=dict)
     order: list[int] = field(default_factory=list)
     kv: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By block and offset."""
     term: int = 0
     plan: int = 0
     step: int = 0
@@ -143,10 +146,12 @@ class ModelExecutor:
                 fork.limit,
                 source.candidates,
             )
-        pairs = unpack(plan.blocks)
-        for slot, block in zip(pairs[::2], pairs[1::2], strict=True):
-            assert 0 <= block < self.num_blocks
-            self.slots[slot].blocks.append(block)
+        entries, width = unpack(plan.blocks), 1 + len(self.windows)
+        assert len(entries) % width == 0
+        for i in range(0, len(entries), width):
+            slot, *blocks = entries[i : i + width]
+            assert all(0 <= block < self.num_blocks for block in blocks)
+            self.slots[slot].blocks += blocks
         pairs = unpack(plan.limits)
         for slot, limit in zip(pairs[::2], pairs[1::2], strict=True):
             self.slots[slot].limit = limit
@@ -156,7 +161,7 @@ class ModelExecutor:
         held = [slot for slot in self.order if slot in self.slots]
         self.order = list(dict.fromkeys([*named, *held, *self.slots]))
         for entry in self.slots.values():
-            assert entry.limit <= len(entry.blocks) * self.block_size
+            assert entry.limit <= len(entry.blocks) // len(self.windows) * self.block_size
 
     def _step(self, rows: list[tuple[Slot, int]]) -> None:
         self.widest = max(self.widest, sum(width for _, width in rows))
@@ -164,8 +169,8 @@ class ModelExecutor:
         for slot, width in rows:
             start = slot.computed
             for position in range(start, start + width):
-                place = slot.blocks[position // self.block_size], position % self.block_size
-                self.kv[place] = hash(tuple(slot.tokens[: position + 1]))
+                for group, block in enumerate(self.blocks_at(slot, position)):
+                    self.kv[block, position % self.block_size] = hash((group, *slot.tokens[: position + 1]))
             slot.computed += width
             done.append((slot, start, width))
         # All writes of a step come before its reads, as in a layer of a model.
@@ -173,10 +178,10 @@ class ModelExecutor:
         candidates: list[tuple[int, list[int], list[float]]] = []
         for slot, start, width in done:
             for position in range(slot.computed):
-                place = slot.blocks[position // self.block_size], position % self.block_size
-                assert self.kv.get(place) == hash(tuple(slot.tokens[: position + 1])), (
-                    "a row read another sequence's KV"
-                )
+                for group, block in enumerate(self.blocks_at(slot, position)):
+                    if not self.windows[group] or position > start - self.windows[group]:
+                        found = self.kv.get((block, position % self.block_size))
+                        assert found == hash((group, *slot.tokens[: position + 1])), "a row read another sequence's KV"
             sampled: list[int] = []
             finish = Finish.NONE
             if slot.computed == len(slot.tokens):
@@ -196,6 +201,11 @@ class ModelExecutor:
                 slot.computed -= not wanted  # the last position is computed again
             columns.append((slot.sequence, start, width, sampled, finish))
         self._emit(columns, candidates)
+
+    def blocks_at(self, slot: Slot, position: int) -> list[int]:
+        """The block of each group that holds a position."""
+        first = position // self.block_size * len(self.windows)
+        return slot.blocks[first : first + len(self.windows)]
 
     def _emit(
         self,

@@ -14,6 +14,7 @@ from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import HostRuntime
+from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import load_model
@@ -28,8 +29,9 @@ def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:
     length, tokens = max_model_len(settings, config), settings.max_num_batched_tokens or STEP_TOKENS
     plain = load_model(folder, config, settings.dtype)
     spec, dtype = plain.spec, plain.embedding.dtype
+    blocks, slots = settings.num_kv_blocks, slots_of(settings)
     capacity = Capacity(
-        settings.num_kv_blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size, MAX_CANDIDATES
+        blocks, settings.block_size, slots, length, spec.vocab_size, MAX_CANDIDATES, windows=spec.groups.windows
     )
     pool = KVPool(spec, capacity, dtype, runtime, tokens)
     model = with_kernels(plain, length, runtime.device)

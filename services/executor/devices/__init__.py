@@ -11,7 +11,7 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.attention import KVCache
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
-from pagewire.services.executor.devices.capacity import check_length, free_memory, pool_blocks
+from pagewire.services.executor.devices.capacity import check_length, free_memory, log_pool, pool_blocks
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
@@ -103,18 +103,20 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     elif kernels is not None:
         model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
     free = free_memory() // settings.data_parallel_size
-    blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free)
+    windows = spec.groups.windows
+    blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free, windows)
     mode = LogprobsMode(settings.logprobs_mode)
     capacity = Capacity(
         num_blocks=blocks,
         block_size=settings.block_size,
-        max_num_seqs=min(slots_of(settings), blocks),
+        max_num_seqs=min(slots_of(settings), blocks // len(windows)),
         max_model_len=length,
         vocab_size=spec.vocab_size,
         max_candidates=MAX_CANDIDATES,
         max_step_tokens=MAX_STEP_TOKENS,
+        windows=windows,
     )
-    _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, bytes=blocks * block_bytes)
+    log_pool(capacity, block_bytes)
     return CpuDevice(model, capacity, _backend(kernels, spec, capacity, dtype), shared_cores, mode)
 
 

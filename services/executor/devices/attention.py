@@ -17,24 +17,32 @@ from pagewire.services.executor.models.model import ModelSpec
 
 
 class KVCache:
-    """The KV pool: per layer, keys [num_blocks, block_size, Hkv, d] and values [num_blocks, block_size, Hkv, dv]."""
+    """The KV pool: per layer, keys [num_blocks, block_size, Hkv, d] and values [num_blocks, block_size, Hkv, dv].
+
+    Attributes:
+        layers: of each layer; those at the same place of their groups share them.
+        groups: of the layers.
+    """
 
     def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
         self.block_size = block_size
         self.spec = spec.layers
         self.dtype = dtype
-        self.layers = [
+        self.groups = spec.groups
+        pools = [
             (
                 _zeros(dtype, num_blocks, block_size, layer.kv_heads, layer.head_size),
                 _zeros(dtype, num_blocks, block_size, layer.kv_heads, layer.value_head_size),
             )
-            for layer in spec.layers
+            for layer in (spec.layers[i] for i in self.groups.shared)
         ]
+        self.layers = [pools[place] for place in self.groups.places]
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Returns the bytes of one block over all layers."""
-        numbers = sum(layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in spec.layers)
+        """Returns the bytes of one block over all layers of a group."""
+        layers = (spec.layers[i] for i in spec.groups.shared)
+        numbers = sum(layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in layers)
         return numbers * block_size * dtype.itemsize
 
 
@@ -62,35 +70,38 @@ class PagedAttention:
     """The attention of one step, an `AttentionFn`."""
 
     def __init__(self, cache: KVCache, tables: Int64, batch: StepBatch, positions: Int64) -> None:
-        """`tables` [slots, blocks] are the block tables, `positions` [T] the positions of the batch's tokens."""
+        """`tables` [groups, slots, blocks] are block tables, `positions` [T] the positions of the batch's tokens."""
         size = cache.block_size
         owners = np.repeat(batch.slots, batch.query_lens)
         self._cache = cache
-        self._written = torch.from_numpy(tables[owners, positions // size] * size + positions % size)
+        written = tables[:, owners, positions // size] * size + positions % size
+        self._written = [torch.from_numpy(places) for places in written]
         begun = positions % size == 0
-        self._begun = torch.from_numpy(tables[owners[begun], positions[begun] // size])
-        self._groups = {
-            bounds: list(_groups(batch, tables, size, bounds, cache.dtype)) for bounds in set(map(_bounds, cache.spec))
+        self._begun = [torch.from_numpy(blocks) for blocks in tables[:, owners[begun], positions[begun] // size]]
+        self._rows = {
+            (bounds, group): list(_groups(batch, tables[group], size, bounds, cache.dtype))
+            for bounds, group in set(zip(map(_bounds, cache.spec), cache.groups.groups, strict=True))
         }
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""
         keys, values = self._cache.layers[layer]
+        table = self._cache.groups.groups[layer]
         if self._cache.dtype == torch.float16:
             # float16 overflows, and an infinity left in a block would spoil the next sequence that gets the block.
             k, v = k.nan_to_num(), v.nan_to_num()
-        if len(self._begun):
+        if len(self._begun[table]):
             # A hidden position has the weight 0, and 0 times a NaN of the block's last owner would be NaN.
-            keys.index_fill_(0, self._begun, 0.0)
-            values.index_fill_(0, self._begun, 0.0)
-        keys.flatten(0, 1).index_copy_(0, self._written, k)
-        values.flatten(0, 1).index_copy_(0, self._written, v)
+            keys.index_fill_(0, self._begun[table], 0.0)
+            values.index_fill_(0, self._begun[table], 0.0)
+        keys.flatten(0, 1).index_copy_(0, self._written[table], k)
+        values.flatten(0, 1).index_copy_(0, self._written[table], v)
         spec = self._cache.spec[layer]
         out = q.new_empty(*q.shape[:2], spec.value_head_size)
         attend = _attend
         if spec.soft_cap or sinks is not None:
             attend = functools.partial(_attend_by_parts, sinks=sinks)
-        for group in self._groups[_bounds(spec)]:
+        for group in self._rows[_bounds(spec), table]:
             out[group.tokens] = attend(spec, group, q[group.tokens], keys, values)
         return out
 

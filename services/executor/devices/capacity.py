@@ -1,27 +1,41 @@
 """The size of the KV pool."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from pagewire.services.executor.devices.defaults import slots_of
+import structlog
+
+from pagewire.services.executor.devices.defaults import defaults_of, slots_of
+from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import ModelSpec
+from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 
+_log = structlog.get_logger()
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def pool_blocks(
-    settings: Settings, max_model_len: int, bytes_per_block: int, free_bytes: int, limit_bytes: int | None
+    settings: Settings,
+    max_model_len: int,
+    bytes_per_block: int,
+    free_bytes: int,
+    limit_bytes: int | None,
+    windows: Sequence[int] = (0,),
 ) -> int:
     """Returns the number of KV blocks: as set, or as many as the sequences that run at once can use and memory holds.
 
     The memory is `free_bytes`; `limit_bytes` bounds a pool whose size is set; None: a simulated device has no bound.
+    `windows` are those of the groups of layers, as in `Capacity`.
 
     Raises:
         ConfigurationError: the pool does not hold one sequence of `max_model_len` tokens, or exceeds the memory.
     """
-    longest = -(-max_model_len // settings.block_size)
+    budget = settings.max_num_batched_tokens or defaults_of(settings.device).step_tokens
+    ahead = min(settings.lease_window, LOOKAHEAD_STEPS) * budget
+    longest = blocks_of(-(-max_model_len // settings.block_size), windows, ahead, settings.block_size)
     if settings.num_kv_blocks is not None:
         blocks, source = settings.num_kv_blocks, "num-kv-blocks"
     elif settings.kv_cache_memory is not None:
@@ -63,3 +77,10 @@ def free_memory() -> int:
     if limit.exists() and (most := limit.read_text().strip()) != "max":
         free = min(free, int(most) - int(used.read_text()))
     return max(free, 0)
+
+
+def log_pool(capacity: Capacity, bytes_per_block: int) -> None:
+    """Logs the size of a KV pool: the tokens are those that it holds if no window has left any behind."""
+    blocks, groups = capacity.num_blocks, len(capacity.windows)
+    tokens = blocks // groups * capacity.block_size
+    _log.info("kv_pool", blocks=blocks, groups=groups, tokens=tokens, bytes=blocks * bytes_per_block)

@@ -25,19 +25,24 @@ class CompiledBackend:
         self._edits = (LogitEdits * capacity.max_num_seqs)()
         self._edited: list[SlotEdits | None] = [None] * capacity.max_num_seqs  # what `_edits` points to
         self._stop_ids: Int64 | None = None
-        shapes = [kernels.pool_shapes(capacity.num_blocks, layer, capacity.block_size, dtype) for layer in spec.layers]
-        self.layers = [(_zeros(dtype, *keys), _zeros(dtype, *values)) for keys, values in shapes]
+        groups = spec.groups
+        layers = [spec.layers[i] for i in groups.shared]
+        shapes = [kernels.pool_shapes(capacity.num_blocks, layer, capacity.block_size, dtype) for layer in layers]
+        pools = [(_zeros(dtype, *keys), _zeros(dtype, *values)) for keys, values in shapes]
+        self.layers = [pools[place] for place in groups.places]
+        self._tables = groups.groups
 
     @staticmethod
     def bytes_per_block(kernels: CpuKernels, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
-        """Returns the bytes of one block over all layers."""
-        shapes = (kernels.pool_shapes(1, layer, block_size, dtype) for layer in spec.layers)
+        """Returns the bytes of one block over all layers of a group."""
+        shapes = (kernels.pool_shapes(1, spec.layers[i], block_size, dtype) for i in spec.groups.shared)
         return sum(math.prod(shape) for pair in shapes for shape in pair) * dtype.itemsize
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
-        rows = batch_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
-        return Attention(self._kernels, rows, self._spec, self.layers)
+        rows = batch.slots, batch.num_computed_tokens, batch.query_lens
+        batches = [batch_of(*rows, table) for table in slots.tables]
+        return Attention(self._kernels, batches, self._tables, self._spec, self.layers)
 
     def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
         """See `Backend.edit`."""

@@ -32,7 +32,8 @@ class Backend(Protocol):
     """Attention and sampling of a CPU step."""
 
     layers: list[tuple[Tensor, Tensor]]
-    """The KV pool: keys and values of each layer. The first dimension is blocks, the backend chooses the others."""
+    """The KV pool: keys and values of each layer, which layers of several groups share. The first dimension is blocks,
+    the backend chooses the others."""
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """Returns the attention of one step; `positions` [T] are the positions of the batch's tokens."""
@@ -127,7 +128,8 @@ class CpuDevice:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `Device.copy`."""
-        for pool in chain.from_iterable(self._backend.layers):
+        shared = {id(pool): pool for pool in chain.from_iterable(self._backend.layers)}
+        for pool in shared.values():
             pool[list(targets)] = pool[list(sources)]
 
     def launch(self, batch: StepBatch) -> Done:

@@ -37,6 +37,9 @@ class Capacity:
     """Tokens of a step, at first, where no budget is set."""
     max_step_tokens: int = 0
     """Maximum tokens of a step where no budget is set; 0: the budget does not grow."""
+    windows: tuple[int, ...] = (0,)
+    """Per group of layers, how many positions a query sees, its own included; 0: all. An entry of a block table has one
+    block of each group. What a window has left behind is not read: the block there may be another sequence's."""
     max_row_tokens: int = 1
     """Maximum tokens that a row samples. Above 1, the number of each row is known only when the step has ended, and a
     slot is in no other step until then."""
@@ -196,14 +199,15 @@ class Device(Protocol):
         stop_ids: Sequence[int] = (),
         edits: Edits | None = None,
     ) -> None:
-        """Puts a sequence into a free slot. Block i of `blocks` holds positions [i * block_size, (i + 1) * block_size).
+        """Puts a sequence into a free slot. Entry i of `blocks` holds positions [i * block_size, (i + 1) * block_size):
+        a block of each group of layers.
 
         `sampling` [] are the sampling parameters. `stop_ids` end the sequence and are not sampled below the record's
         `min_length`. `edits` is None for a sequence without any, and given if the record has penalties.
         """
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Appends `blocks[i]` to the block table of `slots[i]`, for each i in order."""
+        """Appends an entry to the block table of `slots[i]`, for each i in order. `blocks` has all entries in a row."""
 
     def remove(self, slot: int) -> None:
         """Frees a slot. The content of its blocks stays."""

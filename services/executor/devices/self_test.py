@@ -61,8 +61,9 @@ def self_test(model: TransformersLM, open_backend: OpenBackend, block_size: int,
     lengths = [min(length, max_model_len) for length in LENGTHS]
     random = np.random.default_rng(0)
     texts = [random.integers(0, model.embedding.shape[0], length) for length in lengths]
-    blocks = -(-max(lengths) // block_size)
-    capacity = Capacity(2 * blocks, block_size, 2, max(lengths), model.spec.vocab_size)
+    windows = model.spec.groups.windows
+    blocks = -(-max(lengths) // block_size) * len(windows)
+    capacity = Capacity(2 * blocks, block_size, 2, max(lengths), model.spec.vocab_size, windows=windows)
     backend, slots = open_backend(model.spec, capacity, model.embedding.dtype), DeviceSlots(capacity)
     for slot in range(2):
         slots.add(slot, range(2 * blocks - 1 - slot, -1, -2), record(), (), None)

@@ -15,7 +15,7 @@ class DeviceSlots:
     """Arrays indexed by slot number, from which a step gathers its rows without a loop.
 
     Attributes:
-        tables: [slots, blocks of the longest sequence] block ids; entries after a slot's own blocks are arbitrary.
+        tables: [groups, slots, entries of the longest sequence] block ids; those after a slot's own are arbitrary.
         records: [slots] sampling parameters.
         num_candidates: [slots] the column of that name in `records`.
         num_logprobs: [slots] the column of that name in `records`.
@@ -26,7 +26,8 @@ class DeviceSlots:
 
     def __init__(self, capacity: Capacity) -> None:
         slots = capacity.max_num_seqs
-        self.tables = np.zeros((slots, -(-capacity.max_model_len // capacity.block_size)), np.int64)
+        entries, groups = -(-capacity.max_model_len // capacity.block_size), len(capacity.windows)
+        self.tables = np.zeros((groups, slots, entries), np.int64)
         self.records: Record = np.zeros(slots, RECORD)
         self.num_candidates: Int64 = self.records["num_candidates"]
         self.num_logprobs: Int64 = self.records["num_logprobs"]
@@ -43,8 +44,9 @@ class DeviceSlots:
         self, slot: int, blocks: Sequence[int], sampling: Record, stop_ids: Sequence[int], edits: Edits | None
     ) -> None:
         """See `Device.add`."""
-        self.tables[slot, : len(blocks)] = blocks
-        self._counts[slot] = len(blocks)
+        groups = len(self.tables)
+        entries = self._counts[slot] = len(blocks) // groups
+        self.tables[:, slot, :entries] = np.reshape(blocks, (entries, groups)).T
         self.records[slot] = sampling
         self.stop_ids.set(slot, stop_ids)
         self.edits[slot] = None if edits is None else slot_edits(edits, self._capacity, self.masks.table[slot])
@@ -54,8 +56,9 @@ class DeviceSlots:
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
-        for slot, block in zip(slots, blocks, strict=True):
-            self.tables[slot, self._counts[slot]] = block
+        groups = len(self.tables)
+        for i, slot in enumerate(slots):
+            self.tables[:, slot, self._counts[slot]] = blocks[i * groups : (i + 1) * groups]
             self._counts[slot] += 1
 
     def greedy(self, slots: Int64, positions: Int64) -> bool:

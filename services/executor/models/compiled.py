@@ -29,7 +29,10 @@ class Attention(msgspec.Struct, frozen=True):
     """The attention of one step, an `AttentionFn`."""
 
     kernels: CpuKernels
-    batch: Batch
+    batches: Sequence[Batch]
+    """With the block tables of each group of layers."""
+    groups: Sequence[int]
+    """Group of each layer."""
     layers: Sequence[attention_layer.Attention]
     """See `ModelSpec.layers`."""
     pools: Sequence[Pool]
@@ -39,7 +42,8 @@ class Attention(msgspec.Struct, frozen=True):
         """See `AttentionFn`."""
         if q.dtype != torch.float32:
             return self(layer, q.float(), k.float(), v.float(), sinks).to(q.dtype)
-        return self.kernels.attend(self.batch, self.layers[layer], self.pools[layer], q, k, v, sinks)
+        batch = self.batches[self.groups[layer]]
+        return self.kernels.attend(batch, self.layers[layer], self.pools[layer], q, k, v, sinks)
 
 
 class CompiledLM(CausalLM):
@@ -69,7 +73,7 @@ class CompiledLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""
         if self.decoder is not None and isinstance(attend, Attention):
-            return self.decoder(token_ids, positions, attend.batch, attend.pools)
+            return self.decoder(token_ids, positions, attend.batches[0], attend.pools)
         out: Tensor = self.model(token_ids, positions, attend)
         return out
 
@@ -207,9 +211,10 @@ def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn
 
 
 def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
-    """Returns all layers of `model`, whose modules are already replaced, as one call; None if any uses oneDNN."""
+    """Returns all layers of `model`, whose modules are already replaced, as one call; None if any uses oneDNN, or if
+    the layers do not share one block table."""
     decoder = model.model
-    if any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
+    if len(model.spec.groups.windows) > 1 or any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
         return None
     layers = [_layer(layer, spec.window) for layer, spec in zip(decoder.layers, model.spec.layers, strict=True)]
     norm: Any = decoder.norm

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagewire.kernels.attention_layer import Attention
+from pagewire.services.executor.models.layer_groups import LayerGroups, group_layers
 
 
 class AttentionFn(Protocol):
@@ -38,6 +39,11 @@ class ModelSpec:
     """The attention of each layer."""
     max_length: int | None = None
     """Context up to which a token's result is independent of the batch; None: any."""
+
+    @property
+    def groups(self) -> LayerGroups:
+        """The groups of layers that share a block table."""
+        return group_layers(self.layers)
 
     @classmethod
     def of_equal_heads(

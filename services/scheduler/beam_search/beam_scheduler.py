@@ -84,7 +84,8 @@ class BeamScheduler:
         group = self._active[first.id] = BeamGroup(choices, search)
         inherited: dict[str, Any] = {each.name: getattr(first, each.name) for each in fields(first)}
         beam = Beam(**inherited, group=group)
-        beam.id, beam.tokens, beam.blocks = next(self._ids), list(first.tokens), []
+        beam.id, beam.tokens = next(self._ids), list(first.tokens)
+        beam.blocks, beam.stamps, beam.given_back = [], [], []
         beam.position_limit = len(beam.tokens)
         # The search decides where a text ends: on the device the beam goes on with any token. What is reported of the
         # chosen tokens comes from the candidates.
@@ -147,12 +148,13 @@ class BeamScheduler:
                     sequences.finish(parent)
             alive = [(child, parent) for child, parent in pairs if parent.state is SequenceState.RUNNING]
             num_slots = sequences.num_free_slots + sum(p.state is SequenceState.RUNNING for p in parents)
-            forked, copied = fork_blocks(sequences.pool, sequences.limits.block_size, alive, num_slots)
+            forked, copied = fork_blocks(sequences, alive, num_slots)
             copies += copied
             for parent in parents:
                 sequences.finish(parent)
             for child, source in forked:
                 sequences.assign_slot(child, num_steps)
+                sequences.give_back(child)
                 position, blocks = child.num_computed_tokens, pack(child.blocks)
                 tokens, slot = pack(child.tokens[position:]), slots[source.id]
                 forks.append(Fork(child.slot, child.id, slot, position, tokens, blocks, child.position_limit))
@@ -190,6 +192,8 @@ class BeamScheduler:
                 state=SequenceState.WAITING,
                 slot=-1,
                 blocks=[],
+                stamps=[],
+                given_back=[],
                 num_computed_tokens=0,
                 num_cached_tokens=0,
             )

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from pagewire.services.scheduler.block_pool import BlockPool
 from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.sequence_table import SequenceTable
 
 
 def fork_blocks(
-    pool: BlockPool, block_size: int, pairs: Iterable[tuple[Sequence, Sequence]], max_forks: int
+    sequences: SequenceTable, pairs: Iterable[tuple[Sequence, Sequence]], max_forks: int
 ) -> tuple[list[tuple[Sequence, Sequence]], list[int]]:
     """Gives blocks to at most `max_forks` children, while there are any. Their parents keep their own references.
 
@@ -16,6 +16,7 @@ def fork_blocks(
     copy of it. Returns the pairs whose child has its blocks, and pairs of blocks (source, target) that the device must
     copy for them.
     """
+    pool, groups, size = sequences.pool, sequences.groups, sequences.limits.block_size
     first_children: dict[int, Sequence] = {}
     ordered = list(pairs)
     for child, parent in ordered:
@@ -24,15 +25,17 @@ def fork_blocks(
     forked: list[tuple[Sequence, Sequence]] = []
     copies: list[int] = []
     for child, parent in ordered:
-        full = parent.position_limit // block_size
+        full = parent.position_limit // size * groups.count
         kept = len(parent.blocks) if first_children[parent.id] is child else full
-        missing = -(-child.position_limit // block_size) - kept
-        if len(forked) == max_forks or missing > pool.num_free:
+        blocks = parent.blocks[:kept]
+        missing = -(-child.position_limit // size) * groups.count - kept
+        if len(forked) == max_forks or missing + len(groups.seen_of(blocks, parent.given_back)) > pool.num_free:
             continue
-        pool.share(parent.blocks[:kept])
-        own = pool.allocate(missing)
-        if kept < len(parent.blocks):
-            copies += parent.blocks[full], own[0]
-        child.blocks, child.num_computed_tokens = parent.blocks[:kept] + own, parent.position_limit
+        sequences.share(blocks, parent.given_back)
+        child.blocks, child.stamps, child.given_back = blocks, parent.stamps[:kept], parent.given_back
+        own = sequences.extend(child, missing // groups.count)
+        for source, target in zip(parent.blocks[kept:], own, strict=False):
+            copies += source, target
+        child.num_computed_tokens = parent.position_limit
         forked.append((child, parent))
     return forked, copies

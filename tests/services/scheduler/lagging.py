@@ -70,7 +70,7 @@ class LaggingExecutor(ModelExecutor):
         self.written[self.step] = [
             (
                 slot.sequence,
-                {slot.blocks[p // self.block_size] for p in range(slot.computed, slot.computed + width)},
+                {b for p in range(slot.computed, slot.computed + width) for b in self.blocks_at(slot, p)},
             )
             for slot, width in rows
         ]

@@ -56,3 +56,14 @@ def test_the_check_compares_the_counts_with_the_holders(holders: list[list[int]]
     pool.check([[0]])
     with pytest.raises(IntegrityError):
         pool.check(holders)
+
+
+def test_whoever_frees_a_block_that_is_shared_apart_can_allocate_one() -> None:
+    pool = BlockPool(3)
+    blocks = pool.allocate(1)
+    pool.share(blocks, apart=True)
+    assert (pool.num_used, pool.num_free) == (1, 1)
+    pool.free(blocks, apart=True)
+    assert (pool.num_used, pool.num_free) == (1, 2)
+    pool.free(blocks, apart=True)
+    assert (pool.num_used, pool.num_free) == (0, 3)

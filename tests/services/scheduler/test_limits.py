@@ -18,7 +18,7 @@ def test_slots_leave_a_block_of_the_budget_for_prompts() -> None:
 
 @pytest.mark.parametrize(("positions", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2)])
 def test_a_block_that_has_begun_counts(positions: int, blocks: int) -> None:
-    assert Limits(64, 16, 8, 64, 1).blocks_for(positions) == blocks
+    assert Limits(64, 16, 8, 64, 1).entries_for(positions) == blocks
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
+import math
 from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
 from pagewire.services.scheduler.block_pool import IntegrityError
-from pagewire.services.scheduler.budget import PROMPT_TOKENS
-from pagewire.services.scheduler.limits import LOOKAHEAD_STEPS, Limits
+from pagewire.services.scheduler.budget import PROMPT_TOKENS, Budget
+from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.policy import MAX_DELAY, MAX_READER_LAG, Policy
 from pagewire.services.scheduler.prefill_queue import PATIENCE, STEPS_AHEAD
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.shared.block_tables import LOOKAHEAD_STEPS
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.work import Sampling
 from tests.support.executor import ModelExecutor, generate
@@ -31,7 +33,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.policy = Policy(1, self.limits)
-        self.executor = ModelExecutor(self.limits.num_blocks, self.limits.block_size)
+        self.executor = ModelExecutor(self.limits.num_blocks, self.limits.block_size, self.limits.windows)
 
     def add(
         self, prompt: list[int], max_tokens: int = 8, stop_ids: tuple[int, ...] = (), priority: int = 0
@@ -122,6 +124,66 @@ def test_a_long_lease_is_renewed_at_half_and_not_at_every_step() -> None:
         engine.executor.run()
         engine.read()
     assert plans < 24 / 2
+
+
+def test_a_long_prompt_holds_only_the_blocks_that_the_steps_ahead_fill() -> None:
+    engine = make_engine(budget=16, block_size=4, window=2)
+    long = engine.add([1] * 100)
+    engine.plan()
+    assert engine.policy.pool.num_used == len(long.blocks) == 2 * 16 // 4
+    engine.executor.run()
+    engine.read()
+    engine.plan()
+    assert engine.policy.pool.num_used == 3 * 16 // 4
+    engine.drain()
+    engine.assert_exact()
+    assert engine.policy.preemptions == 0
+
+
+def test_blocks_that_are_reserved_for_a_prompt_admit_nobody_else() -> None:
+    engine = make_engine(budget=16, block_size=4, window=2, num_blocks=32)
+    engine.add([1] * 100, max_tokens=2)
+    other = engine.add([2] * 40, max_tokens=2)
+    engine.plan()
+    assert engine.policy.pool.num_used < 32 - 11, "the test needs room that is not used yet"
+    assert other.state is SequenceState.WAITING
+    engine.drain()
+    engine.assert_exact()
+    assert engine.policy.preemptions == 0
+
+
+@pytest.mark.parametrize("windows", [(8,), (0, 8, 8)])
+def test_a_prompt_with_windows_holds_what_they_see_and_ends_under_any_budget(windows: tuple[int, ...]) -> None:
+    engine = make_engine(windows=windows, budget=8, num_blocks=64 * len(windows))
+    engine.policy.budget = Budget(64, 64, 0, math.inf)  # as a budget that has grown
+    most = engine.policy.limits.entries_of(8)
+    long = engine.add([1] * 200, max_tokens=20)
+    while engine.plan() or engine.executor.run():
+        engine.read(99)
+        if long.state is SequenceState.RUNNING:
+            assert all(len(long.blocks) // len(windows) - first <= most for first in long.given_back)
+    engine.drain()
+    engine.assert_exact()
+
+
+def test_a_preempted_prompt_gives_up_what_was_reserved_for_it() -> None:
+    engine = make_engine(budget=16, block_size=4, window=2, num_blocks=32)
+    for i in range(3):
+        engine.add([i] * 8, max_tokens=20)
+    engine.plan()
+    engine.executor.run()
+    engine.read()
+    prompt = engine.add([9] * 80, max_tokens=2)
+    engine.plan()
+    assert prompt.num_reserved_blocks
+    while prompt.state is SequenceState.RUNNING:  # until the older ones need what it has
+        engine.executor.run()
+        engine.read()
+        engine.plan()
+    assert prompt.state is SequenceState.PREEMPTED
+    assert engine.policy.pool.reserved == 0
+    engine.drain()
+    engine.assert_exact()
 
 
 def test_the_lease_waits_for_the_slowest_reader() -> None:

@@ -9,19 +9,23 @@ def queue(*running: Sequence) -> PrefillQueue:
     return PrefillQueue({one.id: one for one in running})
 
 
-def test_the_shortest_goes_first_and_one_alone_needs_no_order() -> None:
-    assert queue(sequence(30), sequence(10), sequence(20)).order(0) == [1, 2, 0]
-    assert queue(sequence(30)).order(0) == []
+def order(made: PrefillQueue, num_steps: int) -> list[int]:
+    return [one.slot for one in made.in_order(num_steps)]
+
+
+def test_the_shortest_goes_first() -> None:
+    assert order(queue(sequence(30), sequence(10), sequence(20)), 0) == [1, 2, 0]
+    assert order(queue(sequence(30)), 0) == [0]
 
 
 def test_what_is_left_counts() -> None:
-    assert queue(sequence(30, num_computed_tokens=25), sequence(10)).order(0) == [0, 1]
+    assert order(queue(sequence(30, num_computed_tokens=25), sequence(10)), 0) == [0, 1]
 
 
 def test_one_that_was_passed_for_too_long_goes_first() -> None:
     made = queue(sequence(30), sequence(10, last_step=PATIENCE), sequence(5, priority=-1, last_step=PATIENCE))
-    assert made.order(PATIENCE - 1) == [2, 1, 0]
-    assert made.order(PATIENCE) == [0, 2, 1]
+    assert order(made, PATIENCE - 1) == [2, 1, 0]
+    assert order(made, PATIENCE) == [0, 2, 1]
 
 
 def test_only_what_would_be_computed_before_counts() -> None:

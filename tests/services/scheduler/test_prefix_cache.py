@@ -1,5 +1,6 @@
 import pytest
 
+from pagewire.services.scheduler.block_groups import BlockGroups
 from pagewire.services.scheduler.block_pool import BlockPool
 from pagewire.services.scheduler.prefix_cache import PrefixCache
 from pagewire.services.scheduler.sequence import Sequence
@@ -13,15 +14,17 @@ class Cache:
 
     def __init__(self, blocks: int = 16) -> None:
         self.pool = BlockPool(blocks)
-        self.prefix_cache = PrefixCache(self.pool, SIZE)
+        self.prefix_cache = PrefixCache(self.pool, BlockGroups((0,), SIZE), SIZE)
 
     def begin(self, tokens: list[int], salt: str = "") -> Sequence:
         one = sequence(list(tokens), cache_salt=salt)
         shared = self.prefix_cache.match_prefix(one)
         assert shared is not None
-        self.pool.share(shared)
-        one.blocks = shared + self.pool.allocate(-(-len(tokens) // SIZE) - len(shared))
-        one.num_computed_tokens = one.num_cached_tokens = len(shared) * SIZE
+        blocks, stamps, _ = shared
+        self.pool.share(blocks)
+        own = self.pool.allocate(-(-len(tokens) // SIZE) - len(blocks))
+        one.num_computed_tokens = one.num_cached_tokens = len(blocks) * SIZE
+        one.blocks, one.stamps = blocks + own, stamps + [self.pool.clock] * len(own)
         self.prefix_cache.begin(one)
         return one
 
@@ -41,7 +44,8 @@ class Cache:
         return one
 
     def match(self, tokens: list[int], salt: str = "") -> list[int] | None:
-        return self.prefix_cache.match_prefix(sequence(tokens, cache_salt=salt))
+        found = self.prefix_cache.match_prefix(sequence(tokens, cache_salt=salt))
+        return None if found is None else found.blocks
 
 
 TEXT = list(range(100, 120))
@@ -95,6 +99,7 @@ def test_what_was_generated_is_known_too() -> None:
     cache.compute(one, 6)
     one.tokens += TEXT[6:]
     one.blocks += cache.pool.allocate(3)
+    one.stamps += [cache.pool.clock] * 3
     assert cache.match([*TEXT, 1]) == one.blocks[:1]
     cache.compute(one, 19)
     assert cache.match([*TEXT, 1]) == one.blocks[:4]
@@ -180,3 +185,49 @@ def test_tokens_of_lost_runs_are_forgotten_in_a_large_pool_too() -> None:
     for i in range(500):
         cache.run([i] * 400)
     assert len(cache.prefix_cache._runs) <= 2 * 10 + 1
+
+
+class Windows(Cache):
+    """Two groups of layers: one that sees all, and one with a window of 8."""
+
+    def __init__(self, blocks: int = 32) -> None:
+        self.pool = BlockPool(blocks)
+        self.prefix_cache = PrefixCache(self.pool, BlockGroups((0, 8), SIZE), SIZE)
+
+    def computed(self, tokens: list[int]) -> Sequence:
+        """A sequence that has ended. Its blocks stay free."""
+        one = sequence(list(tokens))
+        one.blocks = self.pool.allocate(2 * -(-len(tokens) // SIZE))
+        one.stamps = [self.pool.clock] * len(one.blocks)
+        self.prefix_cache.begin(one)
+        self.compute(one, len(tokens))
+        self.end(one)
+        return one
+
+    def lose(self, block: int) -> None:
+        """What a block holds is overwritten."""
+        self.pool.clock += 1
+        self.pool.allocated_at[block] = self.pool.clock
+
+
+def test_layers_with_a_window_need_the_last_blocks_of_a_prefix_alone() -> None:
+    cache = Windows()
+    one = cache.computed(TEXT)
+    cache.lose(one.blocks[1])  # entry 0 of the window, which leaves it behind
+    found = cache.prefix_cache.match_prefix(sequence([*TEXT, 1]))
+    assert found == (one.blocks[: 2 * 5], one.stamps[: 2 * 5], [3])
+    assert cache.match(TEXT[:9]) == [], "behind two entries the window still sees the first"
+
+
+def test_a_prefix_is_cut_back_to_where_the_window_is_there() -> None:
+    cache = Windows()
+    one = cache.computed(TEXT)
+    cache.lose(one.blocks[2 * 4 + 1])
+    assert cache.match([*TEXT, 1]) == one.blocks[: 2 * 4]
+
+
+def test_layers_that_see_all_need_every_block() -> None:
+    cache = Windows()
+    one = cache.computed(TEXT)
+    cache.lose(one.blocks[2 * 2])
+    assert cache.match([*TEXT, 1]) == one.blocks[: 2 * 2]

@@ -15,13 +15,14 @@ from pagewire.services.scheduler.beam_search.algorithm import BeamSearch
 from pagewire.services.scheduler.beam_search.beam_scheduler import BeamScheduler
 from pagewire.services.scheduler.beam_search.fork_blocks import fork_blocks
 from pagewire.services.scheduler.block_pool import BlockPool, IntegrityError
-from pagewire.services.scheduler.limits import LOOKAHEAD_STEPS, Limits
+from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.pending_frees import PendingFrees
 from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.prefill_queue import PATIENCE, STEPS_AHEAD
 from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.sequence_table import SequenceTable
 from pagewire.services.scheduler.waiting_queue import WaitingQueue
+from pagewire.shared.block_tables import LOOKAHEAD_STEPS
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.work import Sampling
@@ -51,6 +52,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.sampled_from([11, 16, 40]),
+        windows=st.sampled_from([(0,), (0,), (0, 5), (0, 3, 3), (6,), (0, 0, 9)]),
         block_size=st.sampled_from([4, 8]),
         budget=st.sampled_from([2, 7, 32]),
         window=st.sampled_from([1, 2, 5, 8]),
@@ -59,9 +61,17 @@ class Scheduling(RuleBasedStateMachine):
         most=st.sampled_from([1, 1, 3]),
     )
     def begin(
-        self, num_blocks: int, block_size: int, budget: int, window: int, prefix_cache: bool, depth: int, most: int
+        self,
+        num_blocks: int,
+        windows: tuple[int, ...],
+        block_size: int,
+        budget: int,
+        window: int,
+        prefix_cache: bool,
+        depth: int,
+        most: int,
     ) -> None:
-        self.limits = Limits(num_blocks, block_size, 6, budget, window, prefix_cache)
+        self.limits = Limits(num_blocks * len(windows), block_size, 6, budget, window, prefix_cache, windows=windows)
         self.depth = depth
         self.most = most
         self.wanted: list[Wanted] = []
@@ -74,7 +84,7 @@ class Scheduling(RuleBasedStateMachine):
         self.policy = Policy(term, self.limits)
         self.policy.now = self.now
         self.executor = LaggingExecutor(
-            self.limits.num_blocks, self.limits.block_size, depth=self.depth, most=self.most
+            self.limits.num_blocks, self.limits.block_size, self.limits.windows, depth=self.depth, most=self.most
         )
         self.read = 0
 
@@ -318,16 +328,35 @@ class Scheduling(RuleBasedStateMachine):
         for step in range(self.read, self.executor.step):
             for sequence, blocks in self.executor.written.get(step, ()):
                 assert blocks <= held.get(sequence, set()), "a block was given away under a step in flight"
-        size = self.limits.block_size
-        writable = Counter(block for s in holders for block in s.blocks[s.num_computed_tokens // size :])
-        readers = Counter(block for s in holders for block in s.blocks)
+        size, groups = self.limits.block_size, self.policy.sequences.groups
+        writable = Counter(b for s in holders for b in s.blocks[s.num_computed_tokens // size * groups.count :])
+        readers = Counter(
+            b for s in holders for b in [*groups.all_of(s.blocks), *groups.seen_of(s.blocks, s.given_back)]
+        )
         assert all(readers[block] == 1 for block in writable), "a block has two owners and is not yet full"
 
     @invariant()
     def little_is_wasted(self) -> None:
+        steps, size = min(self.limits.window, LOOKAHEAD_STEPS), self.limits.block_size
         for s in self.policy.running:
-            needed = min(len(s.tokens) - 1 + min(self.limits.window, LOOKAHEAD_STEPS), s.last_position)
-            assert len(s.blocks) <= -(-needed // self.limits.block_size)
+            entries = len(s.blocks) // len(self.limits.windows)
+            needed = -(-min(len(s.tokens) - 1 + steps, s.last_position) // size)
+            reached = -(-(s.num_computed_tokens + steps * self.limits.budget) // size)
+            in_progress = s.id in self.policy.sequences.prefills
+            if in_progress and reached * size < len(s.tokens):
+                assert entries <= reached, "a prompt holds blocks that no step ahead fills"
+            assert entries <= needed
+            if in_progress and not any(self.limits.windows):
+                assert entries * len(self.limits.windows) + s.num_reserved_blocks == needed * len(self.limits.windows)
+            for window, first in zip(filter(None, self.limits.windows), s.given_back, strict=True):
+                assert entries - first <= self.limits.entries_of(window)
+
+    @invariant()
+    def a_prompt_in_progress_never_waits_for_blocks(self) -> None:
+        assert self.policy.pool.num_free >= 0, "a reserved block was given away"
+        for s in self.policy.sequences.prefills.values():
+            held = len(s.blocks) // len(self.limits.windows) * self.limits.block_size
+            assert s.num_computed_tokens < held or held >= len(s.tokens) or s.num_reserved_blocks
 
     def assert_admissions(self, plan: Plan, prompts: list[Sequence]) -> None:
         """Reserved blocks: a prompt joins those in progress only where it will soon be reached."""
@@ -406,8 +435,8 @@ def free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that two sequences share is freed by the first."""
     free = BlockPool.free
 
-    def faulty(self: BlockPool, blocks: list[int]) -> None:
-        free(self, blocks)
+    def faulty(self: BlockPool, blocks: list[int], *, apart: bool = False) -> None:
+        free(self, blocks, apart=apart)
         if len(blocks) > 2:
             self._free[blocks[0]] = None
 
@@ -423,7 +452,12 @@ def free_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def lose_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last block of a long table is forgotten."""
     free = BlockPool.free
-    monkeypatch.setattr(BlockPool, "free", lambda self, blocks: free(self, blocks[:3]))
+    monkeypatch.setattr(BlockPool, "free", lambda self, blocks, apart=False: free(self, blocks[:3], apart=apart))
+
+
+def reserve_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is admitted as if there were a block for each of its chunks."""
+    monkeypatch.setattr(BlockPool, "num_free", property(lambda self: len(self._free)))
 
 
 def keep_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,8 +487,8 @@ def copy_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def share_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every child goes on in the last block of its parent."""
 
-    def faulty(pool: BlockPool, size: int, pairs: list[tuple[Sequence, Sequence]], max_forks: int) -> object:
-        apart = [fork_blocks(pool, size, [pair], 1) for pair in pairs[:max_forks]]
+    def faulty(sequences: SequenceTable, pairs: list[tuple[Sequence, Sequence]], max_forks: int) -> object:
+        apart = [fork_blocks(sequences, [pair], 1) for pair in pairs[:max_forks]]
         return [forked for found, _ in apart for forked in found], []
 
     monkeypatch.setattr(beam_scheduler, "fork_blocks", faulty)
@@ -467,10 +501,20 @@ def keep_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [free_twice, free_early, lose_block, keep_slot, starve, copy_nothing, share_too_much, keep_at_rest],
+    [
+        free_twice,
+        free_early,
+        lose_block,
+        reserve_nothing,
+        keep_slot,
+        starve,
+        copy_nothing,
+        share_too_much,
+        keep_at_rest,
+    ],
     ids=lambda plant: plant.__name__,
 )
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises((AssertionError, IntegrityError)):
+    with pytest.raises((AssertionError, IntegrityError, KeyError)):
         check(200, shrink=False)

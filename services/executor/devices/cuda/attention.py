@@ -44,8 +44,10 @@ class KVPool:
             return torch.zeros(shape, dtype=cached or dtype, device=runtime.device)
 
         self.dummy = capacity.num_blocks
-        self.layers = spec.layers
-        self.caches = [(cache(layer, layer.head_size), cache(layer, layer.value_head_size)) for layer in self.layers]
+        self.layers, self.groups = spec.layers, spec.groups
+        shared = [self.layers[i] for i in self.groups.shared]
+        caches = [(cache(layer, layer.head_size), cache(layer, layer.value_head_size)) for layer in shared]
+        self.caches = [caches[place] for place in self.groups.places]
         self._attended = {
             sizes: torch.zeros(max_tokens, *sizes, dtype=dtype, device=runtime.device)
             for sizes in {(layer.heads, layer.value_head_size) for layer in self.layers}
@@ -62,8 +64,8 @@ class KVPool:
 
         Blocks are copied as bytes: not every operation knows float8.
         """
-        for layer in self.caches:
-            for cache in layer:
+        for layer in self.groups.shared:
+            for cache in self.caches[layer]:
                 blocks = cache.view(len(cache), -1).view(torch.uint8)
                 blocks.index_copy_(0, targets.long(), blocks.index_select(0, sources.long()))
 
@@ -79,25 +81,28 @@ class KVPool:
 
     @staticmethod
     def bytes_per_block(spec: ModelSpec, block_size: int, cached: torch.dtype) -> int:
-        """Returns the bytes of one block over all layers."""
-        numbers = sum(layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in spec.layers)
+        """Returns the bytes of one block over all layers of a group."""
+        layers = (spec.layers[i] for i in spec.groups.shared)
+        numbers = sum(layer.kv_heads * (layer.head_size + layer.value_head_size) for layer in layers)
         return numbers * block_size * cached.itemsize
 
 
 class TritonAttention:
     """The attention of one step, an `AttentionFn`. Its kernel launches depend on the shapes of its tensors only."""
 
-    def __init__(self, pool: KVPool, batch: Batch, inputs: StepInputs, *, decode: bool, split: bool) -> None:
-        """`decode`: no row has more than one token.
+    def __init__(
+        self, pool: KVPool, batches: Sequence[Batch], inputs: Sequence[StepInputs], *, decode: bool, split: bool
+    ) -> None:
+        """`batches` and `inputs` are those of each group of layers. `decode`: no row has more than one token.
 
         `split`: several programs share the context of a short row. Their number depends on the batch, and so do the
         last bits of the result. Without it the mixed kernel computes all rows, independently of the batch.
         """
         self._pool = pool
-        self._batch = batch
+        self._batches = batches
         self._inputs = inputs
         self._decode, self._split = decode, split
-        self._out = pool.attended(len(inputs.ids))
+        self._out = pool.attended(len(inputs[0].ids))
 
     def plan(self) -> None:
         """Plans the splits of contexts, once per step."""
@@ -105,7 +110,7 @@ class TritonAttention:
             return
         itemsize = next(iter(self._out.values())).element_size()
         for layer, plan in self._pool.plans.items():
-            split_attention.plan_batch(layer, self._batch, itemsize, plan)
+            split_attention.plan_batch(layer, self._batches[0], itemsize, plan)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""
@@ -113,11 +118,12 @@ class TritonAttention:
             still = Rotary(q.shape[1], k.shape[1], q.shape[2], rotary=0)
             angles = self._pool.plans[self._pool.layers[layer]].logsum  # not read
             return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, angles, sinks=sinks)
+        places = self._inputs[self._pool.groups.groups[layer]].places
         for cache, new in zip(self._pool.caches[layer], (k, v), strict=True):
             size = cache.shape[2]
             if cache.dtype != new.dtype:
                 new = new.clamp(-FP8_MAX, FP8_MAX)  # noqa: PLW2901
-            cache.transpose(1, 2)[self._inputs.places // size, self._inputs.places % size] = new.to(cache.dtype)
+            cache.transpose(1, 2)[places // size, places % size] = new.to(cache.dtype)
         return self._attend(layer, q.contiguous(), sinks)
 
     def rotated(
@@ -135,7 +141,7 @@ class TritonAttention:
         of the heads of queries and keys. For `sinks` see `AttentionFn`.
         """
         keys, values = self._pool.caches[layer]
-        attention, inputs = self._pool.layers[layer], self._inputs
+        attention, inputs = self._pool.layers[layer], self._inputs[self._pool.groups.groups[layer]]
         query = packed.new_empty(len(packed), attention.heads, attention.head_size)
         rotary_cache(rotary, packed, inputs.positions, inputs.places, angles, query, keys, values, *norms)
         return self._attend(layer, query, sinks)
@@ -143,7 +149,7 @@ class TritonAttention:
     def _attend(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
         """Returns the attention of `query` [T, Hq, d] over keys and values that are in the pool."""
         keys, values = self._pool.caches[layer]
-        attention, batch = self._pool.layers[layer], self._batch
+        attention, batch = self._pool.layers[layer], self._batches[self._pool.groups.groups[layer]]
         out = self._out[attention.heads, attention.value_head_size]
         shortest = 1
         if self._split and not attention.chunk:

@@ -81,7 +81,7 @@ class CudaDevice:
             self._buckets = OneShape(slots, max_tokens)
         self._captured: dict[Bucket, tuple[Step, Callable[[], None], Callable[[], None]]] = {}
         self._held: Int64 = np.zeros(slots, np.int64)  # number of leading tokens that are on the device
-        self._blocks: Int64 = np.zeros(slots, np.int64)
+        self._entries: Int64 = np.zeros(slots, np.int64)  # of the block table
         self._changes: list[tuple[Int64, Int32]] = []
         self._mode = mode
         self._records: Record = np.zeros(slots, RECORD)
@@ -116,7 +116,7 @@ class CudaDevice:
         edits: Edits | None = None,
     ) -> None:
         """See `Device.add`."""
-        self._held[slot], self._blocks[slot] = 0, len(blocks)
+        self._held[slot], self._entries[slot] = 0, len(blocks) // len(self.capacity.windows)
         self._records[slot], self._edited[slot] = sampling, edits is not None
         self._masks.add(slot, None if edits is None else edits.grammar)
         self._changes += self._tables.added(slot, blocks, sampling, stop_ids, edits)
@@ -126,12 +126,11 @@ class CudaDevice:
 
     def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """See `Device.extend`."""
-        columns = np.empty(len(slots), np.int64)
+        entries = np.empty(len(slots), np.int64)
         for i, slot in enumerate(slots):
-            columns[i] = self._blocks[slot]
-            self._blocks[slot] += 1
-        places = self._tables.places("block_tables", np.array(slots, np.int64), columns)
-        self._changes.append((places, np.array(blocks, np.int32)))
+            entries[i] = self._entries[slot]
+            self._entries[slot] += 1
+        self._changes.append(self._tables.entries(np.array(slots, np.int64), entries, blocks))
 
     def remove(self, slot: int) -> None:
         """Does nothing: the next `add` overwrites the slot."""

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import structlog
 import torch
 
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
-from pagewire.services.executor.devices.capacity import check_length, pool_blocks
+from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.columns import StepColumns
@@ -30,8 +29,6 @@ FP8_SINCE = (8, 9)
 """First compute capability with instructions to convert to and from fp8."""
 GRAPHS = 1 << 30
 """Bytes reserved for captured graphs, which are allocated after the KV pool."""
-
-_log = structlog.get_logger()
 
 
 def check_cache(kv_cache_dtype: str, capability: tuple[int, int]) -> None:
@@ -74,7 +71,8 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     tokens = settings.max_num_batched_tokens or GPU.step_tokens
 
     # A step of padding only allocates as much memory as the largest step, and the allocator keeps it.
-    empty = Capacity(0, block_size, slots, length, spec.vocab_size)
+    windows = spec.groups.windows
+    empty = Capacity(0, block_size, slots, length, spec.vocab_size, windows=windows)
     dummy_pool = KVPool(spec, empty, dtype, runtime, tokens, cached)
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
     logits = torch.empty(slots, spec.vocab_size, device=runtime.device)
@@ -85,10 +83,19 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
     kv_memory = free - int(total * (1 - settings.gpu_memory_utilization)) - GRAPHS - block_bytes
-    blocks = pool_blocks(settings, length, block_bytes, kv_memory, free - block_bytes)
-    capacity = Capacity(blocks, block_size, min(slots, blocks), length, spec.vocab_size, MAX_CANDIDATES, tokens)
+    blocks = pool_blocks(settings, length, block_bytes, kv_memory, free - block_bytes, windows)
+    capacity = Capacity(
+        num_blocks=blocks,
+        block_size=block_size,
+        max_num_seqs=min(slots, blocks // len(windows)),
+        max_model_len=length,
+        vocab_size=spec.vocab_size,
+        max_candidates=MAX_CANDIDATES,
+        step_tokens=tokens,
+        windows=windows,
+    )
     pool = KVPool(spec, capacity, dtype, runtime, tokens, cached)
-    _log.info("kv_pool", blocks=blocks, tokens=blocks * block_size, bytes=blocks * block_bytes)
+    log_pool(capacity, block_bytes)
     mode = LogprobsMode(settings.logprobs_mode)
     device = CudaDevice(model, capacity, pool, runtime, tokens, batch_invariant=settings.batch_invariant, mode=mode)
     device.capture()

@@ -3,6 +3,8 @@
 The forward is separate from the sampling, because the host may have to say meanwhile which tokens are allowed.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 
@@ -55,8 +57,11 @@ class Step:
             ends=column(rows),
             lengths=column(rows),
         )
-        batch = Batch(self._slots, self._inputs.lengths, self._cu_queries, tables.state.block_tables)
-        self._attend = TritonAttention(pool, batch, self._inputs, decode=bucket.decode, split=bucket.split)
+        # The inputs of each group of layers differ in the places of keys and values.
+        others = [column(bucket.tokens, torch.int64) for _ in tables.block_tables[1:]]
+        self._groups = [self._inputs, *(replace(self._inputs, places=places) for places in others)]
+        batches = [Batch(self._slots, self._inputs.lengths, self._cu_queries, table) for table in tables.block_tables]
+        self._attend = TritonAttention(pool, batches, self._groups, decode=bucket.decode, split=bucket.split)
         self._tiles = torch.empty(rows, 2, triton.cdiv(model.spec.vocab_size, TILE), device=device)
         self._finishes = column(rows, torch.uint8)
 
@@ -70,7 +75,9 @@ class Step:
         """Enqueues the kernels from the columns to the logits."""
         state, inputs = self._tables.state, self._inputs
         block_size = self._pool.caches[0][0].shape[2]
-        step_inputs(state, self._slots, self._cu_queries, self._pool.dummy, block_size, inputs)
+        for table, group in zip(self._tables.block_tables, self._groups, strict=True):
+            own = replace(state, block_tables=table)
+            step_inputs(own, self._slots, self._cu_queries, self._pool.dummy, block_size, group)
         self._attend.plan()
         self.hidden = self._model(inputs.ids, inputs.positions, self._attend)
         last = (self._cu_queries[1:] - 1).clamp_min(0)

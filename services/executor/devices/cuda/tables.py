@@ -35,18 +35,20 @@ class SlotTables:
 
     Attributes:
         memory: int32 [N], all tables.
-        state: views of `memory` with the state of the sequences.
+        state: views of `memory` with the state of the sequences, and the block table of the first group of layers.
+        block_tables: int32 [slots, entries] views of `memory`, one per group of layers.
         sampling: views of `memory` with the sampling parameters.
         checked_stop_ids: int32 [slots, CHECKED_STOP_IDS], the first of each slot's stop ids.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         slots, context = capacity.max_num_seqs, capacity.max_model_len + 1
-        blocks = -(-capacity.max_model_len // capacity.block_size)
+        entries, groups = -(-capacity.max_model_len // capacity.block_size), len(capacity.windows)
+        self._group_columns: Int64 = np.arange(groups) * entries  # where the table of each group begins in a row
         self._widths = {
             **{name: dtype.itemsize // 4 for name, dtype in COLUMNS.items()},
             "tokens": context,
-            "block_tables": blocks,
+            "block_tables": groups * entries,
             "stop_ids": MAX_STOP_IDS,
             "checked_stop_ids": CHECKED_STOP_IDS,
             "bias_ids": MAX_BIASES,
@@ -71,6 +73,7 @@ class SlotTables:
         def column(name: str, dtype: torch.dtype = torch.int32) -> Tensor:
             return table(name).view(dtype).squeeze(1)
 
+        self.block_tables = list(torch.split(table("block_tables"), entries, dim=1))
         self.state = SlotState(
             tokens=table("tokens"),
             known=column("known"),
@@ -78,7 +81,7 @@ class SlotTables:
             limit=column("limit").fill_(capacity.max_model_len),  # the host never asks for a position beyond the limit
             last=column("last").fill_(context),  # nor for one beyond a length that it knows
             alive=column("alive"),
-            block_tables=table("block_tables"),
+            block_tables=self.block_tables[0],
         )
         self.sampling = SamplingTable(
             columns={name: column(name, dtype) for name, dtype in COLUMNS.items()},
@@ -101,6 +104,12 @@ class SlotTables:
         places: Int64 = self._offsets[name] + slots * self._widths[name] + columns
         return places
 
+    def entries(self, slots: Int64, entries: Int64, blocks: Sequence[int]) -> tuple[Int64, Int32]:
+        """Returns the places and values that write the `blocks` of `entries` [N] of the block tables of `slots` [N]."""
+        columns = entries[:, None] + self._group_columns
+        owners = np.repeat(slots, columns.shape[1])
+        return self.places("block_tables", owners, columns.ravel()), np.array(blocks, np.int32)
+
     def allow(self, slots: Tensor, masks: Tensor) -> None:
         """Enqueues the `masks` int32 [R, ceil(vocabulary / 32)] of the allowed tokens of `slots` int64 [R]."""
         self.sampling.allowed.index_copy_(0, slots, masks)
@@ -119,8 +128,9 @@ class SlotTables:
         ids = np.full(max(len(stop_ids), self._stop_ids[slot], CHECKED_STOP_IDS), -1, np.int32)
         ids[: len(stop_ids)] = stop_ids
         self._stop_ids[slot] = len(stop_ids)
+        count = len(blocks) // len(self.block_tables)
         return [
-            self.row("block_tables", slot, np.array(blocks, np.int32)),
+            self.entries(np.full(count, slot), np.arange(count), blocks),
             self.row("stop_ids", slot, ids),
             self.row("checked_stop_ids", slot, ids[:CHECKED_STOP_IDS]),
             self.row("alive", slot, np.zeros(1, np.int32)),

@@ -5,16 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.scheduler.beam_search.fork_blocks import fork_blocks
-from pagewire.services.scheduler.block_pool import BlockPool
+from pagewire.services.scheduler.limits import Limits
 from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.sequence_table import SequenceTable
 from tests.services.scheduler.cases import sequence
 
 SIZE = 4
 
 
-def parent(pool: BlockPool, computed: int, slot: int = 0) -> Sequence:
+def table(num_blocks: int) -> SequenceTable:
+    return SequenceTable(Limits(num_blocks, SIZE, 8, 64, 1))
+
+
+def parent(sequences: SequenceTable, computed: int, slot: int = 0) -> Sequence:
     made = sequence(computed + 1, slot=slot, position_limit=computed)
-    made.blocks = pool.allocate(-(-computed // SIZE))
+    sequences.extend(made, -(-computed // SIZE))
     return made
 
 
@@ -23,23 +28,23 @@ def child(of: Sequence) -> Sequence:
 
 
 def test_the_first_goes_on_in_the_last_block_and_the_others_get_a_copy() -> None:
-    pool = BlockPool(10)
-    source = parent(pool, 6, slot=3)
+    sequences = table(10)
+    source = parent(sequences, 6, slot=3)
     children = [child(source) for _ in range(3)]
-    forked, copies = fork_blocks(pool, SIZE, [(each, source) for each in children], max_forks=9)
+    forked, copies = fork_blocks(sequences, [(each, source) for each in children], max_forks=9)
     assert forked == [(each, source) for each in children]
     full, last = source.blocks
     second, third = children[1].blocks[1], children[2].blocks[1]
     assert [each.blocks for each in children] == [[full, last], [full, second], [full, third]]
     assert copies == [last, second, last, third]
-    pool.check([source.blocks, *(each.blocks for each in children)])
+    sequences.pool.check([source.blocks, *(each.blocks for each in children)])
 
 
 def test_full_blocks_are_shared_and_each_gets_a_new_one() -> None:
-    pool = BlockPool(10)
-    source = parent(pool, 8)
+    sequences = table(10)
+    source = parent(sequences, 8)
     children = [child(source) for _ in range(2)]
-    forked, copies = fork_blocks(pool, SIZE, [(each, source) for each in children], max_forks=9)
+    forked, copies = fork_blocks(sequences, [(each, source) for each in children], max_forks=9)
     assert copies == []
     assert len(forked) == 2
     assert all(each.blocks[:2] == source.blocks for each in children)
@@ -49,10 +54,10 @@ def test_full_blocks_are_shared_and_each_gets_a_new_one() -> None:
 
 @pytest.mark.parametrize(("max_forks", "spare"), [(2, 9), (9, 0)])
 def test_those_who_need_no_copy_come_first(max_forks: int, spare: int) -> None:
-    pool = BlockPool(4 + spare)
-    one, two = parent(pool, 5, slot=0), parent(pool, 5, slot=1)
+    sequences = table(4 + spare)
+    one, two = parent(sequences, 5, slot=0), parent(sequences, 5, slot=1)
     a, b, c = child(one), child(one), child(two)
-    forked, copies = fork_blocks(pool, SIZE, [(a, one), (b, one), (c, two)], max_forks)
+    forked, copies = fork_blocks(sequences, [(a, one), (b, one), (c, two)], max_forks)
     assert forked == [(a, one), (c, two)]
     assert copies == []
     assert b.blocks == []
@@ -67,16 +72,16 @@ def test_those_who_need_no_copy_come_first(max_forks: int, spare: int) -> None:
 def test_nothing_is_lost_and_nobody_writes_to_a_shared_block(
     computed: list[int], parent_indices: list[int], spare: int, max_forks: int
 ) -> None:
-    pool = BlockPool(16 + spare)
-    parents = [parent(pool, positions, slot) for slot, positions in enumerate(computed)]
+    sequences = table(16 + spare)
+    parents = [parent(sequences, positions, slot) for slot, positions in enumerate(computed)]
     pairs = [(child(source), source) for source in (parents[i % len(parents)] for i in parent_indices)]
-    forked, copies = fork_blocks(pool, SIZE, pairs, max_forks)
+    forked, copies = fork_blocks(sequences, pairs, max_forks)
     children = [each for each, _ in forked]
     assert len(children) <= max_forks
-    pool.check([each.blocks for each in (*parents, *children)])
+    sequences.pool.check([each.blocks for each in (*parents, *children)])
     for source in parents:
-        pool.free(source.blocks)
-    pool.check([each.blocks for each in children])
+        sequences.pool.free(source.blocks)
+    sequences.pool.check([each.blocks for each in children])
     sources, targets = copies[::2], copies[1::2]
     assert not set(sources) & set(targets)
     assert len(set(targets)) == len(targets)

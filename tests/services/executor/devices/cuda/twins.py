@@ -17,6 +17,7 @@ from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
 from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
 from pagewire.shared.sampling import Record, record
@@ -27,6 +28,11 @@ CAPACITY = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, VOCABULARY)
 GREEDY = record()
 MAX_TOKENS = 8
 """Of the largest captured step."""
+
+
+def capacity_of(spec: ModelSpec) -> Capacity:
+    windows = spec.groups.windows
+    return replace(CAPACITY, num_blocks=BLOCKS * len(windows), windows=windows)
 
 
 def runtime() -> Runtime:
@@ -45,10 +51,10 @@ def cuda_device(
     folder, where = _folder(model), runtime()
     config = read_config(folder)
     plain = load_model(folder, config, "float32", packing)
-    pool = KVPool(plain.spec, CAPACITY, torch.float32, where, MAX_TOKENS, cached)
-    device = CudaDevice(
-        with_kernels(plain, CONTEXT, where.device), CAPACITY, pool, where, MAX_TOKENS, batch_invariant=batch_invariant
-    )
+    capacity = capacity_of(plain.spec)
+    pool = KVPool(plain.spec, capacity, torch.float32, where, MAX_TOKENS, cached)
+    loaded = with_kernels(plain, CONTEXT, where.device)
+    device = CudaDevice(loaded, capacity, pool, where, MAX_TOKENS, batch_invariant=batch_invariant)
     if captured:
         device.capture()
     return device
@@ -57,8 +63,9 @@ def cuda_device(
 def cpu_device(model: str | Path) -> CpuDevice:
     """See `cuda_device`."""
     plain = load_model(_folder(model), read_config(_folder(model)), "float32")
-    backend = PyTorchBackend(plain.spec, CAPACITY, torch.float32)
-    return CpuDevice(plain, CAPACITY, backend, Cores(1, torch.set_num_threads))
+    capacity = capacity_of(plain.spec)
+    backend = PyTorchBackend(plain.spec, capacity, torch.float32)
+    return CpuDevice(plain, capacity, backend, Cores(1, torch.set_num_threads))
 
 
 def _folder(model: str | Path) -> Path:
@@ -76,7 +83,8 @@ class Text:
     edits: Edits | None = None
     slot: int | None = None
     computed: int = 0
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[list[int]] = field(default_factory=list)
+    """Per entry, one of each group; -1 was given back."""
 
     @property
     def unfinished(self) -> bool:
@@ -96,13 +104,17 @@ def batch_of(*rows: tuple[int, int, Sequence[int], bool], next_ids: Sequence[int
 
 
 class Host:
-    """Runs texts through a device in steps of random rows, over random blocks, with preemptions now and then."""
+    """Runs texts through a device in steps of random rows, over random blocks, with preemptions now and then.
+
+    What the windows of a text have left behind goes to other texts at once.
+    """
 
     def __init__(self, device: Device, seed: int, preempt: float = 0.1) -> None:
         self._device = device
         self._random = random.Random(seed)
         self._preempt = preempt
-        self._blocks = self._random.sample(range(BLOCKS), BLOCKS)
+        blocks = device.capacity.num_blocks
+        self._blocks = self._random.sample(range(blocks), blocks)
         self._slots = self._random.sample(range(SLOTS), SLOTS)
 
     def run(self, texts: Sequence[Text]) -> list[list[int]]:
@@ -124,9 +136,10 @@ class Host:
             assert text.slot is not None
             left = len(text.tokens) - text.computed
             end = text.computed + self._random.randint(min(left, 6), min(left, 20))
+            self._give_back(text)
             for _ in range(-(-end // BLOCK_SIZE) - len(text.blocks)):
-                text.blocks.append(self._blocks.pop())
-                self._device.extend([text.slot], text.blocks[-1:])
+                text.blocks.append(self._entry())
+                self._device.extend([text.slot], text.blocks[-1])
             rows.append((text.slot, text.computed, text.tokens[text.computed : end], end == len(text.tokens)))
             text.computed = end
         sampled = self._device.launch(batch_of(*rows)).wait().tolist()
@@ -135,15 +148,25 @@ class Host:
             text.tokens += [token] if token >= 0 else []
 
     def _add(self, text: Text) -> None:
-        text.slot, text.computed, text.blocks = self._slots.pop(), 0, [self._blocks.pop()]
+        text.slot, text.computed, text.blocks = self._slots.pop(), 0, [self._entry()]
         edits = text.edits
         if edits is not None:
             edits = replace(edits, tokens=np.array(text.tokens))
-        self._device.add(text.slot, text.blocks, text.sampling, text.stop_ids, edits)
+        self._device.add(text.slot, text.blocks[0], text.sampling, text.stop_ids, edits)
 
     def _remove(self, text: Text) -> None:
         assert text.slot is not None
         self._device.remove(text.slot)
         self._slots.append(text.slot)
-        self._blocks += text.blocks
+        self._blocks += [block for entry in text.blocks for block in entry if block >= 0]
         text.slot = None
+
+    def _entry(self) -> list[int]:
+        return [self._blocks.pop() for _ in self._device.capacity.windows]
+
+    def _give_back(self, text: Text) -> None:
+        for group, window in enumerate(self._device.capacity.windows):
+            for entry in text.blocks[: max(0, text.computed - window + 1) // BLOCK_SIZE] if window else []:
+                if entry[group] >= 0:
+                    self._blocks.append(entry[group])
+                    entry[group] = -1
