@@ -33,7 +33,8 @@ MODULES = (
     "reduce_splits",
     "rotary_cache",
     "rms_norm",
-    "silu_mul",
+    "gated",
+    "grouped_linear",
     "scatter",
 )
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

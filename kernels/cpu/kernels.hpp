@@ -7,6 +7,8 @@
 
 enum Dtype { F32, BF16, F16 };  // dtypes of weights and KV
 
+enum Activation { SILU, GELU, GELU_TANH, RELU };  // as in `pagewire.kernels.activation`
+
 constexpr int64_t NOT_FINITE = -2;  // in place of a token, as in `pagewire.shared.sampling`
 
 using Buffer = std::unique_ptr<float[]>;  // uninitialised, unlike a vector
@@ -37,15 +39,39 @@ struct Inputs {
     float* out;                            // [tokens, heads, value_dim], contiguous
 };
 
+struct Norm {
+    const float* weight;  // null: there is no norm
+    const float* bias;    // null: RMSNorm, else LayerNorm
+};
+
+struct Weights {
+    const void* packed;  // see `CpuKernels.pack`
+    const float* bias;   // or null
+    int64_t inputs, outputs;
+};
+
+// A mixture of experts. All products are without bias.
+struct Experts {
+    const Weights *up, *down;  // [count]; `up` has gates and values
+    int64_t count, chosen;     // experts, and experts per token
+    int64_t normalized;        // whether the weights of a token's experts are divided by their sum
+    int64_t activation, dtype;
+    Weights router, shared_up, shared_down, shared_gate;  // the last three are of the expert of all tokens, or null
+};
+
 extern "C" {
 
 // See layers.cpp.
 void embed(const void* table, int dtype, const int64_t* ids, float* out, int64_t rows, int64_t width, int threads);
-void rms_norm(float* x, int64_t stride, const float* delta, const float* weight, float eps, float* out,
-              int64_t out_stride, int64_t rows, int64_t count, int64_t width, int threads);
+void normalize(float* x, int64_t stride, const float* delta, Norm norm, float eps, float* out, int64_t out_stride,
+               int64_t rows, int64_t count, int64_t width, int threads);
+void add(float* x, const float* delta, int64_t rows, int64_t width, int threads);
 void rotate(float* x, int64_t stride, const float* table, const int64_t* positions, int64_t rows, int64_t heads,
-            int64_t dim, int threads);
-void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
+            int64_t dim, int64_t rotated, int threads);
+void activate(const float* x, float* out, int activation, int gated, int64_t rows, int64_t width, int threads);
+
+// See experts.cpp.
+void mix_experts(const Experts* experts, const float* x, float* out, int64_t tokens, int threads);
 
 // x [rows, inputs] -> out [rows, outputs]. `packed` has the layout of `CpuKernels.pack`; `bias` is
 // [panels, panel_width()] or null.

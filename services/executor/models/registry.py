@@ -4,30 +4,55 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from pagewire.services.executor.models.config import Common, DtypeSetting, parse, weights_dtype
-from pagewire.services.executor.models.decoder import DecoderConfig, DecoderLM
+from pagewire.services.executor.models.decoder import DecoderLM
+from pagewire.services.executor.models.gemma import Gemma2Config, Gemma3Config, GemmaConfig
+from pagewire.services.executor.models.gpt2 import GPT2Config
+from pagewire.services.executor.models.gpt_neox import GPTNeoXConfig
 from pagewire.services.executor.models.llama import LlamaConfig
-from pagewire.services.executor.models.mistral import MistralConfig
+from pagewire.services.executor.models.mistral import MistralConfig, MixtralConfig
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.olmo import Olmo2Config, Olmo3Config
 from pagewire.services.executor.models.opt import OPT, OPTConfig
+from pagewire.services.executor.models.phi3 import Phi3Config
 from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
+from pagewire.services.executor.models.qwen_moe import OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from pagewire.services.executor.models.smollm3 import SmolLM3Config
 from pagewire.services.executor.models.weights import load_weights
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.reader import SUFFIX
 
 
-def _decoder(kind: type[DecoderConfig]) -> Callable[[dict[str, Any]], CausalLM]:
-    return lambda config: DecoderLM(parse(kind, config))
+def _decoder(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any]], CausalLM]:
+    def build(config: dict[str, Any]) -> CausalLM:
+        described: Any = parse(kind, config)
+        return DecoderLM(described.spec())
+
+    return build
 
 
 FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
     "LlamaForCausalLM": _decoder(LlamaConfig),
     "MistralForCausalLM": _decoder(MistralConfig),
+    "MixtralForCausalLM": _decoder(MixtralConfig),
     "Qwen2ForCausalLM": _decoder(Qwen2Config),
+    "Qwen2MoeForCausalLM": _decoder(Qwen2MoeConfig),
     "Qwen3ForCausalLM": _decoder(Qwen3Config),
+    "Qwen3MoeForCausalLM": _decoder(Qwen3MoeConfig),
+    "GemmaForCausalLM": _decoder(GemmaConfig),
+    "Gemma2ForCausalLM": _decoder(Gemma2Config),
+    "Gemma3ForCausalLM": _decoder(Gemma3Config),
+    "Phi3ForCausalLM": _decoder(Phi3Config),
+    "SmolLM3ForCausalLM": _decoder(SmolLM3Config),
+    "Olmo2ForCausalLM": _decoder(Olmo2Config),
+    "Olmo3ForCausalLM": _decoder(Olmo3Config),
+    "OlmoeForCausalLM": _decoder(OlmoeConfig),
+    "GPT2LMHeadModel": _decoder(GPT2Config),
+    "GPTNeoXForCausalLM": _decoder(GPTNeoXConfig),
     "OPTForCausalLM": lambda config: OPT(parse(OPTConfig, config)),
 }
 """Maps an architecture, as config.json names it, to a function that builds the module of a config.json.

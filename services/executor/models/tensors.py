@@ -32,7 +32,7 @@ class TensorSource(Protocol):
         """
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """Fills each tensor of `targets`, which has the shape of the stored one and any floating dtype.
+        """Fills each tensor of `targets`, which has as many numbers as the stored one and any floating dtype.
 
         Raises:
             ConfigurationError: a file cannot be read.
@@ -75,7 +75,7 @@ class SafetensorsFiles:
     def read(self, targets: Mapping[str, Tensor]) -> None:
         """See `TensorSource.read`."""
         for name, out in targets.items():
-            out.copy_(self._stored[name].get_tensor(name))
+            out.copy_(self._stored[name].get_tensor(name).view(out.shape))
 
 
 def _open(folder: Path, stack: ExitStack) -> list[Any]:

@@ -5,23 +5,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
-from pagewire.services.executor.models.layers import PackedLinear
+from pagewire.services.executor.models.feed_forward import Experts
+from pagewire.services.executor.models.layers import PackedLinear, Stored
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
 from pagewire.shared.errors import ConfigurationError
 
 HEAD = "lm_head.weight"
-DERIVED = ".rotary_emb.inv_freq"
-"""Suffix of tensors in old checkpoints that the configuration determines."""
+DERIVED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+"""Suffixes of tensors in old checkpoints that the configuration determines."""
 
 
 class Place(NamedTuple):
-    """The target of a checkpoint's tensor: rows [first, first + shape[0]) of a parameter."""
+    """Where a tensor of the checkpoint belongs."""
 
     parameter: str
-    first: int
-    shape: tuple[int, ...]
+    stored: Stored
 
 
 def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
@@ -33,41 +34,43 @@ def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
         ConfigurationError: files are missing or broken, or a tensor is missing, unexpected, or of another shape.
     """
     with open_tensors(path) as source:
-        places, stored = dict(_places(model)), set(source.names())
+        places, stored = dict(places_of(model)), set(source.names())
         tied = model.lm_head is None and HEAD in stored
         unknown = {name for name in stored - places.keys() if not name.endswith(DERIVED)}
         _refuse("misses", places.keys() - stored)
         _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
         _check(source, places)
         state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
-        source.read(
-            {name: state[place.parameter].narrow(0, place.first, place.shape[0]) for name, place in places.items()}
-        )
+        source.read({name: place.stored.part(state[place.parameter]) for name, place in places.items()})
         model.load_state_dict(state, assign=True)
         model.requires_grad_(requires_grad=False)
         if tied:
             _check_head(source, model.embedding)
 
 
-def _places(model: CausalLM) -> Iterator[tuple[str, Place]]:
+def places_of(model: CausalLM) -> Iterator[tuple[str, Place]]:
     """Yields the name and the place of every tensor that the checkpoint must have."""
     for path, module in model.named_modules():
-        for kind, parameter in module.named_parameters(recurse=False):
-            name = f"{path}.{kind}"
-            if not isinstance(module, PackedLinear):
-                yield name, Place(name, 0, tuple(parameter.shape))
-                continue
-            first = 0
-            for part, rows in module.parts.items():
-                part_name = f"{path.rpartition('.')[0]}.{part}.{kind}"
-                yield part_name, Place(name, first, (rows, *parameter.shape[1:]))
-                first += rows
+        match module:
+            case PackedLinear():
+                above, parts = path.rpartition(".")[0], module.stored()
+            case Experts():
+                above, parts = path, module.stored()
+            case _:
+                above, parts = path, _whole(module)
+        for stored in parts:
+            yield model.stored_name(f"{above}.{stored.name}"), Place(f"{path}.{stored.parameter}", stored)
+
+
+def _whole(module: nn.Module) -> Iterator[Stored]:
+    for kind, parameter in module.named_parameters(recurse=False):
+        yield Stored(kind, kind, tuple(parameter.shape), lambda whole: whole)
 
 
 def _check(source: TensorSource, places: dict[str, Place]) -> None:
-    for name, place in places.items():
-        if (shape := source.shape(name)) != place.shape:
-            raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json needs {list(place.shape)}")
+    for name, (_, stored) in places.items():
+        if (shape := source.shape(name)) != stored.shape:
+            raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json needs {list(stored.shape)}")
 
 
 def _check_head(source: TensorSource, embedding: torch.Tensor) -> None:

@@ -62,7 +62,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
         # On the CPU, where the model is now: the kernels of both devices follow the same constants.
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
-        prove(plain, PyTorchBackend, settings.block_size, length)
+        plain = prove(plain, PyTorchBackend, settings.block_size, length)
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
     slots, block_size = settings.max_num_seqs, settings.block_size

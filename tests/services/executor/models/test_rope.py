@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen2Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from pagewire.services.executor.models.rope import RotaryEmbedding, read_rope
+from pagewire.services.executor.models.rope import read_rope, rotary_embedding
 
 HEAD_DIM, THETA, CONTEXT = 64, 1_000_000.0, 32768
 QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTEXT}
@@ -36,7 +36,7 @@ def test_yarn_is_that_of_transformers(scaling: dict[str, Any]) -> None:
         rope_parameters=scaling | {"rope_type": "yarn", "rope_theta": THETA},
     )
     expected, scale = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    rotary = RotaryEmbedding(read_rope(scaling, THETA, CONTEXT), HEAD_DIM)
+    rotary = rotary_embedding(read_rope(scaling, THETA, CONTEXT), HEAD_DIM)
     torch.testing.assert_close(rotary.frequencies, expected, rtol=1e-6, atol=0)
     assert rotary.scale == pytest.approx(scale, rel=1e-12)
 
