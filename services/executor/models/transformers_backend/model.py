@@ -79,11 +79,14 @@ class TransformersLM(CausalLM):
         logits: Tensor = out.logits[0]
         return logits.float()
 
-    def eager_logits(self, token_ids: Tensor) -> Tensor:
-        """Returns the float32 logits [L, V] of a text [L] by the model's own attention, which keeps no state."""
+    def eager_logits(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Returns the float32 logits [L, V] of a text [L] by the model's own attention, which keeps no state.
+
+        The `positions` [L] are consecutive, and the first need not be 0.
+        """
         self.model.set_attn_implementation(EAGER)
         try:
-            logits: Tensor = self.model(input_ids=token_ids[None], use_cache=False).logits[0]
+            logits: Tensor = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits[0]
         finally:
             self.model.set_attn_implementation(NAME)
         return logits.float()
