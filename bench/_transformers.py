@@ -24,7 +24,11 @@ def greedy_answers(path: Path, conversations: Sequence[Messages], max_tokens: in
     Raises:
         ConfigurationError: the model is broken.
     """
-    tokenizer, model, ends = load_tokenizer(path), load_model(path), sorted(model_folder.eos_ids(path))
+    tokenizer, model, ends = (
+        load_tokenizer(path).to_transformers(),
+        load_model(path),
+        sorted(model_folder.eos_ids(path)),
+    )
     answers = []
     for messages in conversations:
         ids = tokenizer.apply_chat_template(

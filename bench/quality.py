@@ -125,7 +125,7 @@ def referred(model: str, questions: Sequence[Question]) -> Run:
 
     path = model_folder.resolve(model)
     token_ids = greedy_answers(path, _conversations(questions), MAX_TOKENS)
-    answers: list[str] = load_tokenizer(path).batch_decode(token_ids, skip_special_tokens=True)
+    answers: list[str] = load_tokenizer(path).backend.decode_batch(token_ids)
     return Run(REFERENCE, answers, token_ids, _right(questions, answers))
 
 

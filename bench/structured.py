@@ -260,7 +260,7 @@ def _write_random(model: str, folder: Path) -> dict[int, float]:
     from transformers import AutoModelForCausalLM, LlamaConfig  # takes seconds
 
     path = model_folder.resolve(model)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path).to_transformers()
     eos = sorted(model_folder.eos_ids(path))
     torch.manual_seed(0)
     config = LlamaConfig(

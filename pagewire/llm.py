@@ -3,10 +3,9 @@
 import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import msgspec
-from transformers import PreTrainedTokenizerFast
 
 from pagewire.client.async_client import AsyncClient, Messages
 from pagewire.client.sync import LoopThread
@@ -19,6 +18,9 @@ from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
 from pagewire.shared.messages.client import Choice, Result, SamplingParams
 from pagewire.shared.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 REQUEST_TIMEOUT = 24 * 3600.0
 """Seconds until a request's deadline: offline, a request may wait long for its turn."""
@@ -206,9 +208,9 @@ class LLM:
         results = self._run([request_of(prompt) for prompt in _several(prompts)], sampling)
         return self._thread.run(self._beams(results))
 
-    def get_tokenizer(self) -> PreTrainedTokenizerFast:
-        """Returns the model's tokenizer."""
-        return load_tokenizer(model_folder.resolve(self._stack.settings.model))
+    def get_tokenizer(self) -> "PreTrainedTokenizerFast":
+        """Returns the model's tokenizer, as an object of `transformers`."""
+        return load_tokenizer(model_folder.resolve(self._stack.settings.model)).to_transformers()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the parameters that a request has if it names none: those of the model's generation_config."""

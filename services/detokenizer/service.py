@@ -106,7 +106,7 @@ class Detokenizer:
         """
         folder = model_folder.resolve(self._context.settings.model)
         adoptions = await self._adopter.listen()  # early: silence counts from here on
-        tokenizer = (await asyncio.to_thread(load_tokenizer, folder)).backend_tokenizer
+        tokenizer = (await asyncio.to_thread(load_tokenizer, folder)).backend
         try:
             await self._serve(tokenizer, adoptions)
         except* Frozen:

@@ -5,9 +5,6 @@ import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
-
-from tokenizers import Tokenizer
 
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.protocol import Capacity, Device
@@ -19,6 +16,7 @@ from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.shared.config import Settings
 from pagewire.shared.grammars import GrammarCompiler
 from pagewire.shared.model_folder import eos_ids, resolve
+from pagewire.shared.tokenizer import load_tokenizer
 
 
 class DeviceThread:
@@ -79,18 +77,10 @@ def _open(settings: Settings) -> tuple[Device, GrammarOpener]:
     folder = resolve(settings.model)
     device = open_device(settings, folder)
     eos = eos_ids(folder)
-    compiler = GrammarCompiler(lambda: _tokenizer(folder), device.capacity.vocab_size, eos)
+    compiler = GrammarCompiler(lambda: load_tokenizer(folder).backend, device.capacity.vocab_size, eos)
     gc.collect()
     gc.freeze()  # the objects of the weights and libraries live until the end
     return device, GrammarOpener(compiler)
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    # Imported here, because only a grammar needs transformers, which take a second to load.
-    from pagewire.shared.tokenizer import load_tokenizer
-
-    found: Tokenizer = load_tokenizer(folder).backend_tokenizer
-    return found
 
 
 def _run(steps: StepLoop, device: Device) -> None:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import fastokens
 import structlog
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 INLINE_CHARACTERS = 8_000
 """Texts up to this length are encoded on the event loop: fastokens takes 0.1 ms for prose of this length, as long as a
@@ -24,9 +23,9 @@ _log = structlog.get_logger()
 class Encoder:
     """A tokenizer with threads of its own for long texts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._to_ids = to_ids(tokenizer.backend_tokenizer)
-        self._spelling = tokenizer.backend_tokenizer.id_to_token
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._to_ids = to_ids(tokenizer)
+        self._spelling = tokenizer.id_to_token
         self._turn = asyncio.Lock()
         self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="encode")
 

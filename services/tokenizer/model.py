@@ -47,21 +47,21 @@ class Model:
         path = model_folder.resolve(settings.model)
         config = model_folder.read_config(path)
         tokenizer = load_tokenizer(path)
-        vocab_size: int = config.get("vocab_size", len(tokenizer))
+        vocab_size: int = config.get("vocab_size", tokenizer.backend.get_vocab_size())
         chat = find_chat_template(tokenizer, settings.chat_template)
         eos = model_folder.eos_ids(path)
         own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
         return cls(
             names=tuple(model_folder.served_names(settings)),
-            encoder=Encoder(tokenizer),
-            grammars=GrammarChecker(GrammarCompiler(lambda: tokenizer.backend_tokenizer, vocab_size, eos)),
+            encoder=Encoder(tokenizer.backend),
+            grammars=GrammarChecker(GrammarCompiler(lambda: tokenizer.backend, vocab_size, eos)),
             chat=chat,
-            formats=Formats.find(settings, chat, tokenizer),
+            formats=Formats.find(settings, chat, tokenizer.backend),
             generation=generation_defaults(own_defaults, vocab_size),
             eos=eos,
             max_model_len=model_folder.max_model_len(settings, config),
             vocab_size=vocab_size,
-            longest_token=max(map(len, tokenizer.get_vocab()), default=1),
+            longest_token=max(map(len, tokenizer.backend.get_vocab()), default=1),
             revision=model_folder.revision(path),
         )
 

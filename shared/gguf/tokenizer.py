@@ -5,10 +5,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.reader import GgufModel
+from pagewire.shared.model_tokenizer import ModelTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Values of `tokenizer.ggml.token_type`."""
@@ -37,8 +37,8 @@ _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken
 """Kinds that use a word that is a token without merging. They also begin every text with `bos`."""
 
 
-def load_tokenizer(model: GgufModel) -> PreTrainedTokenizerFast:
-    """Returns the tokenizer with special tokens and chat template. Does not import torch.
+def load_tokenizer(model: GgufModel) -> ModelTokenizer:
+    """Returns the tokenizer with special tokens and chat template.
 
     Raises:
         ConfigurationError: the kind is not supported, or the metadata is broken.
@@ -55,13 +55,7 @@ def load_tokenizer(model: GgufModel) -> PreTrainedTokenizerFast:
             )
         tokenizer.add_tokens(vocabulary.added())
         tokenizer.post_processor = _template(vocabulary)
-        template = model.metadata.get("tokenizer.chat_template")
-        return PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer,
-            chat_template=template if isinstance(template, str) else None,
-            clean_up_tokenization_spaces=False,
-            **vocabulary.special(),
-        )
+        return ModelTokenizer.of(tokenizer, model.metadata.get("tokenizer.chat_template"), vocabulary.special())
     except ConfigurationError:
         raise
     except Exception as error:  # the Rust library raises bare Exceptions for merges of unknown tokens and the like
@@ -99,11 +93,11 @@ class _Vocabulary:
         value = usual if value is None else value
         return value if type(value) is int and 0 <= value < len(self.tokens) else None
 
-    def special(self) -> dict[str, str]:
+    def special(self) -> dict[str, AddedToken]:
         """Returns the special tokens by transformers' names."""
         roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
         ids = {name: self.id_of(role) for name, role in roles.items()}
-        return {name: self.tokens[id_] for name, id_ in ids.items() if id_ is not None}
+        return {name: AddedToken(self.tokens[id_], special=True) for name, id_ in ids.items() if id_ is not None}
 
     def ids(self) -> dict[str, int]:
         """Returns the id of each token."""

@@ -14,7 +14,7 @@ def test_a_folder_has_configuration_and_tokenizer(name: str, tmp_path: Path) -> 
     write_folder(name, tmp_path / "new")
     config = read_config(tmp_path / "new")
     assert config["hidden_size"] == SHAPES[name]["hidden_size"]
-    tokenizer = load_tokenizer(tmp_path / "new")
+    tokenizer = load_tokenizer(tmp_path / "new").to_transformers()
     assert eos_ids(tmp_path / "new") == {tokenizer.eos_token_id}
     assert len(tokenizer) <= config["vocab_size"]
 

@@ -53,7 +53,7 @@ def dequantize(model: Path, folder: Path) -> Path:
         del weights.config.quantization_config  # they are plain numbers now
         weights.hf_quantizer = None
         weights.save_pretrained(folder)
-        load_tokenizer(model).save_pretrained(folder)
+        load_tokenizer(model).to_transformers().save_pretrained(folder)
     return folder
 
 
@@ -101,7 +101,7 @@ def main() -> int:
     model = default_model()
     pythons = {requirement.partition("==")[0]: install(requirement) for requirement in (*REQUIREMENTS, VLLM)}
     tokenizer = ENVIRONMENTS / "tokenizer"
-    load_tokenizer(model).save_pretrained(tokenizer)
+    load_tokenizer(model).to_transformers().save_pretrained(tokenizer)
     with serving() as served:
         results = [
             run(package, python, served.http, *([str(tokenizer)] if package == VLLM else []))

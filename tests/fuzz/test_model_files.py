@@ -109,7 +109,7 @@ def test_any_tokenizer(folder: Path) -> None:
         files[which].write_bytes(data)
 
         def read() -> None:
-            to_ids(load_tokenizer(folder).backend_tokenizer)(["Once upon a time"], True)
+            to_ids(load_tokenizer(folder).backend)(["Once upon a time"], True)
 
         refused_or(read)
 
@@ -126,6 +126,6 @@ def test_any_gguf_file(tmp_path: Path) -> None:
         path.write_bytes(data + rest)
         refused_or(lambda: read_model(path))
         refused_or(lambda: GgufModel.open(path))
-        refused_or(lambda: to_ids(load_tokenizer(path).backend_tokenizer)(["Once upon a time"], True))
+        refused_or(lambda: to_ids(load_tokenizer(path).backend)(["Once upon a time"], True))
 
     fuzz(mutated([head], [b"\x08\0\0\0", b"\x09\0\0\0", b"GGUF\x03\0\0\0"]), check, batch=10)

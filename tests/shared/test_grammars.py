@@ -17,7 +17,7 @@ def allowed(compiler: GrammarCompiler, grammar: str) -> set[int]:
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    found: Tokenizer = load_tokenizer(checkpoint("llama")).backend_tokenizer
+    found: Tokenizer = load_tokenizer(checkpoint("llama")).backend
     return found
 
 

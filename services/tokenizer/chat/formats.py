@@ -4,7 +4,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Self
 
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.shared.chat.formats import REASONING, REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS
@@ -31,7 +31,7 @@ class Formats:
     """Tags of these formats that are special tokens, which a text has only if it is asked for them."""
 
     @classmethod
-    def find(cls, settings: Settings, templates: ChatTemplates, tokenizer: PreTrainedTokenizerFast) -> Self:
+    def find(cls, settings: Settings, templates: ChatTemplates, tokenizer: Tokenizer) -> Self:
         """Returns the formats of a model."""
         shown = _source(templates, tools=True)
         named = settings.tool_call_parser
@@ -39,7 +39,7 @@ class Formats:
         asked = settings.reasoning_parser
         plain = _source(templates, tools=False)
         reasoning = reasoning_format(plain) if asked == "auto" else REASONING_PARSERS.get(asked, "")
-        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
         return cls(
             tool_calls,
             reasoning,

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
-
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.model_tokenizer import ModelTokenizer
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
@@ -28,11 +27,8 @@ class ChatTemplates:
         return DEFAULT if DEFAULT in self.named else None
 
 
-def find_chat_template(tokenizer: PreTrainedTokenizerFast, chosen: str = "") -> ChatTemplates:
+def find_chat_template(tokenizer: ModelTokenizer, chosen: str = "") -> ChatTemplates:
     """Returns the templates of a loaded tokenizer, or the template of the setting `chat-template` instead.
-
-    `transformers` reads them from chat_template.jinja, additional_chat_templates and tokenizer_config.json. A tokenizer
-    from another source has them in `chat_template` too, as a text or as texts by name.
 
     Args:
         chosen: a file, or the text of a template; empty: the model's own templates.
@@ -40,9 +36,7 @@ def find_chat_template(tokenizer: PreTrainedTokenizerFast, chosen: str = "") -> 
     Raises:
         ConfigurationError: `chosen` is neither a readable file nor a template.
     """
-    own = _read(chosen) if chosen else tokenizer.chat_template or {}
-    named = {DEFAULT: own} if isinstance(own, str) else dict(own)
-    return ChatTemplates(named, dict(tokenizer.special_tokens_map))
+    return ChatTemplates({DEFAULT: _read(chosen)} if chosen else tokenizer.templates, tokenizer.special)
 
 
 def _read(chosen: str) -> str:

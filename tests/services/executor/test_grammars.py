@@ -17,7 +17,7 @@ from pagewire.shared.tokenizer import load_tokenizer
 from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling
 from tests.support.checkpoints import VOCABULARY, checkpoint
 
-LIBRARY = load_tokenizer(checkpoint("llama")).backend_tokenizer
+LIBRARY = load_tokenizer(checkpoint("llama")).backend
 COMPILER = GrammarCompiler(lambda: LIBRARY, VOCABULARY, {0})
 CAPACITY = Capacity(8, 8, 4, 64, VOCABULARY)
 

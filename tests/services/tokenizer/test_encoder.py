@@ -24,13 +24,13 @@ LONG = "The little rabbit ran into the wood. " * (INLINE_CHARACTERS // 16)
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> Iterator[Encoder]:
-    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", begin="<|endoftext|>")))
+    encoder = Encoder(load_tokenizer(model_folder(tmp_path / "m", begin="<|endoftext|>")).backend)
     yield encoder
     encoder.close()
 
 
 def ids(text: str) -> list[int]:
-    found: list[int] = load_tokenizer(BUNDLED).backend_tokenizer.encode(text).ids
+    found: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
     return found
 
 
@@ -128,7 +128,7 @@ written = st.lists(
 def library(name: str) -> Tokenizer:
     """Whose ids are right."""
     if name == "bundled":
-        bundled: Tokenizer = load_tokenizer(BUNDLED).backend_tokenizer
+        bundled: Tokenizer = load_tokenizer(BUNDLED).backend
         return bundled
     if name in NAMES:
         return tokenizer(name)

@@ -48,7 +48,7 @@ MSGPACK = {"content-type": "application/msgpack"}
 
 
 def ids(text: str) -> list[int]:
-    found: list[int] = load_tokenizer(BUNDLED).backend_tokenizer.encode(text).ids
+    found: list[int] = load_tokenizer(BUNDLED).backend.encode(text).ids
     return found
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf import tokenizer as gguf_tokenizer
 from pagewire.shared.gguf.reader import GgufModel
+from pagewire.shared.model_tokenizer import ModelTokenizer
 from pagewire.shared.vocabulary import Vocabulary
 from tests.support import tokenizers
 from tests.support.checkpoints import checkpoint
@@ -37,7 +38,7 @@ LLAMA_3 = (
 )
 
 
-def load(path: Path) -> PreTrainedTokenizerFast:
+def load(path: Path) -> ModelTokenizer:
     return gguf_tokenizer.load_tokenizer(GgufModel.open(path))
 
 
@@ -81,7 +82,7 @@ def gpt2(pre: str) -> Tokenizer:
 def test_byte_level_ids_are_those_of_the_model_it_was_made_from(tmp_path: Path, pre: str) -> None:
     loaded = load(write_byte_level(tmp_path / "m.gguf", gpt2(pre), pre, add_bos_token=False))
     for text in HARD + texts():
-        assert loaded.backend_tokenizer.encode(text).ids == gpt2(pre).encode(text).ids
+        assert loaded.backend.encode(text).ids == gpt2(pre).encode(text).ids
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "tekken"])
@@ -90,14 +91,14 @@ def test_byte_level_ids_are_those_of_transformers(tmp_path: Path, pre: str) -> N
     path = write_byte_level(tmp_path / "m.gguf", small, pre, add_bos_token=False)
     loaded, theirs = load(path), AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
     for text in HARD + texts():
-        assert loaded.backend_tokenizer.encode(text).ids == theirs.backend_tokenizer.encode(text).ids
+        assert loaded.backend.encode(text).ids == theirs.backend_tokenizer.encode(text).ids
 
 
 def test_sentencepiece_ids_are_those_of_the_model_it_was_made_from(tmp_path: Path) -> None:
     phi = tokenizers.tokenizer("phi-3-mini")
     loaded = load(write_sentencepiece(tmp_path / "m.gguf", phi, add_bos_token=False))
     for text in HARD + texts():
-        assert loaded.backend_tokenizer.encode(text).ids == phi.encode(text).ids
+        assert loaded.backend.encode(text).ids == phi.encode(text).ids
 
 
 def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
     plain = [text for text in HARD + texts() if text.strip() == text and not text.startswith("<")]
     assert len(plain) > 20
     for text in plain:
-        assert loaded.backend_tokenizer.encode(text).ids == theirs.backend_tokenizer.encode(text).ids
+        assert loaded.backend.encode(text).ids == theirs.backend_tokenizer.encode(text).ids
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "phi-3-mini"])
@@ -116,7 +117,7 @@ def test_text_comes_back(tmp_path: Path, kind: str) -> None:
         write_byte_level(path, original, "gpt-2")
     else:
         write_sentencepiece(path, original)
-    loaded = load(path).backend_tokenizer
+    loaded = load(path).backend
     pieces = Vocabulary(loaded).pieces(skip_special=False)
     theirs = Vocabulary(original).pieces(skip_special=False)
     assert [pieces[token] for token in range(32_000)] == [theirs[token] for token in range(32_000)]
@@ -126,21 +127,21 @@ def test_text_comes_back(tmp_path: Path, kind: str) -> None:
 
 def test_special_tokens_and_the_template(tmp_path: Path) -> None:
     loaded = load(write_byte_level(tmp_path / "m.gguf", tokenizers.tokenizer("gpt2"), "gpt-2"))
-    assert loaded.chat_template == TEMPLATE
-    assert loaded.encode("a<|endoftext|>b") == [64, 50256, 65]
-    assert loaded.decode([64, 50256, 65], skip_special_tokens=True) == "ab"
+    assert loaded.templates == {"default": TEMPLATE}
+    assert loaded.backend.encode("a<|endoftext|>b").ids == [64, 50256, 65]
+    assert loaded.backend.decode([64, 50256, 65]) == "ab"
 
 
 def test_sentencepiece_begins_with_bos_unless_the_file_denies_it(tmp_path: Path) -> None:
     phi = tokenizers.tokenizer("phi-3-mini")
-    with_bos = load(write_sentencepiece(tmp_path / "a.gguf", phi)).encode("Hello")
-    without = load(write_sentencepiece(tmp_path / "b.gguf", phi, add_bos_token=False)).encode("Hello")
-    ending = load(write_sentencepiece(tmp_path / "c.gguf", phi, add_eos_token=True)).encode("Hello")
+    with_bos = load(write_sentencepiece(tmp_path / "a.gguf", phi)).backend.encode("Hello").ids
+    without = load(write_sentencepiece(tmp_path / "b.gguf", phi, add_bos_token=False)).backend.encode("Hello").ids
+    ending = load(write_sentencepiece(tmp_path / "c.gguf", phi, add_eos_token=True)).backend.encode("Hello").ids
     assert with_bos == [1, *without]
     assert ending == [*with_bos, 2]
-    bare = load(write_sentencepiece(tmp_path / "d.gguf", phi, add_space_prefix=False, add_bos_token=False))
-    assert bare.decode(bare.encode("Hello")) == "Hello"
-    assert bare.encode("Hello") != without
+    bare = load(write_sentencepiece(tmp_path / "d.gguf", phi, add_space_prefix=False, add_bos_token=False)).backend
+    assert bare.decode(bare.encode("Hello").ids) == "Hello"
+    assert bare.encode("Hello").ids != without
 
 
 def refusal(path: Path) -> str:

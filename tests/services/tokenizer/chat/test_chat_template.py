@@ -29,7 +29,7 @@ OWN = ("add_generation_prompt", "continue_final_message", "messages", "tools")
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = load_tokenizer(BUNDLED)
+    tokenizer = load_tokenizer(BUNDLED).to_transformers()
     for name, token in SPECIAL.items():
         setattr(tokenizer, name, token)
     return tokenizer

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from transformers import AddedToken, PreTrainedTokenizerFast
+from tokenizers import AddedToken
 
 from pagewire.services.tokenizer.chat.formats import Formats, reasoning_format, tool_format
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
@@ -37,8 +37,8 @@ LLAMA_PYTHONIC = "format of [func_name1(params_name1=params_value1, params_name2
 
 
 def find(settings: Settings, *special: str, **named: str) -> Formats:
-    tokenizer = load_tokenizer(BUNDLED)
-    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in special], special_tokens=True)
+    tokenizer = load_tokenizer(BUNDLED).backend
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in special])
     return Formats.find(settings, ChatTemplates(named, {}), tokenizer)
 
 
@@ -80,5 +80,5 @@ def test_tags_that_are_special_tokens_are_asked_for() -> None:
 
 
 def test_the_bundled_model_has_no_formats() -> None:
-    tokenizer: PreTrainedTokenizerFast = load_tokenizer(BUNDLED)
+    tokenizer = load_tokenizer(BUNDLED).backend
     assert Formats.find(Settings(), ChatTemplates({"default": "{{ messages }}"}, {}), tokenizer) == Formats()

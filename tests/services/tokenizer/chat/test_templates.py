@@ -2,8 +2,6 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.shared.errors import ConfigurationError
@@ -44,13 +42,6 @@ def test_several_files(tmp_path: Path) -> None:
 def test_the_file_comes_before_the_configuration(tmp_path: Path) -> None:
     change(model_folder(tmp_path, template="{{ file }}") / "tokenizer_config.json", chat_template="{{ config }}")
     assert found(tmp_path).named == {"default": "{{ file }}"}
-
-
-def test_a_template_from_elsewhere() -> None:
-    """As a GGUF file has it in its metadata."""
-    backend = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template="{{ gguf }}", eos_token="</s>")
-    assert find_chat_template(tokenizer) == ChatTemplates({"default": "{{ gguf }}"}, {"eos_token": "</s>"})
 
 
 def test_the_setting_comes_before_all(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ FOLDER = checkpoint("llama")
 
 @cache
 def compiler() -> GrammarCompiler:
-    return GrammarCompiler(lambda: load_tokenizer(FOLDER).backend_tokenizer, VOCABULARY, eos_ids(FOLDER))
+    return GrammarCompiler(lambda: load_tokenizer(FOLDER).backend, VOCABULARY, eos_ids(FOLDER))
 
 
 def picks(number: int) -> Sampling:
@@ -45,7 +45,7 @@ def run(device: Device) -> tuple[TwoSlots, list[str]]:
     client, opener = TwoSlots(PROMPTS, picks), GrammarOpener(compiler())
     client.run(device, opener)
     opener.close()
-    library = load_tokenizer(FOLDER).backend_tokenizer
+    library = load_tokenizer(FOLDER).backend
     return client, [library.decode(tokens) for tokens in client.texts]
 
 
