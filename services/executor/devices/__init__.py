@@ -75,7 +75,8 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
 
     native = is_native(config)
     emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and (kernels is None or not native)
-    loaded = load_model(folder, config, "float32" if emulated else settings.dtype)
+    random = settings.seed if settings.load_format == "dummy" else None
+    loaded = load_model(folder, config, "float32" if emulated else settings.dtype, random)
 
     model = loaded
     spec, dtype = model.spec, model.embedding.dtype

@@ -108,7 +108,9 @@ class SelfTest:
     def far_error(self, model: CausalLM) -> float:
         """Returns the same of a text at the last positions of the context, without what would come before it."""
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _sinks: object = None) -> torch.Tensor:
+        def attend(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _sinks: object = None
+        ) -> torch.Tensor:
             return dense_attention(model.spec.layers[layer], q, k, v)
 
         with torch.inference_mode():

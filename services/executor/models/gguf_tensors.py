@@ -108,12 +108,14 @@ class GgufTensors:
             raise ConfigurationError(f"cannot read {tensor.file}: {error.strerror}") from error
         return blocks
 
-    def read(self, targets: Mapping[str, Tensor]) -> None:
+    def read(self, targets: Mapping[str, Tensor], advance: Callable[[int], object] = int) -> None:
         """See `TensorSource.read`. Parts of tensors are dequantized in parallel on all cores."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            parts = [part for name, out in targets.items() for part in self._parts(name, out)]
-            for done in [threads.submit(part) for part in parts]:
-                done.result()
+            filling = [(out, list(self._parts(name, out))) for name, out in targets.items()]
+            for out, done in [(out, [threads.submit(part) for part in parts]) for out, parts in filling]:
+                for part in done:
+                    part.result()
+                advance(out.nbytes)
 
     def _parts(self, name: str, out: Tensor) -> Iterator[Callable[[], None]]:
         """Yields functions that each fill a part of `out`."""

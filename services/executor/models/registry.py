@@ -22,7 +22,7 @@ from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
 from pagewire.services.executor.models.qwen_moe import OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
 from pagewire.services.executor.models.smollm3 import SmolLM3Config
-from pagewire.services.executor.models.weights import load_weights
+from pagewire.services.executor.models.weights import load_weights, random_weights
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.reader import SUFFIX
 
@@ -89,8 +89,10 @@ def is_native(config: dict[str, Any]) -> bool:
     return any(name in FAMILIES for name in parse(Common, config).architectures)
 
 
-def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> CausalLM:
+def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting, random: int | None = None) -> CausalLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
+
+    With `random`, a seed, it gets random weights, and those of the folder are not read.
 
     Raises:
         ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
@@ -100,9 +102,13 @@ def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting) -> Cau
         # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
         from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 
-        return load_decoder(folder, config, weights_dtype(dtype, common))
+        return load_decoder(folder, config, weights_dtype(dtype, common), random)
     model = build_model(config)
-    load_weights(model, folder, weights_dtype(dtype, common))
+    if random is None:
+        load_weights(model, folder, weights_dtype(dtype, common))
+    else:
+        model.load_state_dict(random_weights(model, weights_dtype(dtype, common), random), assign=True)
+        model.requires_grad_(requires_grad=False)
     return model.eval()
 
 

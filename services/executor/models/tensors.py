@@ -1,7 +1,7 @@
 """Reads a model's tensors from the files of a checkpoint, in safetensors or GGUF format."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,8 +31,10 @@ class TensorSource(Protocol):
             ConfigurationError: the tensor has a dtype that is not supported.
         """
 
-    def read(self, targets: Mapping[str, Tensor]) -> None:
+    def read(self, targets: Mapping[str, Tensor], advance: Callable[[int], object] = int) -> None:
         """Fills each tensor of `targets`, which has as many numbers as the stored one and any floating dtype.
+
+        `advance` is called with the bytes of each part of a target that has been filled.
 
         Raises:
             ConfigurationError: a file cannot be read.
@@ -72,10 +74,11 @@ class SafetensorsFiles:
             )
         return tuple(view.get_shape())
 
-    def read(self, targets: Mapping[str, Tensor]) -> None:
+    def read(self, targets: Mapping[str, Tensor], advance: Callable[[int], object] = int) -> None:
         """See `TensorSource.read`."""
         for name, out in targets.items():
             out.copy_(self._stored[name].get_tensor(name).view(out.shape))
+            advance(out.nbytes)
 
 
 def _open(folder: Path, stack: ExitStack) -> list[Any]:

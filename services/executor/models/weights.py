@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from pagewire.services.executor.models.feed_forward import Experts
 from pagewire.services.executor.models.layers import PackedLinear, Stored
@@ -41,11 +42,27 @@ def load_weights(model: CausalLM, path: Path, dtype: torch.dtype) -> None:
         _refuse("has unexpected", unknown - ({HEAD} if tied else set()))
         _check(source, places)
         state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
-        source.read({name: place.stored.part(state[place.parameter]) for name, place in places.items()})
+        targets = {name: place.stored.part(state[place.parameter]) for name, place in places.items()}
+        total = sum(target.nbytes for target in targets.values())
+        with tqdm(desc="loading", total=total, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+            source.read(targets, bar.update)
         model.load_state_dict(state, assign=True)
         model.requires_grad_(requires_grad=False)
         if tied:
             _check_head(source, model.embedding)
+
+
+def random_weights(model: nn.Module, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Returns random parameters: matrices are normally distributed, vectors near 1, so that texts vary."""
+    random = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, parameter in model.named_parameters():
+        made = torch.empty(parameter.shape, dtype=dtype)
+        if parameter.dim() < 2:
+            state[name] = made.normal_(1.0, 0.02, generator=random)
+        else:
+            state[name] = made.normal_(0.0, parameter.shape[-1] ** -0.5, generator=random)
+    return state
 
 
 def places_of(model: CausalLM) -> Iterator[tuple[str, Place]]:

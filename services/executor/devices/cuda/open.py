@@ -55,7 +55,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     config = read_config(folder)
     length = max_model_len(settings, config)
     runtime = CudaRuntime()
-    plain = load_model(folder, config, settings.dtype)
+    plain = load_model(folder, config, settings.dtype, settings.seed if settings.load_format == "dummy" else None)
     spec, dtype = plain.spec, plain.embedding.dtype
     check_length(spec, length)
     if not is_native(config):

@@ -21,14 +21,17 @@ from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.transformers_backend.gate import check_config, check_modules, max_length
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.probe import probe
+from pagewire.services.executor.models.weights import random_weights
 from pagewire.shared.errors import ConfigurationError
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _log = structlog.get_logger()
 
 
-def load_decoder(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> TransformersLM:
+def load_decoder(folder: Path, config: dict[str, Any], dtype: torch.dtype, random: int | None = None) -> TransformersLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
+
+    With `random`, a seed, it gets random weights, and those of the folder are not read.
 
     Raises:
         ConfigurationError: the model cannot be served, or its weights do not match its configuration.
@@ -36,6 +39,10 @@ def load_decoder(folder: Path, config: dict[str, Any], dtype: torch.dtype) -> Tr
     parsed = parse_config(config)
     name = type(parsed).model_type
     spec = examine(parsed)
+    if random is not None:
+        model = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
+        model.load_state_dict(random_weights(model, dtype, random), strict=False)
+        return finish(model)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -86,7 +86,9 @@ class TransformersLM(CausalLM):
         """
         self.model.set_attn_implementation(EAGER)
         try:
-            logits: Tensor = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits[0]
+            logits: Tensor = self.model(
+                input_ids=token_ids[None], position_ids=positions[None], use_cache=False
+            ).logits[0]
         finally:
             self.model.set_attn_implementation(NAME)
         return logits.float()
