@@ -30,7 +30,10 @@ from pagewire.shared.gguf.reader import SUFFIX
 def _decoder(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any]], CausalLM]:
     def build(config: dict[str, Any]) -> CausalLM:
         described: Any = parse(kind, config)
-        return DecoderLM(described.spec())
+        try:
+            return DecoderLM(described.spec())
+        except ValueError as error:
+            raise ConfigurationError(f"config.json cannot be used: {error}") from error
 
     return build
 

@@ -83,6 +83,8 @@ def read_rope(
     Raises:
         ConfigurationError: the rope type is not supported, or a value has the wrong type.
     """
+    if not isinstance(parameters, dict | None):
+        raise ConfigurationError("config.json has rope parameters that are no object: fetch the model again")
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     given.setdefault("rope_type", given.get("type", "default"))
     given.setdefault("rope_theta", theta)
@@ -158,21 +160,23 @@ def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
         case "yarn":
             return _yarn(rope, plain, rotated), _yarn_scale(rope)
         case "longrope":
-            return _divided(rope.short_factor, plain), _longrope_scale(rope)
+            return _divided(rope, rope.short_factor, plain), _longrope_scale(rope)
         case "proportional":
             plain[int(rope.partial_rotary_factor * head_dim // 2) :] = 0.0
             return plain / rope.factor, 1.0
         case "given":
             return torch.tensor(rope.frequencies, dtype=torch.float32, device="cpu"), rope.attention_factor or 1.0
         case "factors":
-            return _divided(rope.factors, plain), 1.0
+            return _divided(rope, rope.factors, plain), 1.0
         case _:
             return plain, 1.0
 
 
-def _divided(factors: tuple[float, ...], plain: Tensor) -> Tensor:
+def _divided(rope: Rope, factors: tuple[float, ...], plain: Tensor) -> Tensor:
     if len(factors) != len(plain):
-        raise ConfigurationError(f"there are {len(factors)} rope factors for heads of {len(plain)} pairs")
+        raise ConfigurationError(
+            f"rope type {rope.rope_type} has {len(factors)} rope factors for heads of {len(plain)} pairs"
+        )
     return plain / torch.tensor(factors, dtype=torch.float32, device="cpu")
 
 
