@@ -105,10 +105,10 @@ class PackedLinear(nn.Module):
                 shape = (outputs, *parameter.shape[1:])
                 if kind == "weight" and self._storage is Storage.TRANSPOSED:
                     shape = (shape[1], shape[0])
-                yield Stored(f"{name}.{kind}", kind, shape, self._part(kind, first, outputs))
+                yield Stored(f"{name}.{kind}", kind, shape, self._view(kind, first, outputs))
                 first += outputs
 
-    def _part(self, kind: str, first: int, outputs: int) -> Callable[[Tensor], Tensor]:
+    def _view(self, kind: str, first: int, outputs: int) -> Callable[[Tensor], Tensor]:
         def part(parameter: Tensor) -> Tensor:
             rows = parameter.narrow(0, first, outputs)
             if self._storage is Storage.TRANSPOSED and kind == "weight":
