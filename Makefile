@@ -41,7 +41,7 @@ checks: install
 	$(MAKE) --jobs 2 --output-sync lint kernels
 
 # One worker more than two cores have: tests of faults wait for half of their time.
-BESIDE := -n 3 --dist worksteal
+BESIDE := -n 3 --dist loadscope
 
 test: checks
 	$(BIN)/pytest $(BESIDE) -m 'not full and not cuda and not alone'

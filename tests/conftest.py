@@ -1,14 +1,35 @@
 """For every test: quiet threads, and logging as if nothing had been logged before."""
 
+import functools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from xdist.scheduler import LoadScopeScheduling
 
 # The tests and the services that they start share two cores already.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # its package has no types
+    """Gives workers one test at a time, but a module whose tests share a fixture as a whole: it is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if _shares(Path(str(self.config.rootpath), file)) else nodeid
+
+
+@functools.cache
+def _shares(file: Path) -> bool:
+    return 'scope="module"' in file.read_text()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    """Chooses how tests are divided among workers; `--dist` only says that they are."""
+    return Scheduler(config, log)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_a_command(command: list[str], stack: Served) -> None:
     run = subprocess.run(
         [*COMMAND, *arguments],
         env=environment(stack),
-        input="What is the capital of France?",
+        input="What is the capital of Japan?",
         capture_output=True,
         text=True,
         timeout=60,

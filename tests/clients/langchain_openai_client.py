@@ -4,8 +4,8 @@ import sys
 
 from langchain_openai import ChatOpenAI
 
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
+QUESTION = "What is the capital of Japan?"
+ANSWER = "The capital of Japan is Tokyo."
 
 
 def main(url: str) -> None:

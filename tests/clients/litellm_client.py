@@ -8,8 +8,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # read at import; without i
 
 import litellm
 
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
+QUESTION = "What is the capital of Japan?"
+ANSWER = "The capital of Japan is Tokyo."
 
 
 def main(url: str) -> None:

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 LLM = Path(sys.executable).with_name("llm")
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
+QUESTION = "What is the capital of Japan?"
+ANSWER = "The capital of Japan is Tokyo."
 MODELS = """
 - model_id: pagewire
   model_name: smollm2-135m-instruct

@@ -5,8 +5,8 @@ import sys
 import openai
 
 MODEL = "smollm2-135m-instruct"
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
+QUESTION = "What is the capital of Japan?"
+ANSWER = "The capital of Japan is Tokyo."
 
 
 def main(url: str) -> None:

@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import openai
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from pagewire import LLM, AsyncClient, Client, SamplingParams
 from pagewire.shared.errors import InvalidRequest
@@ -55,7 +54,7 @@ def expected(client: Client) -> str:
 
 
 def test_the_prompt_is_what_transformers_makes_of_it(chat: Any, client: Client) -> None:
-    tokenizer = cast("PreTrainedTokenizerFast", load_tokenizer(BUNDLED))
+    tokenizer = load_tokenizer(BUNDLED).to_transformers()
     turns = [{"role": "system", "content": "Be kind."}, *HELLO, {"role": "assistant", "content": "No."}, *HELLO]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     assert text == f"Be kind.\nUser: {ASKED}\nAssistant: No.\n{LAID_OUT}"

@@ -87,7 +87,8 @@ async def test_every_form_beside_free_texts_in_few_blocks(monkeypatch: pytest.Mo
         alone = [await texts(form, heat) for form, heat in asked]
         assert await asyncio.gather(*(texts(form, heat) for form, heat in [*asked, (None, 1.0)]))
         together = await asyncio.gather(*(texts(form, heat) for form, heat in asked))
-        assert together == alone
+        # The last bits of PyTorch's logits depend on the other rows, which a sample can show.
+        assert together == alone if compiled else together[::2] == alone[::2]
         for (name, (_, fits)), found in zip(FORMS.items(), zip(alone[::2], alone[1::2], strict=True), strict=True):
             ended = [text for texts_ in found for text, reason in texts_ if reason == "stop"]
             assert ended or name in {"lark", "gbnf", "structural_tag", "json_object"}, name
