@@ -8,6 +8,7 @@ import triton.language as tl
 
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.linear_tiles import tiles
+from pagewire.kernels.part import FP8_SINCE, PARTS
 
 TILES = (128, 64, 32)
 """Inputs of one product: the first that divides a group."""
@@ -123,12 +124,12 @@ def reference(
 def configurations() -> list[Configuration]:
     """Returns variants that devices launch, for `pagewire.kernels.compile`: a product of Llama-3-8B in each format."""
     found = []
-    for name, rows, stored, arch, group in (
-        ("int8, 1 row", 1, "i8", 80, 4096),
-        ("int8, 512 rows", 512, "i8", 80, 4096),
-        ("fp8, 64 rows", 64, "fp8e4nv", 89, 4096),
-        ("fp8 blocks of 128, 1 row", 1, "fp8e4nv", 89, 128),
-        ("fp8 blocks of 128, 512 rows", 512, "fp8e4nv", 89, 128),
+    for name, rows, stored, group in (
+        ("int8, 1 row", 1, "i8", 4096),
+        ("int8, 512 rows", 512, "i8", 4096),
+        ("fp8, 64 rows", 64, "fp8e4nv", 4096),
+        ("fp8 blocks of 128, 1 row", 1, "fp8e4nv", 128),
+        ("fp8 blocks of 128, 512 rows", 512, "fp8e4nv", 128),
     ):
         block_m, block_n, warps, stages = tiles(rows, 1)
         tensors = {"out": "bf16", "x": stored, "x_scales": "fp32", "weights": stored, "scales": "fp32"}
@@ -143,6 +144,7 @@ def configurations() -> list[Configuration]:
             "TILE": tile_of(group),
         }
         options = {"num_warps": warps, "num_stages": stages}
+        parts = tuple(part for part in PARTS if stored == "i8" or part >= FP8_SINCE)
         kernel = eight_bit_linear_kernel
-        found.append(Configuration(name, kernel, tensors, constants, options, spills=False, minimum_arch=arch))
+        found.append(Configuration(name, kernel, tensors, constants, options, spills=False, parts=parts))
     return found

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.part import FP8_SINCE, PARTS
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Largest number of each dtype, to which the largest of a group is scaled."""
@@ -87,6 +88,6 @@ def configurations() -> list[Configuration]:
             "TILE": min(TILE, group),
         }
         tensors = {"out": stored, "scales": "fp32", "x": "bf16"}
-        arch = 80 if dtype == torch.int8 else 89
-        found.append(Configuration(name, round_rows_kernel, tensors, constants, minimum_arch=arch))
+        parts = tuple(part for part in PARTS if dtype == torch.int8 or part >= FP8_SINCE)
+        found.append(Configuration(name, round_rows_kernel, tensors, constants, parts=parts))
     return found

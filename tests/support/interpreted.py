@@ -14,6 +14,7 @@ from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import HostRuntime
+from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import load_model
@@ -29,7 +30,7 @@ def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:
     plain = load_model(folder, config, settings.dtype)
     spec, dtype = plain.spec, plain.embedding.dtype
     capacity = Capacity(
-        settings.num_kv_blocks, settings.block_size, settings.max_num_seqs, length, spec.vocab_size, MAX_CANDIDATES
+        settings.num_kv_blocks, settings.block_size, slots_of(settings), length, spec.vocab_size, MAX_CANDIDATES
     )
     pool = KVPool(spec, capacity, dtype, runtime, tokens)
     model = with_kernels(plain, length, runtime.device)

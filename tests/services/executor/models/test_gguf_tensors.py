@@ -19,7 +19,9 @@ from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import CONFIGS, checkpoint
 from tests.support.gguf_files import KINDS, from_checkpoint, random_blocks, random_model
 
-NAMED = [name for name in CONFIGS if not name.startswith("opt") and name not in {"qwen2-sliding", "llama-yarn-mscale"}]
+_FORMATS = ("llama", "mistral", "qwen2", "qwen3")
+_NOT = {"qwen2-sliding", "qwen2-moe", "qwen3-moe", "llama-yarn-mscale"}
+NAMED = [name for name in CONFIGS if name.startswith(_FORMATS) and name not in _NOT]
 """Checkpoints that a GGUF file can hold: it has no field for a sliding window of Qwen2, or for YaRN's `mscale`."""
 PLAIN = ("F32", "F16", "BF16")
 RANDOM = [*(("llama", kind) for kind in KINDS), ("qwen2", "Q4_K"), ("qwen3", "Q8_0")]

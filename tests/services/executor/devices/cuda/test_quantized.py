@@ -38,9 +38,10 @@ def logits(device: CpuDevice | CudaDevice) -> Tensor:
     """[2, V] behind a prompt, and behind a decode."""
     plain, seen = device._model.logits, []
 
-    def kept(hidden: Tensor) -> Tensor:
-        seen.append(plain(hidden)[:1].clone().cpu())
-        return plain(hidden)
+    def kept(hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        found = plain(hidden, out)
+        seen.append(found[:1].clone().cpu())
+        return found
 
     device._model.logits = kept  # type: ignore[method-assign]
     device.add(1, [9, 4], GREEDY)
