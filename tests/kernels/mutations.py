@@ -38,8 +38,8 @@ MAIN = (
     Mutation(
         "causal mask by one",
         "attend.py",
-        "visible = distance >= 0",
-        "visible = distance >= 1",
+        "seen = distance >= 0",
+        "seen = distance >= 1",
         "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
     ),
     Mutation(
@@ -76,8 +76,8 @@ MORE = (
     Mutation(
         "causal mask lets the next position in",
         "attend.py",
-        "visible = distance >= 0",
-        "visible = distance >= -1",
+        "seen = distance >= 0",
+        "seen = distance >= -1",
         "test_paged_attention.py::test_mixed_batch_of_prompts_decodes_and_verify_tokens",
     ),
     Mutation(
