@@ -1,7 +1,7 @@
-"""Measures a decode step of the CPU device, with compiled kernels and in plain PyTorch, and where its time goes.
+"""Measures a decode step of the CPU device, with compiled kernels and by another path, and where its time goes.
 
-The models have random weights, in bf16 where the path can read them. Both paths take turns, so that a noisy machine is
-noisy for both.
+The other path is plain PyTorch, or the same model as it is served when `transformers` has built it. The models have
+random weights, in bf16 where the path can read them. Both paths take turns, so that a noisy machine is noisy for both.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pagewire.services.executor  # noqa: F401  # isort: skip  (before torch: i
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pagewire.bench._output import add_output, write
 from pagewire.kernels.cpu import build
@@ -26,10 +28,14 @@ from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.self_test import OpenBackend, prove
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.registry import build_model
+from pagewire.services.executor.models.transformers_backend.loading import finish
+from pagewire.services.executor.models.transformers_backend.model import TransformersLM
+from pagewire.services.executor.models.weights import places_of
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.sampling import record
 
@@ -136,15 +142,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="shapes")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128], help="sequences that decode")
     parser.add_argument("--contexts", type=int, nargs="+", default=[200, 1024], help="tokens of each sequence")
+    parser.add_argument("--against", default="plain", choices=["plain", "transformers"], help="the other path")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
     parser.add_argument("--top-p", type=float, default=1.0, help="1: off")
     parser.add_argument("--seconds", type=float, default=2.0, help="for which the steps of a line are repeated")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32"], help="of the weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a step")
     add_output(parser)
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     print(
-        f"{'model':>5} {'rows':>4} {'context':>7} {'path':>8} {'ms':>8} {'ratio':>6} {'cpu ms':>8}"
+        f"{'model':>5} {'rows':>4} {'context':>7} {'path':>12} {'ms':>8} {'ratio':>6} {'cpu ms':>8}"
         + "".join(f" {part:>9}" for part in (*PARTS, "other"))
     )
     cases = []
@@ -164,14 +172,14 @@ def line(case: Case, ratio: float) -> str:
     shares = "".join(f" {case.shares[part]:>9.0%}" for part in (*PARTS, "other"))
     cpu = statistics.median(case.cpu_ms)
     return (
-        f"{case.model:>5} {case.rows:>4} {case.context:>7} {case.path:>8} {case.ms:>8.2f} {ratio:>6.2f} {cpu:>8.2f}"
+        f"{case.model:>5} {case.rows:>4} {case.context:>7} {case.path:>12} {case.ms:>8.2f} {ratio:>6.2f} {cpu:>8.2f}"
         + shares
     )
 
 
 def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> list[Case]:
     """Measures both paths in turn."""
-    cases = [Case(path, name, rows, context) for path in ("compiled", "plain")]
+    cases = [Case(path, name, rows, context) for path in ("compiled", given.against)]
     devices = [_device(case, given) for case in cases]
     batch = _decodes(rows, context)
     for device, timed in devices:
@@ -194,17 +202,23 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
 def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     """Returns a device with `rows` sequences of `context` tokens, in blocks of their own."""
     bf16 = bf16_support(Path("/proc/cpuinfo"))
-    dtype = torch.bfloat16 if bf16 != Bf16.NONE or case.path == "compiled" else torch.float32
+    dtype = torch.bfloat16 if bf16 != Bf16.NONE or case.path != "plain" else torch.float32
     model = _random_model(case.model, dtype)
+    if given.dtype == "float32":
+        model = model.float()
+        dtype = torch.float32
     blocks = -(-(case.context + 1) // BLOCK_SIZE)
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
     backend: Backend
-    if case.path == "compiled":
+    if case.path == "plain":
+        backend = PyTorchBackend(model.spec, capacity, dtype)
+    else:
         kernels = CpuKernels(build.load(), given.threads)
         backend = CompiledBackend(kernels, model.spec, capacity, dtype)
-        model = CompiledLM(model, kernels, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
-    else:
-        backend = PyTorchBackend(model.spec, capacity, dtype)
+        if case.path == "transformers":
+            model = _by_transformers(case.model, model, partial(CompiledBackend, kernels))
+        if not isinstance(model, TransformersLM):
+            model = CompiledLM(model, kernels, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
     for pool in backend.layers:
         for tensor in pool:
             tensor.fill_(0.1)  # untouched memory would be read from one page of zeros
@@ -228,15 +242,31 @@ def _decodes(rows: int, context: int) -> StepBatch:
     )
 
 
-def _random_model(name: str, dtype: torch.dtype) -> CausalLM:
-    config: dict[str, Any] = {
+def _config(name: str) -> dict[str, Any]:
+    return {
         **SHAPES[name],
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     }
-    model = build_model(config)
+
+
+def _by_transformers(name: str, native: CausalLM, backend: OpenBackend) -> CausalLM:
+    """Returns the model that is served when `transformers` has built it, with the weights of `native`."""
+    theirs = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **_config(name)), dtype=native.embedding.dtype
+    )
+    places = dict(places_of(native))
+    weights = dict(native.named_parameters())
+    with torch.no_grad():
+        for key, parameter in theirs.named_parameters():
+            parameter.copy_(places[key].stored.part(weights[places[key].parameter]))
+    return prove(finish(theirs), backend, BLOCK_SIZE, 8192)
+
+
+def _random_model(name: str, dtype: torch.dtype) -> CausalLM:
+    model = build_model(_config(name))
     random = torch.Generator().manual_seed(0)
     state = {
         key: torch.empty(value.shape).normal_(0, 0.02, generator=random).to(dtype)

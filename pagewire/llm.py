@@ -211,11 +211,11 @@ class LLM:
 
     def get_tokenizer(self) -> "PreTrainedTokenizerFast":
         """Returns the model's tokenizer, as an object of `transformers`."""
-        return load_tokenizer(model_folder.resolve(self._stack.settings.model)).to_transformers()
+        return load_tokenizer(model_folder.tokenizer_folder(self._stack.settings)).to_transformers()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the parameters that a request has if it names none: those of the model's generation_config."""
-        path = model_folder.resolve(self._stack.settings.model)
+        path = model_folder.folder_of(self._stack.settings)
         if self._settings.generation_config != "auto":
             return SamplingParams()
         vocab_size = model_folder.read_config(path).get("vocab_size", 0)

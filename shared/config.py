@@ -38,6 +38,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Port of the HTTP server; 0: any free port."""
     device: str = "cpu"
     """cpu, cuda, or sim:<gpu> (a100-80, h100, h200, l40s, zero), which simulates step times without computing."""
+    revision: str = ""
+    """Branch, tag or commit of a model that a hub id names; by default the newest."""
+    tokenizer: str = ""
+    """Folder, .gguf file, hub id or short name of a model whose tokenizer and chat template are used instead."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """dummy: random weights instead of those in the files, of which only config.json and the tokenizer are read."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of weights and KV cache; auto: the model's own, but float32 on a CPU that has neither bf16 products nor
     compiled kernels. A CPU with bf16 products rounds their operands to bf16 and computes all else in float32.

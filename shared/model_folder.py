@@ -19,23 +19,41 @@ BUNDLED = Path(__file__).parent.parent / "bundled"
 """Folder of the small model that is part of the package."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+_WEIGHTS = "*.safetensors"
+_WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.model"]
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
-def resolve(model: str, stop: threading.Event | None = None) -> Path:
+def folder_of(settings: Settings, stop: threading.Event | None = None) -> Path:
+    """Returns the folder or GGUF file of the model; see `resolve`."""
+    return resolve(settings.model, settings.revision, weights=settings.load_format != "dummy", stop=stop)
+
+
+def tokenizer_folder(settings: Settings, stop: threading.Event | None = None) -> Path:
+    """Returns the folder or GGUF file of the tokenizer, which is the model's unless it is set; see `resolve`."""
+    return resolve(settings.tokenizer, weights=False, stop=stop) if settings.tokenizer else folder_of(settings, stop)
+
+
+def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threading.Event | None = None) -> Path:
     """Returns the folder or GGUF file of `model`: a path, a short name, a hub id, or "" for the default model.
 
     A model that is not in the cache is downloaded.
 
     Args:
         model: see above. A folder of that name takes precedence.
+        revision: branch, tag or commit of a hub id; "": the newest.
+        weights: whether a download includes the weights.
         stop: stops the download of a named model when it is set.
 
     Raises:
-        ConfigurationError: there is no such folder, file or model, or the model cannot be fetched.
+        ConfigurationError: there is no such folder, file or model, or the model cannot be fetched; or there is a
+            revision without a hub id.
     """
     model = model or DEFAULT.name
+    if revision and (
+        Path(model).expanduser().exists() or model in NAMED_MODELS or model == BUNDLED_NAME or model.endswith(SUFFIX)
+    ):
+        raise ConfigurationError(f"only a hub id has revisions, and {model} is none: leave revision out")
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -49,7 +67,7 @@ def resolve(model: str, stop: threading.Event | None = None) -> Path:
         return fetch(NAMED_MODELS[model], stop)
     if not _HUB_ID.fullmatch(model):
         raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
-    return _download(model)
+    return _download(model, revision, weights=weights)
 
 
 def served_names(settings: Settings) -> list[str]:
@@ -185,12 +203,13 @@ def _read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _download(model: str) -> Path:
+def _download(model: str, revision: str, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # base class of its connection errors
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_WANTED))
+        wanted = [pattern for pattern in _WANTED if weights or pattern != _WEIGHTS]
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=wanted))
     except (OSError, ValueError, HTTPError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(

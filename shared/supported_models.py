@@ -103,6 +103,28 @@ run, and longrope is exact up to the length that the model was first trained for
 chunks give back the KV blocks that they have left behind, where all layers have keys and values of one shape
 ([architecture](architecture.md#blocks-of-layers-with-windows)).
 
+A model that transformers has built is then looked at: what its norms, activations and rotations compute, by trying
+them on numbers. If its layers are those of `services/executor/models/decoder.py`, and that decoder with the same
+weights passes the same comparison, also at the last positions of the context, the model runs on Pagewire's own layers
+too, at their speed. `self_test` in the log says `own_layers=True` then. `pagewire bench cpu_step --against
+transformers` compares the two ways. Weights are shared meanwhile, not copied.
+
+`--load-format dummy` serves a `config.json` with random weights. `--tokenizer` takes the tokenizer of another folder.
+
+## A native family
+
+Its file turns config.json into a `DecoderSpec` (`spec.py`): sizes, what is normalised and how, rotations and windows
+per layer, experts, and how the checkpoint stores and names the matrices. From that come the layers in PyTorch, the
+fused C++ decoder on a CPU and the Triton kernels on a GPU.
+
+1. Compare the family's file in transformers with the fields of `DecoderSpec`. Most differ from `llama.py`, `sliding.py`
+   or `mistral.py` in a few values: derive from these, as `olmo.py` does. If a field is missing, the family needs code
+   in `decoder.py`, `kernels/cpu/decoder.cpp` and `devices/cuda/model.py`; consider leaving it to transformers.
+2. Give config.json's fields the defaults of transformers: published files leave them out.
+3. Add its architecture to `FAMILIES` in `registry.py`, and a tiny checkpoint with unusual values to
+   `tests/support/checkpoints.py`: `pytest tests/services/executor/models/test_families.py` compares logits and tokens.
+4. `python -m tests.families MODEL_TYPE` serves it by the whole pipeline and writes its row of this page.
+
 In the sweep each family is a tiny model with random float32 weights. 8 prompts of mixed lengths, two of which share a
 beginning, are served at once by the whole pipeline with steps of 16 tokens and a KV pool that is too small for them, so
 that prompts are chunked and sequences preempted. All 40 greedy tokens of each must be those of `generate`.

@@ -31,18 +31,18 @@ _PARALLEL = "one device runs a model: use --data-parallel-size for several repli
 _TUNED = "Pagewire chooses this itself: leave it out"
 REPLACEMENTS = [
     (
-        r"tokenizer.*|skip-tokenizer-init|renderer-.*",
-        "the tokenizer comes from the model's folder: put its files there",
+        r"tokenizer-.*|skip-tokenizer-init|renderer-.*",
+        "the tokenizer is that of --tokenizer, by default the model's: put its files there",
     ),
-    (r"trust-.*", "code and templates of others are never run: leave it out"),
+    (r"trust-.*", "a checkpoint's own code could do anything on this machine, so it is never run: leave it out"),
     (r"(.*-)?quantization.*", "the weights' own format decides: give a checkpoint in the wanted format"),
     (r"lora-.*|.*-loras?|.*-lora-.*", "adapters are not supported: merge them into the weights"),
     (r".*speculative.*|spec-.*|.*-spec-.*", "speculative decoding is not supported: leave it out"),
-    (r"(code-|hf-|.*)?revision", "download that revision and give its folder"),
+    (r".+-revision", "download that revision and give its folder"),
     (r"hf-token", "set the variable HF_TOKEN"),
     (r"hf-.*|config-format|model-class-overrides|override-generation-config", "edit the files in the model's folder"),
     (r"download-dir", "set the variable HF_HOME"),
-    (r"load-format|safetensors-.*|model-loader-.*|ignore-patterns|pt-load-.*", "weights are safetensors or GGUF"),
+    (r"safetensors-.*|model-loader-.*|ignore-patterns|pt-load-.*", "weights are safetensors or GGUF"),
     (r"model-impl|runner|convert|pooler-.*|io-processor-.*", "generating models are the only ones: leave it out"),
     (r"pipeline-parallel-.*|(nnodes|node-rank|master-.*|headless)", _PARALLEL),
     (r"(decode-context|prefill-context|dcp|cp|data-parallel|dp|distributed|cpu-distributed)-.*", _PARALLEL),

@@ -2,29 +2,30 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 
 #include "kernels.hpp"
 #include "vector.hpp"
 
-// Weights side by side, which multiply the same inputs.
-struct Matrix {
-    const Weights* parts;
-    int64_t count, inputs, outputs;
-};
-
 struct Layer {
-    const float *input_norm, *post_attention_norm, *q_norm, *k_norm;  // the last two may be null
-    Matrix qkv, o, gate_up, down;
-    int64_t window;  // see `Shape`
+    Norm attention_in, attention_out, mlp_in, mlp_out, q_norm, k_norm;  // all but one or two may be without weights
+    Matrix qkv, o, up, down;
+    const Experts* experts;  // in place of `up` and `down`, or null
+    const float* table;      // cosines and sines by position; null: heads are not rotated
+    int64_t rotated;         // numbers of a head that are rotated
+    int64_t window;          // see `Shape`
+    double scale, soft_cap;
 };
 
 struct Decoder {
     const Layer* layers;
     int64_t count, width, heads, kv_heads, dim, block_size;
-    const Weights* embedding;   // [vocabulary, width]
-    const float *norm, *table;  // norm after the last layer; cosines and sines by position
-    double eps;
+    const Weights* embedding;  // [vocabulary, width]
+    const Weights* places;     // [positions, width] is added to the embeddings, or null
+    Norm norm;                 // follows the last layer
+    double eps, embedding_scale;
+    int64_t parallel;  // whether attention and feed-forward layer read the same hidden states
+    int64_t together;  // whether q_norm and k_norm are of all heads as one
+    int64_t gated, activation;
     int64_t dtype, threads;  // `dtype` applies to the KV
 };
 
@@ -44,7 +45,7 @@ public:
         : model(model), batch(batch), positions(positions), tokens(tokens), seconds(seconds) {
         int64_t wide = 0, narrow = 0;
         for (int64_t i = 0; i < model.count; i++) {
-            wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].gate_up.outputs});
+            wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].up.outputs});
             narrow = std::max({narrow, model.layers[i].o.inputs, model.layers[i].down.inputs});
         }
         projected = allocate(tokens * wide);
@@ -53,25 +54,65 @@ public:
         delta = allocate(tokens * model.width);
         x = allocate(tokens * model.width);
         embed(model.embedding, ids, x.get(), tokens, model.threads);
+        if (model.embedding_scale != 1.0)
+            for (int64_t i = 0; i < tokens * model.width; i++) x[i] *= (float)model.embedding_scale;
+        if (model.places) {
+            embed(model.places, positions, normed.get(), tokens, model.threads);
+            add(x.get(), normed.get(), tokens, model.width, model.threads);
+        }
     }
 
+    // `delta` is what the previous layer adds to the hidden states x, and then what this one adds.
     void layer(const Layer& layer, const Pool& pool, bool first) {
-        norm(first ? nullptr : delta.get(), layer.input_norm, normed.get());
-        linear(normed.get(), layer.qkv, projected.get());
+        linear(enter(first ? nullptr : delta.get(), layer.attention_in), layer.qkv, projected.get());
         attention(layer, pool);
         linear(inner.get(), layer.o, delta.get());
-        norm(delta.get(), layer.post_attention_norm, normed.get());
-        linear(normed.get(), layer.gate_up, projected.get());
-        silu_mul(projected.get(), inner.get(), tokens, layer.down.inputs, model.threads);
-        linear(inner.get(), layer.down, delta.get());
+        leave(layer.attention_out);
+        const float* in;
+        if (model.parallel) {
+            in = enter(nullptr, layer.mlp_in);
+            add(x.get(), delta.get(), tokens, model.width, model.threads);
+        } else {
+            in = enter(delta.get(), layer.mlp_in);
+        }
+        feed_forward(layer, in);
+        leave(layer.mlp_out);
     }
 
     void finish(float* out) { norm(delta.get(), model.norm, out); }
 
 private:
-    // Adds `delta`, unless it is null, to the hidden states and normalises the sum.
-    void norm(const float* delta, const float* weight, float* out) {
-        rms_norm(x.get(), model.width, delta, weight, model.eps, out, model.width, tokens, 1, model.width, model.threads);
+    // Adds `delta`, unless it is null, to x. Returns x, normalised if there is a norm.
+    const float* enter(const float* delta, Norm in) {
+        if (in.weight) {
+            norm(delta, in, normed.get());
+            return normed.get();
+        }
+        if (delta) add(x.get(), delta, tokens, model.width, model.threads);
+        return x.get();
+    }
+
+    // Normalises what a layer adds.
+    void leave(Norm out) {
+        if (!out.weight) return;
+        normalize(delta.get(), model.width, nullptr, out, model.eps, delta.get(), model.width, tokens, 1, model.width,
+                  model.threads);
+    }
+
+    void norm(const float* delta, Norm norm, float* out) {
+        normalize(x.get(), model.width, delta, norm, model.eps, out, model.width, tokens, 1, model.width, model.threads);
+    }
+
+    void feed_forward(const Layer& layer, const float* in) {
+        if (layer.experts) {
+            double began = now();
+            mix_experts(layer.experts, in, delta.get(), tokens, model.threads);
+            seconds[0] += now() - began;
+            return;
+        }
+        linear(in, layer.up, projected.get());
+        activate(projected.get(), inner.get(), model.activation, model.gated, tokens, layer.down.inputs, model.threads);
+        linear(inner.get(), layer.down, delta.get());
     }
 
     void linear(const float* in, const Matrix& matrix, float* out) {
@@ -83,13 +124,17 @@ private:
     void attention(const Layer& layer, const Pool& pool) {
         int64_t heads = model.heads, kv_heads = model.kv_heads, dim = model.dim, stride = (heads + 2 * kv_heads) * dim;
         float *q = projected.get(), *k = q + heads * dim, *v = k + kv_heads * dim;
-        if (layer.q_norm) {
-            rms_norm(q, stride, nullptr, layer.q_norm, model.eps, q, stride, tokens, heads, dim, model.threads);
-            rms_norm(k, stride, nullptr, layer.k_norm, model.eps, k, stride, tokens, kv_heads, dim, model.threads);
+        if (layer.q_norm.weight) {
+            int64_t parts = model.together ? 1 : heads, kv_parts = model.together ? 1 : kv_heads;
+            normalize(q, stride, nullptr, layer.q_norm, model.eps, q, stride, tokens, parts, heads * dim / parts,
+                      model.threads);
+            normalize(k, stride, nullptr, layer.k_norm, model.eps, k, stride, tokens, kv_parts, kv_heads * dim / kv_parts,
+                      model.threads);
         }
-        double scale = 1.0 / std::sqrt((double)dim);
-        rotate(q, stride, model.table, positions, tokens, heads + kv_heads, dim, model.threads);
-        Shape shape = {heads, kv_heads, dim, dim, model.block_size, layer.window, 0, model.dtype, model.threads, scale, 0};
+        if (layer.table)
+            rotate(q, stride, layer.table, positions, tokens, heads + kv_heads, dim, layer.rotated, model.threads);
+        Shape shape = {heads,         kv_heads,    dim,          dim,         model.block_size, layer.window, 0,
+                       model.dtype, model.threads, layer.scale, layer.soft_cap};
         Inputs inputs = {q, k, v, stride, stride, stride, nullptr, inner.get()};
         double began = now();
         attend(&batch, &shape, &inputs, pool.keys, pool.values);

@@ -2,44 +2,71 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, addressof, byref, c_double, c_int64, c_void_p
-from dataclasses import dataclass
+from ctypes import POINTER, addressof, byref, c_double, c_int64, c_void_p, pointer
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
+from pagewire.kernels.activation import Activation
+from pagewire.kernels.attention_layer import Attention
+from pagewire.kernels.cpu.experts import CompiledExperts, Experts
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels
-from pagewire.kernels.cpu.packed import DTYPES, Packed
+from pagewire.kernels.cpu.kernels import Norm as _Norm
+from pagewire.kernels.cpu.packed import DTYPES, Matrix, Packed
 
 Pool = tuple[Tensor, Tensor]
 """Keys and values of a layer: see `CpuKernels.attend`."""
 
 
+Norm = tuple[Tensor, Tensor | None]
+"""Weights and bias of a norm, float32; without a bias it is RMSNorm, else LayerNorm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer; norms are float32."""
+    """The weights of one layer. A norm that is None does not take place."""
 
-    input_norm: Tensor
-    post_attention_norm: Tensor
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    attention: Attention
+    attention_in: Norm | None
+    attention_out: Norm | None
+    mlp_in: Norm | None
+    mlp_out: Norm | None
+    q_norm: Norm | None
+    k_norm: Norm | None
     qkv: Packed
     o: Packed
-    gate_up: Packed
-    down: Packed
-    window: int
-    """Number of positions that a query sees, its own included; 0: all."""
+    mlp: tuple[Packed, Packed] | CompiledExperts
+    """The two products of a dense feed-forward layer, or a mixture of experts."""
+    table: Tensor | None
+    """Table of `CpuKernels.rotate`; None: heads are not rotated."""
 
 
-class _Matrix(ctypes.Structure):
-    _fields_ = (("parts", c_void_p), ("count", c_int64), ("inputs", c_int64), ("outputs", c_int64))
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What all layers have in common."""
+
+    eps: float
+    """Added to the variance by all norms."""
+    activation: Activation
+    gated: bool
+    """Whether the activation is that of gates."""
+    parallel: bool
+    """Whether attention and feed-forward layer read the same hidden states."""
+    together: bool
+    """Whether `q_norm` and `k_norm` are of all heads as one vector."""
+    embedding_scale: float
+    """Factor of the embeddings."""
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("input_norm", "post_attention_norm", "q_norm", "k_norm")),
-        *((name, _Matrix) for name in ("qkv", "o", "gate_up", "down")),
-        ("window", c_int64),
+        *((name, _Norm) for name in ("attention_in", "attention_out", "mlp_in", "mlp_out", "q_norm", "k_norm")),
+        *((name, Matrix) for name in ("qkv", "o", "up", "down")),
+        ("experts", POINTER(Experts)),
+        ("table", c_void_p),
+        *((name, c_int64) for name in ("rotated", "window")),
+        *((name, c_double) for name in ("scale", "soft_cap")),
     )
 
 
@@ -47,9 +74,10 @@ class _Decoder(ctypes.Structure):
     _fields_ = (
         ("layers", POINTER(_Layer)),
         *((name, c_int64) for name in ("count", "width", "heads", "kv_heads", "dim", "block_size")),
-        *((name, c_void_p) for name in ("embedding", "norm", "table")),
-        ("eps", c_double),
-        *((name, c_int64) for name in ("dtype", "threads")),
+        *((name, c_void_p) for name in ("embedding", "places")),
+        ("norm", _Norm),
+        *((name, c_double) for name in ("eps", "embedding_scale")),
+        *((name, c_int64) for name in ("parallel", "together", "gated", "activation", "dtype", "threads")),
     )
 
 
@@ -68,29 +96,33 @@ class CompiledDecoder:
         self,
         kernels: CpuKernels,
         embedding: Packed,
+        places: Packed | None,
         layers: Sequence[Layer],
-        norm: Tensor,
-        table: Tensor,
-        eps: float,
-        heads: int,
+        norm: Norm,
+        form: Form,
     ) -> None:
-        """`norm` [D] follows the last layer, `table` is as for `CpuKernels.rotate`, `heads` counts query heads."""
+        """`embedding` [V, D] and `places` [positions, D] are tables; see `CpuKernels.embed`.
+
+        `places`, if there are any, are added to the embeddings; `norm` [D] follows the last layer.
+        """
         self.seconds = (c_double * 2)()
         self._kernels = kernels
-        self._tensors = (embedding, list(layers), norm, table)  # keeps alive what the structs point to
+        self._tensors = (embedding, places, list(layers), norm)  # keeps alive what the structs point to
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        self._width = embedding.inputs
+        heads = layers[0].attention
         self._fixed = {
             "layers": self._layers,
             "count": len(layers),
-            "width": len(norm),
+            "width": self._width,
+            "heads": heads.heads,
+            "kv_heads": heads.kv_heads,
+            "dim": heads.head_size,
             "embedding": addressof(embedding.parts),
-            "heads": heads,
-            "dim": layers[0].o.inputs // heads,
-            "norm": norm.data_ptr(),
-            "table": table.data_ptr(),
-            "eps": eps,
+            "places": None if places is None else addressof(places.parts),
+            "norm": _norm(norm),
+            **asdict(form),
         }
-        self._width = len(norm)
         self._pools: Sequence[Pool] = ()
         self._decode = kernels.function(
             "decode", [c_void_p, c_void_p, POINTER(Batch), c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
@@ -116,20 +148,33 @@ class CompiledDecoder:
 
     def _bind(self, pools: Sequence[Pool]) -> None:
         keys, _ = pools[0]
-        _, kv_heads, _, block_size, _ = keys.shape
-        self._model = _Decoder(**self._fixed, kv_heads=kv_heads, block_size=block_size, dtype=DTYPES[keys.dtype])
+        self._model = _Decoder(**self._fixed, block_size=keys.shape[3], dtype=DTYPES[keys.dtype])
         self._addresses = (_Pool * len(pools))(*(_Pool(keys.data_ptr(), values.data_ptr()) for keys, values in pools))
         self._pools = pools
 
 
 def _layer(layer: Layer) -> _Layer:
-    norms = (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
-    weights = (layer.qkv, layer.o, layer.gate_up, layer.down)
-    return _Layer(*map(_pointer, norms), *map(_matrix, weights), layer.window)
+    norms = layer.attention_in, layer.attention_out, layer.mlp_in, layer.mlp_out, layer.q_norm, layer.k_norm
+    if isinstance(layer.mlp, CompiledExperts):
+        dense, experts = (Matrix(), Matrix()), pointer(layer.mlp.pointers)
+    else:
+        dense, experts = (layer.mlp[0].matrix, layer.mlp[1].matrix), None
+    return _Layer(
+        *map(_norm, norms),
+        layer.qkv.matrix,
+        layer.o.matrix,
+        *dense,
+        experts,
+        _pointer(layer.table),
+        0 if layer.table is None else layer.table.shape[1],
+        layer.attention.window,
+        layer.attention.scale,
+        layer.attention.soft_cap,
+    )
 
 
-def _matrix(packed: Packed) -> _Matrix:
-    return _Matrix(addressof(packed.parts), len(packed.parts), packed.inputs, packed.outputs)
+def _norm(norm: Norm | None) -> _Norm:
+    return _Norm() if norm is None else _Norm(*map(_pointer, norm))
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

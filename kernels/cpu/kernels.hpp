@@ -7,6 +7,8 @@
 
 enum Kind { F32, BF16, F16, INT4, INT5, INT6, INT8 };  // what weights are; the first three also of tables and KV
 
+enum Activation { SILU, GELU, GELU_TANH, RELU };  // as in `pagewire.kernels.activation`
+
 constexpr int64_t NOT_FINITE = -2;  // in place of a token, as in `pagewire.shared.sampling`
 
 using Buffer = std::unique_ptr<float[]>;  // uninitialised, unlike a vector
@@ -24,6 +26,12 @@ struct Weights {
     int64_t group;                  // inputs that share a scale
     const void *scales, *minima;    // [panels, groups, PANEL]; minima may be null
     int64_t scales_dtype, minima_dtype;
+};
+
+// Weights side by side, which multiply the same inputs.
+struct Matrix {
+    const Weights* parts;
+    int64_t count, inputs, outputs;
 };
 
 struct Batch {
@@ -50,17 +58,35 @@ struct Inputs {
     float* out;                            // [tokens, heads, value_dim], contiguous
 };
 
+struct Norm {
+    const float* weight;  // null: there is no norm
+    const float* bias;    // null: RMSNorm, else LayerNorm
+};
+
+// A mixture of experts. All products are without bias.
+struct Experts {
+    const Matrix *up, *down;  // [count]; `up` has gates and values
+    int64_t count, chosen;    // experts, and experts per token
+    int64_t normalized;       // whether the weights of a token's experts are divided by their sum
+    int64_t activation;
+    Matrix router, shared_up, shared_down, shared_gate;  // the last three are of the expert of all tokens, or null
+};
+
 extern "C" {
 
 // Writes the rows `ids` of a table [outputs, inputs]. Floats are contiguous, integers as for a matrix product.
 void embed(const Weights* table, const int64_t* ids, float* out, int64_t rows, int threads);
 
 // See layers.cpp.
-void rms_norm(float* x, int64_t stride, const float* delta, const float* weight, float eps, float* out,
-              int64_t out_stride, int64_t rows, int64_t count, int64_t width, int threads);
+void normalize(float* x, int64_t stride, const float* delta, Norm norm, float eps, float* out, int64_t out_stride,
+               int64_t rows, int64_t count, int64_t width, int threads);
+void add(float* x, const float* delta, int64_t rows, int64_t width, int threads);
 void rotate(float* x, int64_t stride, const float* table, const int64_t* positions, int64_t rows, int64_t heads,
-            int64_t dim, int threads);
-void silu_mul(const float* x, float* out, int64_t rows, int64_t width, int threads);
+            int64_t dim, int64_t rotated, int threads);
+void activate(const float* x, float* out, int activation, int gated, int64_t rows, int64_t width, int threads);
+
+// See experts.cpp.
+void mix_experts(const Experts* experts, const float* x, float* out, int64_t tokens, int threads);
 
 // x [rows, inputs] -> out, rows of which are `stride` apart: the outputs of one part after the other.
 void linear(const float* x, const Weights* parts, int64_t count, float* out, int64_t rows, int64_t stride, int threads);

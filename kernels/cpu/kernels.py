@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.packed import DTYPES, Packed, pack_floats, pack_integers
 
@@ -51,6 +52,12 @@ class Inputs(ctypes.Structure):
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, c_void_p) for name in ("sinks", "out")),
     )
+
+
+class Norm(ctypes.Structure):
+    """The weights of a norm; without a bias it is RMSNorm, else LayerNorm."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
 
 class LogitEdits(ctypes.Structure):
@@ -94,11 +101,11 @@ class CpuKernels:
         self._lanes = int(library.lanes())
         self.paired = int(library.paired())
         self._embed = self.function("embed", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
-        self._rms_norm = self.function(
-            "rms_norm", [c_void_p, c_int64, *[c_void_p] * 2, c_float, c_void_p, *[c_int64] * 4, c_int]
+        self._normalize = self.function(
+            "normalize", [c_void_p, c_int64, c_void_p, Norm, c_float, c_void_p, *[c_int64] * 4, c_int]
         )
-        self._rotate = self.function("rotate", [c_void_p, c_int64, c_void_p, c_void_p, *[c_int64] * 3, c_int])
-        self._silu_mul = self.function("silu_mul", [c_void_p, c_void_p, c_int64, c_int64, c_int])
+        self._rotate = self.function("rotate", [c_void_p, c_int64, c_void_p, c_void_p, *[c_int64] * 4, c_int])
+        self._activate = self.function("activate", [c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int])
         self._linear = self.function("linear", [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int])
         self._linear_argmax = self.function("linear_argmax", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
         self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
@@ -131,25 +138,32 @@ class CpuKernels:
         self._embed(table.parts, ids.data_ptr(), out.data_ptr(), len(ids), self.threads)
         return out
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Returns RMSNorm over the last dimension of x [T, D] or [T, H, D], which is contiguous in all but T."""
+    def normalize(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Returns the norm of x [T, D] or [T, H, D], which is contiguous in all but T, over the last dimension.
+
+        `weight` and `bias` are float32 [D]. Without a bias it is RMSNorm, else LayerNorm.
+        """
         out = torch.empty(x.shape)
         rows, width = len(x), x.shape[-1]
         heads = x.shape[1] if x.dim() == 3 else 1
-        pointers = x.data_ptr(), x.stride(0), None, weight.data_ptr(), eps, out.data_ptr(), out.stride(0)
-        self._rms_norm(*pointers, rows, heads, width, self.threads)
+        norm = Norm(weight.data_ptr(), None if bias is None else bias.data_ptr())
+        pointers = x.data_ptr(), x.stride(0), None, norm, eps, out.data_ptr(), out.stride(0)
+        self._normalize(*pointers, rows, heads, width, self.threads)
         return out
 
     def rotate(self, x: Tensor, table: Tensor, positions: Tensor) -> None:
-        """Rotates the pairs (i, i + D/2) of x [T, H, D] in place. A row of `table` [P, D] is cosines, then sines."""
-        pointers = x.data_ptr(), x.stride(0), table.data_ptr(), positions.data_ptr()
-        self._rotate(*pointers, *x.shape, self.threads)
+        """Rotates the pairs (i, i + r/2) of the first r features of each head of x [T, H, D] in place.
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        """Returns SiLU of the first half of each row times the second half: [T, 2 D] -> [T, D]."""
-        rows, width = x.shape
-        out = torch.empty(rows, width // 2)
-        self._silu_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, self.threads)
+        A row of `table` [P, r] is cosines, then sines.
+        """
+        pointers = x.data_ptr(), x.stride(0), table.data_ptr(), positions.data_ptr()
+        self._rotate(*pointers, *x.shape, table.shape[1], self.threads)
+
+    def activate(self, x: Tensor, kind: Activation, *, gated: bool) -> Tensor:
+        """Returns the activation of x [T, D]; of gates, the first half of each row times the second half [T, D / 2]."""
+        rows, width = x.shape[0], x.shape[1] // 2 if gated else x.shape[1]
+        out = torch.empty(rows, width)
+        self._activate(x.data_ptr(), out.data_ptr(), kind, gated, rows, width, self.threads)
         return out
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Packed:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_int64, c_void_p
+from ctypes import addressof, c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,12 @@ class Weights(ctypes.Structure):
     )
 
 
+class Matrix(ctypes.Structure):
+    """Weights side by side, which multiply the same inputs; see `kernels.hpp`."""
+
+    _fields_ = (("parts", c_void_p), ("count", c_int64), ("inputs", c_int64), ("outputs", c_int64))
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """The weights of a matrix product in the kernels' layout, in one part or in several side by side."""
@@ -38,6 +44,11 @@ class Packed:
     """What the parts point to."""
     inputs: int
     outputs: int
+
+    @property
+    def matrix(self) -> Matrix:
+        """What the kernels take. This object must outlive it."""
+        return Matrix(addressof(self.parts), len(self.parts), self.inputs, self.outputs)
 
     @property
     def nbytes(self) -> int:

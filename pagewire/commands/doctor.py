@@ -89,7 +89,7 @@ def _model(settings: Settings) -> str:
     named = NAMED_MODELS.get(settings.model or DEFAULT.name)
     if named is not None and not named.is_fetched:
         return f"{named.name} is fetched at the first start, or now by `pagewire pull {named.name}`"
-    path = model_folder.resolve(settings.model)
+    path = model_folder.folder_of(settings)
     config = model_folder.read_config(path)
     weights = model_folder.weight_files(path)
     if not weights:

@@ -10,11 +10,11 @@ import msgspec
 from pagewire.shared import model_folder
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.named_models import BUNDLED, DEFAULT
+from pagewire.shared.named_models import BUNDLED
 
 
 async def choose_model(settings: Settings) -> Settings:
-    """Returns the settings with the model's path and name in requests, and fetches the model if needed.
+    """Returns the settings with the paths of model and tokenizer and the name in requests, and fetches what is missing.
 
     If no model is named and the default model cannot be fetched, the bundled model is used instead, with a message on
     standard error.
@@ -32,18 +32,20 @@ async def choose_model(settings: Settings) -> Settings:
 
 def _choose(settings: Settings, stop: threading.Event) -> Settings:
     try:
-        path = _existing(settings.model or DEFAULT.name, stop)
+        path = _existing(settings, stop)
     except ConfigurationError as error:
         if settings.model or stop.is_set():
             raise
         print(f"serving the bundled model instead of the default one: {error}", file=sys.stderr)
         settings = msgspec.structs.replace(settings, model=BUNDLED)
-        path = _existing(BUNDLED, stop)
+        path = _existing(settings, stop)
     names = ",".join(model_folder.served_names(settings))
-    return msgspec.structs.replace(settings, model=str(path), served_model_name=names)
+    tokenizer = str(model_folder.tokenizer_folder(settings, stop)) if settings.tokenizer else ""
+    found = {"model": str(path), "tokenizer": tokenizer, "revision": ""}
+    return msgspec.structs.replace(settings, served_model_name=names, **found)
 
 
-def _existing(model: str, stop: threading.Event) -> Path:
-    path = model_folder.resolve(model, stop)
+def _existing(settings: Settings, stop: threading.Event) -> Path:
+    path = model_folder.folder_of(settings, stop)
     model_folder.read_config(path)
     return path

@@ -104,7 +104,7 @@ class Detokenizer:
             ConfigurationError: the model folder cannot be used.
             Frozen: the process stood still for so long that others go on with its streams.
         """
-        folder = model_folder.resolve(self._context.settings.model)
+        folder = model_folder.tokenizer_folder(self._context.settings)
         adoptions = await self._adopter.listen()  # early: silence counts from here on
         tokenizer = (await asyncio.to_thread(load_tokenizer, folder)).backend
         try:

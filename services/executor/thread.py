@@ -15,7 +15,7 @@ from pagewire.services.executor.result_queue import ResultQueue
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.shared.config import Settings
 from pagewire.shared.grammars import GrammarCompiler
-from pagewire.shared.model_folder import eos_ids, resolve
+from pagewire.shared.model_folder import eos_ids, folder_of, tokenizer_folder
 from pagewire.shared.tokenizer import load_tokenizer
 
 
@@ -74,10 +74,12 @@ class DeviceThread:
 
 
 def _open(settings: Settings) -> tuple[Device, GrammarOpener]:
-    folder = resolve(settings.model)
+    folder = folder_of(settings)
     device = open_device(settings, folder)
     eos = eos_ids(folder)
-    compiler = GrammarCompiler(lambda: load_tokenizer(folder).backend, device.capacity.vocab_size, eos)
+    compiler = GrammarCompiler(
+        lambda: load_tokenizer(tokenizer_folder(settings)).backend, device.capacity.vocab_size, eos
+    )
     gc.collect()
     gc.freeze()  # the objects of the weights and libraries live until the end
     return device, GrammarOpener(compiler)

@@ -44,9 +44,9 @@ class Model:
         Raises:
             ConfigurationError: the folder or a setting cannot be used.
         """
-        path = model_folder.resolve(settings.model)
+        path = model_folder.folder_of(settings)
         config = model_folder.read_config(path)
-        tokenizer = load_tokenizer(path)
+        tokenizer = load_tokenizer(model_folder.tokenizer_folder(settings))
         vocab_size: int = config.get("vocab_size", tokenizer.backend.get_vocab_size())
         chat = find_chat_template(tokenizer, settings.chat_template)
         eos = model_folder.eos_ids(path)

@@ -8,15 +8,17 @@ import pytest
 from pagewire.bench import cpu_step
 
 
-def test_both_paths_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("other", ["plain", "transformers"])
+def test_both_paths_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str) -> None:
     output = tmp_path / "steps.json"
     flags = ["--models", "nano", "--rows", "1", "3", "--contexts", "20", "--seconds", "0", "--threads", "1"]
+    flags += ["--against", other, "--dtype", "float32" if other == "transformers" else "auto"]
     assert cpu_step.main([*flags, "--output", str(output)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 2 * 2
+    assert sum(line.split()[0] == "nano" for line in lines) == 2 * 2
     cases = json.loads(output.read_text())["runs"]
     assert [(case["path"], case["rows"]) for case in cases] == [
-        ("compiled", 1), ("plain", 1), ("compiled", 3), ("plain", 3),
+        ("compiled", 1), (other, 1), ("compiled", 3), (other, 3),
     ]  # fmt: skip
     for case in cases:
         assert len(case["wall_ms"]) == len(case["cpu_ms"]) >= 5

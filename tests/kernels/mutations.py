@@ -255,6 +255,13 @@ MORE = (
         "tl.store(out + place",
         "test_norms.py::test_norms",
     ),
+    Mutation(
+        "a tile runs into the tokens of the next expert",
+        "grouped_linear.py",
+        "torch.minimum(first + ROWS, ends[expert])",
+        "torch.minimum(first + ROWS, ends[-1])",
+        "test_grouped_linear.py::test_each_token_is_multiplied_by_its_experts",
+    ),
 )
 
 

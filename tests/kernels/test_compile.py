@@ -25,10 +25,10 @@ def rows(table: str) -> list[list[str]]:
 
 @pytest.mark.full
 def test_the_table_has_a_line_for_every_form() -> None:
-    result = compiled("--arch", "sm_90", "--kernel", "scatter", "silu_mul")
+    result = compiled("--arch", "sm_90", "--kernel", "scatter", "gated")
     assert result.returncode == 0, result.stdout + result.stderr
     table = rows(result.stdout)
-    assert len(table) == sum(module in ("scatter", "silu_mul") for module, _ in configurations())
+    assert len(table) == sum(module in ("scatter", "gated") for module, _ in configurations())
     for name, registers, spills, shared, _ in table:
         assert 0 < int(registers) <= 255, name
         assert int(spills) == 0, name
@@ -57,7 +57,7 @@ def test_a_kernel_above_the_limit_fails() -> None:
     """With limits of a smaller part the same command says so and exits with 1."""
     code = (
         "import sys, pagewire.kernels.compile as c; c.SHARED_LIMIT[90] = -1; "
-        "sys.exit(c.main(['--arch', 'sm_90', '--kernel', 'silu_mul']))"
+        "sys.exit(c.main(['--arch', 'sm_90', '--kernel', 'gated']))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run(

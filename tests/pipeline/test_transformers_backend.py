@@ -9,5 +9,5 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("pool", [pytest.param("ample", marks=pytest.mark.full), "tiny"])
 async def test_greedy_equals_transformers(pool: str) -> None:
-    row = {"family": "gpt-neox", "window": 2, "budget": 16, "block_size": 8, "pool": pool, "prefix_cache": True}
+    row = {"family": "gpt-oss", "window": 2, "budget": 16, "block_size": 8, "pool": pool, "prefix_cache": True}
     await check_greedy(row)

@@ -13,12 +13,14 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import (
     BUNDLED,
     eos_ids,
+    folder_of,
     max_model_len,
     read_config,
     read_generation_config,
     resolve,
     revision,
     served_name,
+    tokenizer_folder,
 )
 from pagewire.shared.named_models import DEFAULT
 
@@ -51,11 +53,13 @@ class Hub:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> None:
         self.asked: list[tuple[str, list[str]]] = []
+        self.revisions: list[str | None] = []
         self._result = result
         monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
 
-    def download(self, repo_id: str, *, allow_patterns: list[str]) -> str:
+    def download(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         self.asked.append((repo_id, allow_patterns))
+        self.revisions.append(revision)
         if isinstance(self._result, Exception):
             raise self._result
         return str(self._result)
@@ -117,6 +121,28 @@ def test_a_failed_download_is_told_in_one_line(failure: Exception, monkeypatch: 
     message = refused(lambda: resolve("org/tiny"))
     assert "org/tiny" in message
     assert (str(failure).splitlines() or ["ConnectionError"])[0] in message
+
+
+def test_a_revision_is_that_of_a_hub_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(monkeypatch, folder)
+    assert folder_of(Settings(model="org/name", revision="v2")) == folder
+    assert hub.revisions == ["v2"]
+    for model in (str(folder), "bundled", "", "model.gguf"):
+        with pytest.raises(ConfigurationError, match="leave revision out"):
+            folder_of(Settings(model=model, revision="v2"))
+
+
+def test_random_weights_and_tokenizers_need_no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(monkeypatch, folder)
+    folder_of(Settings(model="org/name", load_format="dummy"))
+    tokenizer_folder(Settings(model="bundled", tokenizer="org/words"))
+    assert [name for name, _ in hub.asked] == ["org/name", "org/words"]
+    assert not any("safetensors" in pattern for _, wanted in hub.asked for pattern in wanted)
+
+
+def test_the_tokenizer_is_the_model_s_unless_it_is_set(folder: Path) -> None:
+    assert tokenizer_folder(Settings(model="bundled")) == BUNDLED
+    assert tokenizer_folder(Settings(model="bundled", tokenizer=str(folder))) == folder
 
 
 def test_a_configured_name_is_the_name() -> None:

@@ -66,11 +66,11 @@ def test_few_flags_are_without_a_word_of_what_to_do() -> None:
 
 def test_another_flag_of_vllms_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main(["serve", "bundled", "--tokenizer", "x", "--trust-remote-code", "--max-loras=2"])
+        cli.main(["serve", "bundled", "--tokenizer-mode", "x", "--trust-remote-code", "--max-loras=2"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "--tokenizer: the tokenizer comes from the model's folder" in said
-    assert "--trust-remote-code: code and templates" in said
+    assert "--tokenizer-mode: the tokenizer is that of --tokenizer" in said
+    assert "--trust-remote-code: a checkpoint's own code could do anything on this machine, so it is never run" in said
     assert "--max-loras: adapters" in said
 
 

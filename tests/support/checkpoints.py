@@ -17,14 +17,26 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 transformers.utils.logging.disable_progress_bar()
@@ -53,6 +65,9 @@ _SHAPE: dict[str, Any] = {
 }
 _GATED: dict[str, Any] = _SHAPE | {"num_key_value_heads": 2, "intermediate_size": 96, "initializer_range": 0.25}
 _OPT: dict[str, Any] = _SHAPE | {"ffn_dim": 96, "init_std": 0.25}
+_NEOX: dict[str, Any] = _SHAPE | {"intermediate_size": 96, "initializer_range": 0.25}
+_GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "initializer_range": 0.25}
+_EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -85,15 +100,51 @@ CONFIGS: dict[str, Any] = {
         **_GATED | {"max_position_embeddings": 64}, **common, rope_parameters=_YARN
     ),
     "qwen3": lambda **common: Qwen3Config(**_GATED, **common, head_dim=32, tie_word_embeddings=True),
+    "gemma": lambda **common: GemmaConfig(**_GATED, **common, head_dim=16),
+    "gemma2": lambda **common: Gemma2Config(
+        **_GATED, **common, head_dim=24, query_pre_attn_scalar=20, sliding_window=WINDOW, attn_logit_softcapping=5.0
+    ),
+    "gemma3": lambda **common: Gemma3TextConfig(
+        **_GATED, **common, head_dim=16, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "phi3": lambda **common: Phi3Config(
+        **_GATED,
+        **common,
+        sliding_window=WINDOW,
+        rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5},
+    ),
+    "phi3-longrope": lambda **common: Phi3Config(
+        **_GATED,
+        **common,
+        original_max_position_embeddings=128,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "original_max_position_embeddings": 128,
+            "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+            "long_factor": [4.0] * 8,
+        },
+    ),
+    "smollm3": lambda **common: SmolLM3Config(**_GATED, **common, no_rope_layers=[1, 0]),
+    "olmo2": lambda **common: Olmo2Config(**_GATED, **common),
+    "olmo3": lambda **common: Olmo3Config(
+        **_GATED, **common, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "mixtral": lambda **common: MixtralConfig(**_GATED, **common, num_local_experts=4),
+    "qwen2-moe": lambda **common: Qwen2MoeConfig(**_GATED, **common, **_EXPERTS, shared_expert_intermediate_size=48),
+    "qwen3-moe": lambda **common: Qwen3MoeConfig(
+        **_GATED, **common, **_EXPERTS, head_dim=16, norm_topk_prob=True, mlp_only_layers=[1]
+    ),
+    "olmoe": lambda **common: OlmoeConfig(**_GATED, **common, num_experts=8, num_experts_per_tok=2),
+    "gpt2": lambda **common: GPT2Config(**_GPT2, **common),
+    "gpt-neox": lambda **common: GPTNeoXConfig(**_NEOX, **common, rotary_pct=0.5),
+    "gpt-neox-serial": lambda **common: GPTNeoXConfig(**_NEOX, **common, use_parallel_residual=False),
     "opt": lambda **common: OPTConfig(**_OPT, **common),
     "opt-post-norm": lambda **common: OPTConfig(**_OPT, **common, do_layer_norm_before=False, word_embed_proj_dim=48),
 }
 """Name of a checkpoint of a native family, to the configuration of its model."""
 
 OTHERS: dict[str, Any] = {
-    "gpt-neox": lambda **common: GPTNeoXConfig(
-        **_SHAPE, **common, intermediate_size=96, rotary_pct=0.5, initializer_range=0.25
-    ),
     "gpt-oss": lambda **common: GptOssConfig(
         **_GATED, **common, head_dim=16, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
     ),

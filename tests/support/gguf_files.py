@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from pagewire.services.executor.models.rope import RotaryEmbedding, read_rope
+from pagewire.services.executor.models.rope import read_rope, rotary_embedding
 from pagewire.shared.gguf.reader import TENSOR_TYPES
 from tests.support.checkpoints import CONTEXT, EOS, VOCABULARY, checkpoint
 
@@ -251,7 +251,7 @@ def _head(config: Mapping[str, Any]) -> int:
 
 
 def _frequencies(config: Mapping[str, Any], parameters: dict[str, Any]) -> npt.NDArray[Any]:
-    frequencies: npt.NDArray[Any] = RotaryEmbedding(
+    frequencies: npt.NDArray[Any] = rotary_embedding(
         read_rope(parameters, 1e4, CONTEXT), _head(config)
     ).frequencies.numpy()
     return frequencies

@@ -54,6 +54,10 @@ def open_device(settings: Settings, folder: Path) -> Device:
         raise ConfigurationError(
             f"device {settings.device} does not support quantization {settings.quantization}: set it to auto"
         )
+    if settings.quantization in ("int8", "int4") and settings.load_format == "dummy":
+        raise ConfigurationError(
+            f"load-format dummy does not support quantization {settings.quantization}: set it to auto"
+        )
     if settings.batch_invariant and settings.device != "cuda":
         raise ConfigurationError(f"device {settings.device} does not support batch-invariant: leave it out")
     if settings.device == "cpu":
@@ -81,15 +85,10 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     native = is_native(config)
     emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and (kernels is None or not native)
     packing = _packing(settings, kernels if native else None)
-    model = load_model(folder, config, "float32" if emulated else settings.dtype, packing)
+    random = settings.seed if settings.load_format == "dummy" else None
+    loaded = load_model(folder, config, "float32" if emulated else settings.dtype, packing, random)
 
-    def compute_on(count: int) -> None:
-        if kernels is not None:
-            kernels.threads = count
-        # Beside the kernels, torch has only small operations left.
-        torch.set_num_threads(count if one_dnn or kernels is None or not native else 1)
-
-    shared_cores = Cores(threads, compute_on)
+    model = loaded
     spec, dtype = model.spec, model.embedding.dtype
     check_length(spec, length)
     if kernels is None:
@@ -99,9 +98,19 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     if not native:
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
-        prove(model, functools.partial(_backend, kernels), settings.block_size, length)
-    elif kernels is not None:
+        model = prove(loaded, functools.partial(_backend, kernels), settings.block_size, length)
+    compiled = kernels is not None and (native or model is not loaded)
+    del loaded
+    if kernels is not None and compiled:
         model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
+
+    def compute_on(count: int) -> None:
+        if kernels is not None:
+            kernels.threads = count
+        # Beside the kernels, torch has only small operations left.
+        torch.set_num_threads(1 if compiled and not one_dnn else count)
+
+    shared_cores = Cores(threads, compute_on)
     free = free_memory() // settings.data_parallel_size
     windows = spec.groups.windows
     blocks = pool_blocks(settings, length, block_bytes, int(free * CPU_SHARE), free, windows)

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from pagewire.kernels import attention_layer
-from pagewire.kernels.cpu.decoder import CompiledDecoder, Layer, Pool
+from pagewire.kernels.cpu.decoder import CompiledDecoder, Form, Layer, Pool
+from pagewire.kernels.cpu.experts import CompiledExperts
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels, Int64
 from pagewire.kernels.cpu.packed import Packed, table
 from pagewire.services.executor.models.decoder import DecoderLM
-from pagewire.services.executor.models.layers import PackedLinear, RMSNorm, SiluMul
+from pagewire.services.executor.models.feed_forward import Experts, MixtureOfExperts
+from pagewire.services.executor.models.layers import Activate, PackedLinear, RMSNorm
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
+from pagewire.services.executor.models.spec import HeadNorm, Placement
 
 ONE_DNN_FROM = 1 << 18
 """Minimum number of weights for which a product by oneDNN is worth its call."""
@@ -51,12 +54,7 @@ class CompiledLM(CausalLM):
 
     def __init__(self, model: CausalLM, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> None:
         super().__init__(model.spec, width=1, tied=True)
-        for parent in list(model.modules()):
-            for name, module in parent.named_children():
-                setattr(parent, name, _compiled(module, kernels, max_model_len, one_dnn=one_dnn))
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # of norms; tables keep their dtype
-                parameter.data = parameter.data.float()
+        _compile_parts(model, kernels, max_model_len, one_dnn=one_dnn)
         self.model = model
         self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None
         """All layers as one call; None unless all of them are kernels of this project."""
@@ -83,10 +81,12 @@ class CompiledLM(CausalLM):
         """
         if not isinstance(self.head, Linear):
             product: Tensor = self.head(hidden)
-            return product if out is None else out.copy_(product)
-        if out is None and len(hidden) > len(self._logits):
-            self._logits = torch.empty(len(hidden), self.head.weights.outputs)
-        return self.head.forward(hidden, self._logits[: len(hidden)] if out is None else out)
+            return self.model.capped(product if out is None else out.copy_(product))
+        if out is None:
+            if len(hidden) > len(self._logits):
+                self._logits = torch.empty(len(hidden), self.head.weights.outputs)
+            out = self._logits[: len(hidden)]
+        return self.model.capped(self.head.forward(hidden, out))
 
     def argmax(self, hidden: Tensor) -> Int64 | None:
         """See `CausalLM.argmax`."""
@@ -108,16 +108,17 @@ class Embedding(nn.Module):
 
 
 class Norm(nn.Module):
-    """`RMSNorm` as a compiled kernel."""
+    """`RMSNorm` or `LayerNorm` as a compiled kernel."""
 
-    def __init__(self, plain: RMSNorm, kernels: CpuKernels) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float, kernels: CpuKernels) -> None:
+        """`weight` and `bias` are float32 [width]; without a bias it is RMSNorm."""
         super().__init__()
-        self.weight, self.eps = plain.weight, plain.eps
+        self.pair, self.eps = (weight.detach(), None if bias is None else bias.detach()), eps
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, D] or [T, H, D] -> the same shape."""
-        return self._kernels.rms_norm(x, self.weight, self.eps)
+        return self._kernels.normalize(x, *self.pair, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """See `RMSNorm.add`."""
@@ -126,15 +127,16 @@ class Norm(nn.Module):
 
 
 class Activation(nn.Module):
-    """`SiluMul` as a compiled kernel."""
+    """`Activate` as a compiled kernel."""
 
-    def __init__(self, kernels: CpuKernels) -> None:
+    def __init__(self, plain: Activate, kernels: CpuKernels) -> None:
         super().__init__()
+        self.kind, self.gated = plain.kind, plain.gated
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, 2 inner] -> [T, inner]."""
-        return self._kernels.silu_mul(x)
+        """See `Activate.forward`."""
+        return self._kernels.activate(x, self.kind, gated=self.gated)
 
 
 class Rotary(nn.Module):
@@ -153,6 +155,47 @@ class Rotary(nn.Module):
             return x
 
         return rotate
+
+
+class PackedExperts(nn.Module):
+    """`Experts` whose weights are packed already, for `Mixture`."""
+
+    def __init__(self, plain: Experts, pairs: Sequence[tuple[Packed, Packed]]) -> None:
+        """`pairs` are the gates and values of each expert, and its output."""
+        super().__init__()
+        self.spec, self.activation, self.pairs = plain.spec, plain.activation, pairs
+
+
+class Mixture(nn.Module):
+    """`MixtureOfExperts` as a compiled kernel."""
+
+    def __init__(self, plain: MixtureOfExperts, kernels: CpuKernels) -> None:
+        super().__init__()
+        experts: Any = plain.experts
+        shared: Any = plain.shared_expert
+        common = None
+        if shared is not None:
+            gate: Any = plain.shared_expert_gate
+            common = _weights(shared.up, kernels), _weights(shared.down, kernels), _weights(gate, kernels)
+        if isinstance(experts, PackedExperts):
+            pairs = experts.pairs
+        else:
+            pairs = [
+                (kernels.pack(up), kernels.pack(down)) for up, down in zip(experts.gate_up, experts.down, strict=True)
+            ]
+        self.experts = CompiledExperts(
+            kernels,
+            _weights(plain.gate, kernels),
+            pairs,
+            common,
+            experts.activation.kind,
+            experts.spec.chosen,
+            normalized=experts.spec.normalized,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]."""
+        return self.experts(x.contiguous())
 
 
 class Linear(nn.Module):
@@ -188,20 +231,33 @@ class OneDnnLinear(nn.Module):
 
 
 def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> nn.Module:
-    """Returns the replacement of a module, or the module itself if there is no kernel for it."""
+    """Returns the replacement of a module; a module without a kernel keeps itself, and its parts are replaced."""
     match module:
         case nn.Linear() | PackedLinear():
             return _linear(module.weight, module.bias, kernels, one_dnn=one_dnn)
         case nn.Embedding():
             return Embedding(table(module.weight), module.weight, kernels)
         case RMSNorm():
-            return Norm(module, kernels)
-        case SiluMul():
-            return Activation(kernels)
+            return Norm(module.scale, None, module.eps, kernels)
+        case nn.LayerNorm() if module.elementwise_affine:
+            return Norm(module.weight.float(), module.bias.float(), module.eps, kernels)
+        case Activate():
+            return Activation(module, kernels)
         case RotaryEmbedding():
             return Rotary(module, kernels, max_model_len)
+        case MixtureOfExperts():
+            return Mixture(module, kernels)
         case _:
+            _compile_parts(module, kernels, max_model_len, one_dnn=one_dnn)
             return module
+
+
+def _compile_parts(parent: nn.Module, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> None:
+    """Replaces the parts of a module, one after the other, so that only one part is in memory twice."""
+    for name in list(parent._modules):
+        if (child := parent._modules[name]) is not None:
+            setattr(parent, name, _compiled(child, kernels, max_model_len, one_dnn=one_dnn))
+            del child
 
 
 def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn: bool) -> nn.Module:
@@ -210,31 +266,45 @@ def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn
     return Linear(kernels.pack(weight, bias), kernels)
 
 
+def _weights(module: Any, kernels: CpuKernels) -> Packed:
+    """Returns the weights of a product without bias, which may be packed already."""
+    return module.weights if isinstance(module, Linear) else kernels.pack(module.weight)
+
+
 def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
     """Returns all layers of `model`, whose modules are already replaced, as one call; None if any uses oneDNN, or if
     the layers do not share one block table."""
-    decoder = model.model
+    decoder: Any = model.model
     if len(model.spec.groups.windows) > 1 or any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
         return None
-    layers = [_layer(layer, spec.window) for layer, spec in zip(decoder.layers, model.spec.layers, strict=True)]
-    norm: Any = decoder.norm
-    rotary: Any = decoder.rotary
-    first: Any = decoder.layers[0]
-    heads = first.self_attn.heads
-    embedding: Any = decoder.embed_tokens
-    return CompiledDecoder(kernels, embedding.rows, layers, norm.weight, rotary.table, norm.eps, heads)
+    tables = [None if turn is None else decoder.rotaries[turn].table for turn in decoder.turns]
+    sizes = model.spec.layers
+    layers = [_layer(*parts) for parts in zip(decoder.layers, sizes, tables, strict=True)]
+    spec = model.described
+    form = Form(
+        eps=spec.eps,
+        activation=spec.activation,
+        gated=spec.gated,
+        parallel=spec.placement is Placement.PARALLEL,
+        together=spec.head_norm is HeadNorm.TOGETHER,
+        embedding_scale=spec.embedding_scale,
+    )
+    places = None if decoder.embed_positions is None else decoder.embed_positions.rows
+    return CompiledDecoder(kernels, decoder.embed_tokens.rows, places, layers, decoder.norm.pair, form)
 
 
-def _layer(layer: Any, window: int) -> Layer:
+def _layer(layer: Any, sizes: attention_layer.Attention, table: Tensor | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
-        input_norm=layer.input_layernorm.weight,
-        post_attention_norm=layer.post_attention_layernorm.weight,
-        q_norm=attention.q_norm and attention.q_norm.weight,
-        k_norm=attention.k_norm and attention.k_norm.weight,
-        qkv=attention.qkv_proj.weights,
-        o=attention.o_proj.weights,
-        gate_up=mlp.gate_up_proj.weights,
-        down=mlp.down_proj.weights,
-        window=window,
+        attention=sizes,
+        attention_in=layer.attention_in and layer.attention_in.pair,
+        attention_out=layer.attention_out and layer.attention_out.pair,
+        mlp_in=layer.mlp_in and layer.mlp_in.pair,
+        mlp_out=layer.mlp_out and layer.mlp_out.pair,
+        q_norm=attention.q_norm and attention.q_norm.pair,
+        k_norm=attention.k_norm and attention.k_norm.pair,
+        qkv=attention.qkv.weights,
+        o=attention.o.weights,
+        mlp=mlp.experts if isinstance(mlp, Mixture) else (mlp.up.weights, mlp.down.weights),
+        table=table,
     )

@@ -1,153 +1,176 @@
-"""The transformer of Llama and similar models: pre-RMSNorm, rotary attention, gated feed-forward."""
+"""The transformer of Llama and of all models that `DecoderSpec` describes."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pagewire.services.executor.models.config import Common, Positive
-from pagewire.services.executor.models.layers import GatedMLP, PackedLinear, RMSNorm, embedding
-from pagewire.services.executor.models.model import AttentionFn, CausalLM, ModelSpec
-from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate, read_rope
+from pagewire.services.executor.models.feed_forward import MLP, MixtureOfExperts
+from pagewire.services.executor.models.layers import LayerNorm, PackedLinear, RMSNorm, embedding
+from pagewire.services.executor.models.model import AttentionFn, CausalLM
+from pagewire.services.executor.models.rope import Rotate, rotary_embedding
+from pagewire.services.executor.models.spec import DecoderSpec, HeadNorm, LayerSpec, Norm, Placement, Storage
 
-
-class DecoderConfig(Common, frozen=True, kw_only=True):
-    """config.json of Llama. Subclasses override what differs in similar models."""
-
-    vocab_size: Positive
-    hidden_size: Positive
-    intermediate_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive | None = None
-    head_dim: Positive | None = None
-    max_position_embeddings: Positive
-    hidden_act: Literal["silu"] = "silu"
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-
-    def __post_init__(self) -> None:
-        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
-            raise ValueError("hidden_size is no multiple of num_attention_heads")
-        if self.num_attention_heads % self.kv_heads:
-            raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
-        if self.head_size % 2:
-            raise ValueError(f"heads of an odd size ({self.head_size}) cannot be rotated")
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of KV heads; by default the number of query heads."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        """Dimension of a head."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def qkv_bias(self) -> bool:
-        """Whether q, k and v have a bias. `attention_bias` applies to all four projections."""
-        return self.attention_bias
-
-    @property
-    def qk_norm(self) -> bool:
-        """Whether the heads of q and k are normalised before the rotation."""
-        return False
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """Per layer, number of positions that a query sees, its own included; 0: all."""
-        return (0,) * self.num_hidden_layers
+_BEFORE = {"attention_in": "input_layernorm", "mlp_in": "post_attention_layernorm"}
+_AFTER = {"attention_out": "post_attention_layernorm", "mlp_out": "post_feedforward_layernorm"}
+NAMES: Mapping[Placement, dict[str, str]] = {
+    Placement.BEFORE: _BEFORE,
+    Placement.PARALLEL: _BEFORE,
+    Placement.AFTER: _AFTER,
+    Placement.AROUND: _BEFORE | _AFTER | {"mlp_in": "pre_feedforward_layernorm"},
+}
+"""Names of the norms of a block in checkpoints."""
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
         super().__init__()
-        self.layer, self.head_dim = layer, config.head_size
-        heads, kv_heads = config.num_attention_heads, config.kv_heads
-        self.heads, self.kv_heads = heads, kv_heads
-        sizes = {
-            "q_proj": heads * self.head_dim,
-            "k_proj": kv_heads * self.head_dim,
-            "v_proj": kv_heads * self.head_dim,
-        }
-        self.qkv_proj = PackedLinear(config.hidden_size, sizes, config.qkv_bias)
-        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        sizes = layer.attention
+        self.layer, self.head_dim = index, sizes.head_size
+        self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
+        self.head_norm = spec.head_norm
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        parts = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+        if spec.storage is not Storage.PARTS:
+            parts = {"qkv_proj": q + 2 * kv}
+        by_head = (self.heads, self.head_dim)
+        self.qkv = PackedLinear(spec.width, parts, spec.qkv_bias, spec.storage, by_head)
+        storage = spec.storage if spec.storage is Storage.TRANSPOSED else Storage.PARTS
+        self.o = PackedLinear(q, {"o_proj": spec.width}, spec.output_bias, storage)
+        normed = {HeadNorm.NONE: (0, 0), HeadNorm.EACH: (self.head_dim,) * 2, HeadNorm.TOGETHER: (q, kv)}
+        q_size, k_size = normed[spec.head_norm]
+        offset = 1.0 if spec.norm is Norm.RMS_PLUS_ONE else 0.0
+        self.q_norm = RMSNorm(q_size, spec.eps, offset) if q_size else None
+        self.k_norm = RMSNorm(k_size, spec.eps, offset) if k_size else None
 
     def forward(self, x: Tensor, rotate: Rotate, attend: AttentionFn) -> Tensor:
         """[T, D] -> [T, D]."""
-        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        qk, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, : self.heads]), self.k_norm(qk[:, self.heads :])), dim=1)
-        q, k = torch.split(rotate(qk), [self.heads, self.kv_heads], dim=1)
-        out: Tensor = self.o_proj(attend(self.layer, q, k, v).flatten(1))
+        heads = self.qkv(x).view(len(x), -1, self.head_dim)
+        qk, v = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], dim=1)
+        q, k = torch.split(rotate(self.normed(qk)), [self.heads, self.kv_heads], dim=1)
+        out: Tensor = self.o(attend(self.layer, q, k, v).flatten(1))
         return out
+
+    def normed(self, qk: Tensor) -> Tensor:
+        """Returns the normalised heads of queries and keys [T, heads, d]."""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        parts = torch.split(qk, [self.heads, self.kv_heads], dim=1)
+        together = self.head_norm is HeadNorm.TOGETHER
+        made = [
+            norm(part.flatten(1)).view(part.shape) if together else norm(part)
+            for norm, part in zip((self.q_norm, self.k_norm), parts, strict=True)
+        ]
+        return torch.cat(made, dim=1)
+
+    def normed_row(self, packed: Tensor) -> Tensor:
+        """Returns the output of `qkv` [T, (Hq + 2 Hkv) * d] with normalised queries and keys."""
+        heads = packed.view(len(packed), -1, self.head_dim)
+        qk, v = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], dim=1)
+        return torch.cat((self.normed(qk), v), dim=1).flatten(1)
 
 
 class Layer(nn.Module):
     """One block of the transformer. What it adds to the residual is added by the norm behind it, in the same pass."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        before, after = spec.placement is not Placement.AFTER, spec.placement in (Placement.AFTER, Placement.AROUND)
+        self.parallel = spec.placement is Placement.PARALLEL
+        self.attention_in = norm_of(spec) if before else None
+        self.self_attn = Attention(spec, layer, index)
+        self.attention_out = norm_of(spec) if after else None
+        self.mlp_in = norm_of(spec) if before else None
+        self.mlp = MLP(spec, spec.inner) if layer.experts is None else MixtureOfExperts(spec, layer.experts)
+        self.mlp_out = norm_of(spec) if after else None
 
     def forward(self, x: Tensor, residual: Tensor, rotate: Rotate, attend: AttentionFn) -> tuple[Tensor, Tensor]:
         """Output `x` [T, D] of the previous layer and the `residual` [T, D] without it -> the same of this layer."""
-        x, residual = self.input_layernorm.add(x, residual)
-        x, residual = self.post_attention_layernorm.add(self.self_attn(x, rotate, attend), residual)
-        return self.mlp(x), residual
+        x, residual = _add(self.attention_in, x, residual)
+        x = self.self_attn(x, rotate, attend)
+        if self.attention_out is not None:
+            x = self.attention_out(x)
+        if self.parallel and self.mlp_in is not None:
+            return x + self.mlp(self.mlp_in(residual)), residual
+        x, residual = _add(self.mlp_in, x, residual)
+        x = self.mlp(x)
+        return (x if self.mlp_out is None else self.mlp_out(x)), residual
+
+
+def norm_of(spec: DecoderSpec) -> nn.Module:
+    """Returns a new norm of hidden states."""
+    if spec.norm is Norm.LAYER:
+        return LayerNorm(spec.width, spec.eps)
+    return RMSNorm(spec.width, spec.eps, 1.0 if spec.norm is Norm.RMS_PLUS_ONE else 0.0)
+
+
+def _add(norm: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the sum, normalised if there is a norm, and the sum."""
+    if norm is None:
+        total = x + residual
+        return total, total
+    made: tuple[Tensor, Tensor] = norm.add(x, residual)
+    return made
 
 
 class Decoder(nn.Module):
     """The stack of blocks between embedding and output."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        self.embed_tokens = embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        rope = read_rope(
-            config.rope_parameters or config.rope_scaling, config.rope_theta, config.max_position_embeddings
-        )
-        self.rotary = RotaryEmbedding(rope, config.head_size)
+        self.scale = spec.embedding_scale
+        self.embed_tokens = embedding(spec.vocab_size, spec.width)
+        self.embed_positions = embedding(spec.learned_positions, spec.width) if spec.learned_positions else None
+        self.layers = nn.ModuleList(Layer(spec, layer, index) for index, layer in enumerate(spec.layers))
+        self.norm = norm_of(spec)
+        ropes = [layer.rope for layer in spec.layers]
+        kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
+        head_dim = spec.layers[0].attention.head_size
+        self.rotaries = nn.ModuleList(rotary_embedding(rope, head_dim) for rope in kinds)
+        self.turns = [None if rope is None else kinds.index(rope) for rope in ropes]
+        """Index in `rotaries` of each layer's rotation; None: it has none."""
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """[T], [T] -> [T, D]."""
         residual: Tensor = self.embed_tokens(token_ids)
-        rotate = self.rotary(positions, residual.dtype)
+        if self.scale != 1.0:
+            residual = residual * self.scale
+        if self.embed_positions is not None:
+            residual = residual + self.embed_positions(positions)
+        rotations = [rotary(positions, residual.dtype) for rotary in self.rotaries]
         x = torch.zeros_like(residual)  # nothing comes before the first layer
-        for layer in self.layers:
-            x, residual = layer(x, residual, rotate, attend)
-        out, _ = self.norm.add(x, residual)
+        for layer, turn in zip(self.layers, self.turns, strict=True):
+            x, residual = layer(x, residual, _still if turn is None else rotations[turn], attend)
+        out, _ = _add(self.norm, x, residual)
         return out
 
 
-class DecoderLM(CausalLM):
-    """Llama, Mistral, Qwen2 or Qwen3, depending on the configuration."""
+def _still(x: Tensor) -> Tensor:
+    """Rotates nothing."""
+    return x
 
-    def __init__(self, config: DecoderConfig) -> None:
-        heads = config.num_attention_heads, config.kv_heads, config.head_size
-        spec = ModelSpec.of_equal_heads(config.vocab_size, *heads, config.windows)
-        super().__init__(spec, config.hidden_size, config.tie_word_embeddings)
-        self.model = Decoder(config)
+
+class DecoderLM(CausalLM):
+    """A model of any family that a `DecoderSpec` describes."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__(spec.model, spec.width, spec.tied)
+        self.described = spec
+        self.logit_cap = spec.logit_cap
+        self._names = NAMES[spec.placement] | spec.names
+        self.model = Decoder(spec)
 
     @property
     def embedding(self) -> Tensor:
         """[V, D]."""
         return self.model.embed_tokens.weight
+
+    def stored_name(self, name: str) -> str:
+        """See `CausalLM.stored_name`."""
+        return ".".join(self._names.get(part, part) for part in name.split("."))
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""

@@ -56,7 +56,10 @@ class ModelSpec:
 
 
 class CausalLM(nn.Module, ABC):
-    """A decoder-only model. Parameters have the checkpoint's names, except for the parts of a `PackedLinear`."""
+    """A decoder-only model. `stored_name` and `Stored` say where its parameters are in a checkpoint."""
+
+    logit_cap = 0.0
+    """Logits become cap * tanh(logit / cap); 0: no cap."""
 
     def __init__(self, spec: ModelSpec, width: int, tied: bool) -> None:
         super().__init__()
@@ -76,7 +79,15 @@ class CausalLM(nn.Module, ABC):
         """Hidden states [R, D] of the rows that sample -> float32 logits [R, V], in `out` if it is given."""
         head = self.embedding if self.lm_head is None else self.lm_head.weight
         product = F.linear(hidden, head)
-        return product.float() if out is None else out.copy_(product)
+        return self.capped(product.float() if out is None else out.copy_(product))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """Returns logits below `logit_cap`, in their place."""
+        return logits.div_(self.logit_cap).tanh_().mul_(self.logit_cap) if self.logit_cap else logits
+
+    def stored_name(self, name: str) -> str:
+        """Returns a checkpoint's name of a tensor whose module is here called `name`."""
+        return name
 
     def argmax(self, hidden: Tensor) -> npt.NDArray[np.int64] | None:
         """Hidden states [R, D] -> ids [R] of the largest logits; None if that is not faster than the logits."""

@@ -1,8 +1,8 @@
 """Packs the matrices of a model as integers for the CPU kernels, one after the other, straight from the checkpoint."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from itertools import islice, zip_longest
 
 import msgspec
 import structlog
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import Packed, side_by_side
-from pagewire.services.executor.models.compiled import Embedding, Linear
-from pagewire.services.executor.models.layers import PackedLinear
+from pagewire.services.executor.models.compiled import Embedding, Linear, PackedExperts
+from pagewire.services.executor.models.feed_forward import Experts, MixtureOfExperts
+from pagewire.services.executor.models.layers import PackedLinear, Stored
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.tensors import TensorSource
-from pagewire.services.executor.models.weights import Shapes
+from pagewire.services.executor.models.weights import Parts, read_part
 
 _log = structlog.get_logger()
 
@@ -29,27 +30,49 @@ class CpuPacking(msgspec.Struct, frozen=True):
     bits: int | None
     """8 or 4: to which plain weights are rounded, those of the vocabulary to 8; None: they stay plain."""
 
-    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Shapes], dtype: torch.dtype) -> None:
+    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
         """See `Packing.pack`: replaces each module whose weights are integers, or become such."""
         packer = _Packer(source, dtype, self.kernels)
         embedding, head = model.embedding, model.lm_head
+        routers = {id(part) for part in model.modules() if isinstance(part, MixtureOfExperts) for part in part.routers}
         for path, module in list(model.named_modules()):
             looked_up = isinstance(module, nn.Embedding) and module.weight is embedding
-            if not looked_up and not isinstance(module, nn.Linear | PackedLinear):
+            if isinstance(module, Experts):
+                replacement: nn.Module | None = self._experts(packer, path, module, parts)
+            elif looked_up or isinstance(module, nn.Linear | PackedLinear):
+                bits = self.bits and (8 if looked_up or module is head else self.bits)
+                weights, biases = parts[f"{path}.weight"], parts.get(f"{path}.bias", {})
+                packed = packer.pack(weights, biases, module.weight.shape, None if id(module) in routers else bits)
+                replacement = None if packed is None else Linear(packed, self.kernels)
+                if looked_up and packed is not None:
+                    if head is None:
+                        model.lm_head = replacement
+                    replacement = Embedding(packed, embedding.detach().to(dtype), self.kernels)
+            else:
                 continue
-            bits = self.bits and (8 if looked_up or module is head else self.bits)
-            packed = packer.pack(parts[f"{path}.weight"], parts.get(f"{path}.bias", {}), bits)
-            if packed is None:
-                continue
-            replacement: nn.Module = Linear(packed, self.kernels)
-            if looked_up:
-                if head is None:
-                    model.lm_head = replacement
-                replacement = Embedding(packed, embedding.detach().to(dtype), self.kernels)
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, replacement)
+            if replacement is not None:
+                parent, _, name = path.rpartition(".")
+                setattr(model.get_submodule(parent), name, replacement)
         if packer.matrices:
             _log.info("weights_packed", matrices=dict(packer.matrices), bytes=packer.nbytes)
+
+    def _experts(
+        self, packer: "_Packer", path: str, module: Experts, parts: Mapping[str, Parts]
+    ) -> PackedExperts | None:
+        """Returns the experts of a layer; None if any of their matrices is not of integers."""
+        pairs = []
+        for i in range(module.spec.count):
+            up, down = (
+                packer.pack(dict(part), {}, torch.Size(), self.bits)
+                for part in (
+                    islice(parts[f"{path}.gate_up"].items(), 2 * i, 2 * i + 2),
+                    islice(parts[f"{path}.down"].items(), i, i + 1),
+                )
+            )
+            if up is None or down is None:
+                return None
+            pairs.append((up, down))
+        return PackedExperts(module, pairs)
 
 
 class _Packer:
@@ -65,31 +88,28 @@ class _Packer:
         self.nbytes = 0
         self._source, self._dtype, self._kernels = source, dtype, kernels
 
-    def pack(self, weights: Shapes, biases: Shapes, bits: int | None) -> Packed | None:
-        """Returns the parts side by side; None if none of them is an integer matrix."""
-        integers = {name: self._integers(name, shape, bits) for name, shape in weights.items()}
+    def pack(self, weights: Parts, biases: Parts, shape: torch.Size, bits: int | None) -> Packed | None:
+        """Returns the parts of a matrix of `shape` side by side; None if none of them is an integer matrix."""
+        integers = {name: self._integers(name, stored, shape, bits) for name, stored in weights.items()}
         if all(found is None for found in integers.values()):
             return None
         parts = []
-        shapes: Sequence[Any] = [*biases.items()] or [None] * len(weights)
-        for (name, found), bias in zip(integers.items(), shapes, strict=True):
-            added = None if bias is None else self._read(*bias)
+        added = [self._read(name, stored, shape[:1]) for name, stored in biases.items()]
+        for (name, found), bias in zip_longest(integers.items(), added):
             if found is None:
-                parts.append(self._kernels.pack(self._read(name, weights[name]), added))
+                parts.append(self._kernels.pack(self._read(name, weights[name], shape), bias))
                 continue
             fields = (found.codes, found.bits, found.scales, found.zero, found.minima)
-            parts.append(self._kernels.pack_integers(*fields, added))
+            parts.append(self._kernels.pack_integers(*fields, bias))
             self.matrices[f"int{found.bits}"] += 1
             self.nbytes += parts[-1].nbytes
         return side_by_side(parts)
 
-    def _integers(self, name: str, shape: tuple[int, ...], bits: int | None) -> IntegerWeights | None:
-        stored = self._source.integers(name)
+    def _integers(self, name: str, part: Stored, whole: torch.Size, bits: int | None) -> IntegerWeights | None:
+        stored = self._source.integers(name) if part.in_rows else None
         if stored is not None or bits is None:
             return stored
-        return round_weights(self._read(name, shape), bits)
+        return round_weights(self._read(name, part, whole), bits)
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        out = torch.empty(shape, dtype=self._dtype)
-        self._source.read({name: out})
-        return out
+    def _read(self, name: str, part: Stored, whole: torch.Size) -> Tensor:
+        return read_part(self._source, name, part, whole, self._dtype)

@@ -1,7 +1,10 @@
 """Qwen3: no bias, but normalised heads of q and k."""
 
+from dataclasses import replace
+
 from pagewire.services.executor.models.config import Positive
 from pagewire.services.executor.models.qwen2 import QwenConfig
+from pagewire.services.executor.models.spec import DecoderSpec, HeadNorm
 
 
 class Qwen3Config(QwenConfig, frozen=True, kw_only=True):
@@ -9,7 +12,6 @@ class Qwen3Config(QwenConfig, frozen=True, kw_only=True):
 
     head_dim: Positive | None = 128
 
-    @property
-    def qk_norm(self) -> bool:
-        """Always true."""
-        return True
+    def spec(self) -> DecoderSpec:
+        """See `LlamaConfig.spec`."""
+        return replace(QwenConfig.spec(self), head_norm=HeadNorm.EACH)

@@ -4,32 +4,60 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from pagewire.services.executor.models.config import Common, DtypeSetting, parse, weights_dtype
-from pagewire.services.executor.models.decoder import DecoderConfig, DecoderLM
+from pagewire.services.executor.models.decoder import DecoderLM
+from pagewire.services.executor.models.gemma import Gemma2Config, Gemma3Config, GemmaConfig
+from pagewire.services.executor.models.gpt2 import GPT2Config
+from pagewire.services.executor.models.gpt_neox import GPTNeoXConfig
 from pagewire.services.executor.models.llama import LlamaConfig
-from pagewire.services.executor.models.mistral import MistralConfig
+from pagewire.services.executor.models.mistral import MistralConfig, MixtralConfig
 from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.olmo import Olmo2Config, Olmo3Config
 from pagewire.services.executor.models.opt import OPT, OPTConfig
+from pagewire.services.executor.models.phi3 import Phi3Config
 from pagewire.services.executor.models.quantized.formats import find_format, read_quantization
 from pagewire.services.executor.models.qwen2 import Qwen2Config
 from pagewire.services.executor.models.qwen3 import Qwen3Config
+from pagewire.services.executor.models.qwen_moe import OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from pagewire.services.executor.models.smollm3 import SmolLM3Config
 from pagewire.services.executor.models.tensors import open_tensors
-from pagewire.services.executor.models.weights import Packing, load_weights
+from pagewire.services.executor.models.weights import Packing, load_weights, random_weights
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.gguf.reader import SUFFIX
 
 
-def _decoder(kind: type[DecoderConfig]) -> Callable[[dict[str, Any]], CausalLM]:
-    return lambda config: DecoderLM(parse(kind, config))
+def _decoder(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any]], CausalLM]:
+    def build(config: dict[str, Any]) -> CausalLM:
+        described: Any = parse(kind, config)
+        try:
+            return DecoderLM(described.spec())
+        except ValueError as error:
+            raise ConfigurationError(f"config.json cannot be used: {error}") from error
+
+    return build
 
 
 FAMILIES: Mapping[str, Callable[[dict[str, Any]], CausalLM]] = {
     "LlamaForCausalLM": _decoder(LlamaConfig),
     "MistralForCausalLM": _decoder(MistralConfig),
+    "MixtralForCausalLM": _decoder(MixtralConfig),
     "Qwen2ForCausalLM": _decoder(Qwen2Config),
+    "Qwen2MoeForCausalLM": _decoder(Qwen2MoeConfig),
     "Qwen3ForCausalLM": _decoder(Qwen3Config),
+    "Qwen3MoeForCausalLM": _decoder(Qwen3MoeConfig),
+    "GemmaForCausalLM": _decoder(GemmaConfig),
+    "Gemma2ForCausalLM": _decoder(Gemma2Config),
+    "Gemma3ForCausalLM": _decoder(Gemma3Config),
+    "Phi3ForCausalLM": _decoder(Phi3Config),
+    "SmolLM3ForCausalLM": _decoder(SmolLM3Config),
+    "Olmo2ForCausalLM": _decoder(Olmo2Config),
+    "Olmo3ForCausalLM": _decoder(Olmo3Config),
+    "OlmoeForCausalLM": _decoder(OlmoeConfig),
+    "GPT2LMHeadModel": _decoder(GPT2Config),
+    "GPTNeoXForCausalLM": _decoder(GPTNeoXConfig),
     "OPTForCausalLM": lambda config: OPT(parse(OPTConfig, config)),
 }
 """Maps an architecture, as config.json names it, to a function that builds the module of a config.json.
@@ -66,10 +94,17 @@ def is_native(config: dict[str, Any]) -> bool:
     return any(name in FAMILIES for name in parse(Common, config).architectures)
 
 
-def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting, packing: Packing | None = None) -> CausalLM:
+def load_model(
+    folder: Path,
+    config: dict[str, Any],
+    dtype: DtypeSetting,
+    packing: Packing | None = None,
+    random: int | None = None,
+) -> CausalLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
 
     With `packing`, which only a model of `FAMILIES` supports, quantized matrices stay so in the layouts of a device.
+    With `random`, a seed, the model gets random weights, which are not packed, and those of the folder are not read.
 
     Raises:
         ConfigurationError: the architecture is not supported, or the weights do not match the configuration.
@@ -81,10 +116,14 @@ def load_model(folder: Path, config: dict[str, Any], dtype: DtypeSetting, packin
         # Imported here, because a family with a file of its own needs no transformers, which take seconds to load.
         from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 
-        return load_decoder(folder, config, weights_dtype(dtype, common), quantization)
+        return load_decoder(folder, config, weights_dtype(dtype, common), quantization, random)
     model = build_model(config)
-    with open_tensors(folder, quantization) as source:
-        load_weights(model, source, weights_dtype(dtype, common), packing)
+    if random is None:
+        with open_tensors(folder, quantization) as source:
+            load_weights(model, source, weights_dtype(dtype, common), packing)
+    else:
+        model.load_state_dict(random_weights(model, weights_dtype(dtype, common), random), assign=True)
+        model.requires_grad_(requires_grad=False)
     return model.eval()
 
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from pagewire.shared.errors import ConfigurationError
 
-SUPPORTED = ("default", "linear", "llama3", "yarn", "factors")
+SUPPORTED = ("default", "dynamic", "linear", "llama3", "yarn", "longrope", "proportional", "factors", "given")
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters that turn positions into angles."""
 
     rope_type: str = "default"
-    """One of `SUPPORTED`."""
+    """One of `SUPPORTED`. dynamic is default up to max_position_embeddings, which no sequence exceeds."""
     rope_theta: float = 10000.0
     """Base of the wavelengths."""
     factor: float = 1.0
@@ -32,7 +32,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float | None = None
     """yarn: dimensions with fewer turns than this are scaled by the full factor; None: 1."""
     attention_factor: float | None = None
-    """yarn: multiplies sine and cosine; None: follows from factor, mscale and mscale_all_dim."""
+    """yarn, longrope and given: multiplies sine and cosine; None: follows from the other parameters."""
     mscale: float | None = None
     """yarn: with mscale_all_dim, weight of ln(factor) in the numerator of the attention factor."""
     mscale_all_dim: float | None = None
@@ -40,34 +40,59 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     """yarn: whether the dimensions between which the blend runs are rounded outwards to integers."""
     original_max_position_embeddings: int | None = None
-    """llama3 and yarn: the trained context length, in positions."""
+    """llama3, yarn and longrope: the trained context length, in positions."""
     factors: tuple[float, ...] = ()
     """factors: divisor of each pair's frequency. GGUF files store these instead of llama3's parameters."""
+    short_factor: tuple[float, ...] = ()
+    """longrope: divisor of each pair's frequency up to the trained context length."""
+    frequencies: tuple[float, ...] = ()
+    """given: radians per position of each pair."""
     partial_rotary_factor: float = 1.0
-    """Share of each head that is rotated; only 1 is supported."""
+    """Share of each head that is rotated. With proportional, the other pairs have the frequency 0."""
 
     def __post_init__(self) -> None:
         if self.rope_type not in SUPPORTED:
             raise ValueError(f"rope type {self.rope_type} is not supported, only {', '.join(SUPPORTED)}")
-        if self.partial_rotary_factor != 1.0:
-            raise ValueError("partial_rotary_factor is not supported")
-        if self.rope_type != "default" and self.factor < 1.0:
+        if not 0 < self.partial_rotary_factor <= 1:
+            raise ValueError(f"partial_rotary_factor must be above 0 and at most 1, not {self.partial_rotary_factor}")
+        if self.rope_type not in ("default", "longrope") and self.factor < 1.0:
             raise ValueError(f"the rope factor must be at least 1, not {self.factor}")
-        if not all(factor > 0 for factor in self.factors):
+        if not all(factor > 0 for factor in (*self.factors, *self.short_factor)):
             raise ValueError("all rope factors must be above 0")
 
+    @property
+    def max_length(self) -> int | None:
+        """Context up to which a position is always rotated by the same angles; None: any.
 
-def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embeddings: int) -> Rope:
+        Beyond it, longrope rotates all positions of a sequence by other angles.
+        """
+        return self.original_max_position_embeddings if self.rope_type in ("longrope", "given") else None
+
+
+def read_rope(
+    parameters: dict[str, Any] | None, theta: float, max_position_embeddings: int, partial: float | None = 1.0
+) -> Rope:
     """Returns the `Rope` of `rope_parameters` (transformers 5) or of `rope_scaling` with `rope_theta` (transformers 4).
+
+    Args:
+        parameters: see above; None: the default rope.
+        theta: base of the wavelengths, unless `parameters` has it.
+        max_position_embeddings: the model's context length.
+        partial: 1: the family always rotates whole heads; None: as `parameters` say.
 
     Raises:
         ConfigurationError: the rope type is not supported, or a value has the wrong type.
     """
+    if not isinstance(parameters, dict | None):
+        raise ConfigurationError("config.json has rope parameters that are no object: fetch the model again")
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     given.setdefault("rope_type", given.get("type", "default"))
     given.setdefault("rope_theta", theta)
+    if given.get("partial_rotary_factor", 1) != partial == 1 and given["rope_type"] != "proportional":
+        raise ConfigurationError("config.json has a partial_rotary_factor, but this family rotates whole heads")
     original = given.setdefault("original_max_position_embeddings", max_position_embeddings)
-    if given["rope_type"] == "yarn" and "factor" not in given and isinstance(original, int) and original > 0:
+    stretched = given["rope_type"] in ("yarn", "longrope")
+    if stretched and "factor" not in given and isinstance(original, int) and original > 0:
         given["factor"] = max_position_embeddings / original
     try:
         return msgspec.convert(given, Rope)
@@ -76,20 +101,25 @@ def read_rope(parameters: dict[str, Any] | None, theta: float, max_position_embe
 
 
 Rotate = Callable[[Tensor], Tensor]
-"""Rotates the pairs (i, i + d/2) of every head of x [T, H, d], which may be overwritten."""
+"""Rotates the pairs (i, i + r/2) of the first r features of every head of x [T, H, d], which may be overwritten."""
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of the positions of one step, for all layers."""
+    """Cosines and sines of the positions of one step, for all layers that rotate alike.
 
-    def __init__(self, rope: Rope, head_dim: int) -> None:
+    Attributes:
+        rotated: number r of features of a head that are rotated.
+    """
+
+    def __init__(self, frequencies: Tensor, scale: float) -> None:
+        """`frequencies` float32 [r / 2] in radians per position; `scale` multiplies sines and cosines."""
         super().__init__()
-        frequencies, self.scale = _frequencies(rope, head_dim)
+        self.scale, self.rotated = scale, 2 * len(frequencies)
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def table(self, positions: Tensor) -> Tensor:
-        """Returns a float32 table [T, d] for positions [T]: the cosines of all pairs, then their sines."""
+        """Returns a float32 table [T, r] for positions [T]: the cosines of all pairs, then their sines."""
         angles = positions[:, None].float() * self.frequencies
         return torch.cat((angles.cos(), angles.sin()), -1) * self.scale
 
@@ -100,28 +130,63 @@ class RotaryEmbedding(nn.Module):
 
 
 def _rotate(cos: Tensor, sin: Tensor, x: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
+    rotated = cos.shape[-1]
+    if rotated < x.shape[-1]:
+        return torch.cat((_rotate(cos, sin, x[..., :rotated]), x[..., rotated:]), -1)
+    half = rotated // 2
     return torch.addcmul(x * cos, torch.cat((x[..., half:], x[..., :half]), -1), sin)
 
 
+def rotary_embedding(rope: Rope, head_dim: int) -> RotaryEmbedding:
+    """Returns the rotation of heads of `head_dim` features.
+
+    Raises:
+        ConfigurationError: the number of factors is not that of the pairs, or it is no whole number of pairs.
+    """
+    return RotaryEmbedding(*_frequencies(rope, head_dim))
+
+
 def _frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
-    """Returns radians per position, float32 [head_dim / 2], and the factor of sine and cosine."""
-    plain = 1.0 / rope.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
-    if rope.rope_type == "linear":
-        return plain / rope.factor, 1.0
-    if rope.rope_type == "llama3":
-        return _llama3(rope, plain), 1.0
-    if rope.rope_type == "yarn":
-        return _yarn(rope, plain, head_dim), _yarn_scale(rope)
-    if rope.rope_type == "factors":
-        return _divided(rope, plain), 1.0
-    return plain, 1.0
+    """Returns radians per position, float32 [rotated / 2], and the factor of sine and cosine."""
+    rotated = head_dim if rope.rope_type == "proportional" else int(head_dim * rope.partial_rotary_factor)
+    if rotated % 2:
+        raise ConfigurationError(f"heads of which {rotated} features are rotated do not consist of pairs")
+    plain = 1.0 / rope.rope_theta ** (torch.arange(0, rotated, 2, dtype=torch.float32, device="cpu") / rotated)
+    match rope.rope_type:
+        case "linear":
+            return plain / rope.factor, 1.0
+        case "llama3":
+            return _llama3(rope, plain), 1.0
+        case "yarn":
+            return _yarn(rope, plain, rotated), _yarn_scale(rope)
+        case "longrope":
+            return _divided(rope, rope.short_factor, plain), _longrope_scale(rope)
+        case "proportional":
+            plain[int(rope.partial_rotary_factor * head_dim // 2) :] = 0.0
+            return plain / rope.factor, 1.0
+        case "given":
+            return torch.tensor(rope.frequencies, dtype=torch.float32, device="cpu"), rope.attention_factor or 1.0
+        case "factors":
+            return _divided(rope, rope.factors, plain), 1.0
+        case _:
+            return plain, 1.0
 
 
-def _divided(rope: Rope, plain: Tensor) -> Tensor:
-    if len(rope.factors) != len(plain):
-        raise ConfigurationError(f"there are {len(rope.factors)} rope factors for heads of {len(plain)} pairs")
-    return plain / torch.tensor(rope.factors, dtype=torch.float32, device="cpu")
+def _divided(rope: Rope, factors: tuple[float, ...], plain: Tensor) -> Tensor:
+    if len(factors) != len(plain):
+        raise ConfigurationError(
+            f"rope type {rope.rope_type} has {len(factors)} rope factors for heads of {len(plain)} pairs"
+        )
+    return plain / torch.tensor(factors, dtype=torch.float32, device="cpu")
+
+
+def _longrope_scale(rope: Rope) -> float:
+    """The factor of sine and cosine. Source: LongRoPE (Ding et al., 2024), as transformers derives it."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1.0:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings or 0))
 
 
 def _llama3(rope: Rope, plain: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class TensorSource(Protocol):
         """
 
     def read(self, targets: Mapping[str, Tensor]) -> None:
-        """Fills each tensor of `targets`, which has the shape of the stored one and any floating dtype.
+        """Fills each tensor of `targets`, which has as many numbers as the stored one and any floating dtype.
 
         Raises:
             ConfigurationError: a file cannot be read.
@@ -141,7 +141,7 @@ class FolderTensors:
         if quantized := sum(name in self._weights for name in targets):
             _log.info("weights_dequantized", matrices=quantized)
         for name, out in shown(targets.items(), "loading weights"):
-            out.copy_(self.tensor(name))
+            out.copy_(self.tensor(name).view(out.shape))
 
     def integers(self, name: str) -> IntegerWeights | None:
         """See `TensorSource.integers`."""

@@ -4,33 +4,34 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import nn
 
-from pagewire.services.executor.models.layers import PackedLinear
+from pagewire.services.executor.models.feed_forward import Experts
+from pagewire.services.executor.models.layers import PackedLinear, Stored
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.tensors import TensorSource
 from pagewire.shared.errors import ConfigurationError
 
 HEAD = "lm_head.weight"
-DERIVED = ".rotary_emb.inv_freq"
-"""Suffix of tensors in old checkpoints that the configuration determines."""
+DERIVED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+"""Suffixes of tensors in old checkpoints that the configuration determines."""
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""The shape of each of the checkpoint's tensors that a parameter consists of, in order."""
+Parts = Mapping[str, Stored]
+"""The checkpoint's tensors that a parameter consists of, in order, by name."""
 
 
 class Place(NamedTuple):
-    """The target of a checkpoint's tensor: rows [first, first + shape[0]) of a parameter."""
+    """Where a tensor of the checkpoint belongs."""
 
     parameter: str
-    first: int
-    shape: tuple[int, ...]
+    stored: Stored
 
 
 class Packing(Protocol):
     """Keeps the weights of matrix products as a device's kernels read them."""
 
-    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Shapes], dtype: torch.dtype) -> None:
+    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
         """Replaces modules of `model`, which was built on the meta device, by others that have their weights.
 
         Args:
@@ -53,7 +54,7 @@ def load_weights(model: CausalLM, source: TensorSource, dtype: torch.dtype, pack
     Raises:
         ConfigurationError: a tensor is missing, unexpected, or of another shape, or a file cannot be read.
     """
-    places, stored = dict(_places(model)), set(source.names())
+    places, stored = dict(places_of(model)), set(source.names())
     tied = model.lm_head is None and HEAD in stored
     unknown = {name for name in stored - places.keys() if not _is_idle(source, name)}
     _refuse("misses", places.keys() - stored)
@@ -65,11 +66,7 @@ def load_weights(model: CausalLM, source: TensorSource, dtype: torch.dtype, pack
         packing.pack(model, source, _parts(places), dtype)
     state = {name: torch.empty(value.shape, dtype=dtype) for name, value in model.named_parameters()}
     source.read(
-        {
-            name: state[place.parameter].narrow(0, place.first, place.shape[0])
-            for name, place in places.items()
-            if place.parameter in state
-        }
+        {name: place.stored.part(state[place.parameter]) for name, place in places.items() if place.parameter in state}
     )
     model.load_state_dict(state, assign=True)
     model.requires_grad_(requires_grad=False)
@@ -80,39 +77,69 @@ def _is_idle(source: TensorSource, name: str) -> bool:
 
     Tools for GPTQ write a bias of zeros for every product.
     """
-    if name.endswith(".bias"):
-        bias = torch.empty(source.shape(name))
-        source.read({name: bias})
-        return not bias.any()
-    return name.endswith(DERIVED)
+    if name.endswith(DERIVED):
+        return True
+    if not name.endswith(".bias"):
+        return False
+    bias = torch.empty(source.shape(name))
+    source.read({name: bias})
+    return not bias.any()
 
 
-def _places(model: CausalLM) -> Iterator[tuple[str, Place]]:
+def read_part(source: TensorSource, name: str, stored: Stored, whole: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Returns rows of a parameter, of shape `whole`, that a checkpoint's tensor `name` has.
+
+    Raises:
+        ConfigurationError: a file cannot be read.
+    """
+    rows = torch.empty(stored.shape if stored.in_rows else whole, dtype=dtype)
+    source.read({name: rows if stored.in_rows else stored.part(rows)})
+    return rows
+
+
+def random_weights(model: nn.Module, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Returns random parameters: matrices are normally distributed, vectors near 1, so that texts vary."""
+    random = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, parameter in model.named_parameters():
+        made = torch.empty(parameter.shape, dtype=dtype)
+        if parameter.dim() < 2:
+            state[name] = made.normal_(1.0, 0.02, generator=random)
+        else:
+            state[name] = made.normal_(0.0, parameter.shape[-1] ** -0.5, generator=random)
+    return state
+
+
+def places_of(model: CausalLM) -> Iterator[tuple[str, Place]]:
     """Yields the name and the place of every tensor that the checkpoint must have."""
     for path, module in model.named_modules():
-        for kind, parameter in module.named_parameters(recurse=False):
-            name = f"{path}.{kind}"
-            if not isinstance(module, PackedLinear):
-                yield name, Place(name, 0, tuple(parameter.shape))
-                continue
-            first = 0
-            for part, rows in module.parts.items():
-                part_name = f"{path.rpartition('.')[0]}.{part}.{kind}"
-                yield part_name, Place(name, first, (rows, *parameter.shape[1:]))
-                first += rows
+        match module:
+            case PackedLinear():
+                above, parts = path.rpartition(".")[0], module.stored()
+            case Experts():
+                above, parts = path, module.stored()
+            case _:
+                above, parts = path, _whole(module)
+        for stored in parts:
+            yield model.stored_name(f"{above}.{stored.name}"), Place(f"{path}.{stored.parameter}", stored)
+
+
+def _whole(module: nn.Module) -> Iterator[Stored]:
+    for kind, parameter in module.named_parameters(recurse=False):
+        yield Stored(kind, kind, tuple(parameter.shape), lambda whole: whole)
 
 
 def _check(source: TensorSource, places: dict[str, Place]) -> None:
-    for name, place in places.items():
-        if (shape := source.shape(name)) != place.shape:
-            raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json needs {list(place.shape)}")
+    for name, (_, stored) in places.items():
+        if (shape := source.shape(name)) != stored.shape:
+            raise ConfigurationError(f"tensor {name} has shape {list(shape)}, config.json needs {list(stored.shape)}")
 
 
-def _parts(places: Mapping[str, Place]) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-    """Returns the names and shapes of the tensors that each parameter consists of, in order."""
-    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+def _parts(places: Mapping[str, Place]) -> Mapping[str, Parts]:
+    """Returns what each parameter consists of."""
+    parts: dict[str, dict[str, Stored]] = {}
     for name, place in places.items():
-        parts.setdefault(place.parameter, {})[name] = place.shape
+        parts.setdefault(place.parameter, {})[name] = place.stored
     return parts
 
 

@@ -1,33 +1,42 @@
 """Replaces layers of a model by kernels. Matrix products stay in PyTorch."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from pagewire.kernels.gated import gated
+from pagewire.kernels.grouped_linear import group, grouped_linear
 from pagewire.kernels.rms_norm import rms_norm
 from pagewire.kernels.rotary_cache import Rotary
-from pagewire.kernels.silu_mul import silu_mul
 from pagewire.services.executor.devices.cuda.attention import TritonAttention
-from pagewire.services.executor.models.decoder import Attention
-from pagewire.services.executor.models.layers import RMSNorm, SiluMul
+from pagewire.services.executor.models.decoder import Attention, DecoderLM
+from pagewire.services.executor.models.feed_forward import Experts
+from pagewire.services.executor.models.layers import Activate, RMSNorm
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
+from pagewire.services.executor.models.rope import Rotate
+from pagewire.services.executor.models.spec import HeadNorm
 
 
 def with_kernels(model: CausalLM, max_model_len: int, device: torch.device) -> CausalLM:
     """Changes `model` in place, moves it to `device` and returns it. `attend` must now be a `TritonAttention`."""
-    positions = torch.arange(max_model_len)
-    rotaries = [module for module in model.modules() if isinstance(module, RotaryEmbedding)]
-    angles = rotaries[0].table(positions).to(device) if rotaries else torch.empty(0)
+    if isinstance(model, DecoderLM):
+        decoder = model.model
+        rotaries: list[Any] = list(decoder.rotaries)
+        tables = [rotary.table(torch.arange(max_model_len)).to(device) for rotary in rotaries]
+        layers: list[Any] = list(decoder.layers)
+        for layer, turn in zip(layers, decoder.turns, strict=True):
+            table = torch.empty(1, 0, device=device) if turn is None else tables[turn]
+            layer.self_attn = FusedAttention(layer.self_attn, table)
+        decoder.rotaries = nn.ModuleList(Unrotated() for _ in tables)
     for parent in list(model.modules()):
         for name, module in parent.named_children():
-            if isinstance(module, Attention):
-                setattr(parent, name, FusedAttention(module, angles))
-            elif isinstance(module, RotaryEmbedding):
-                setattr(parent, name, Unrotated())
-            elif isinstance(module, RMSNorm):
+            if isinstance(module, RMSNorm):
                 setattr(parent, name, Norm(module))
-            elif isinstance(module, SiluMul):
-                setattr(parent, name, Activation())
+            elif isinstance(module, Activate) and module.gated:
+                setattr(parent, name, Gated(module))
+            elif isinstance(module, Experts):
+                setattr(parent, name, GroupedExperts(module))
     return model.to(device)
 
 
@@ -35,19 +44,32 @@ class FusedAttention(nn.Module):
     """`Attention` that norms and rotates the heads and writes the KV pool in one pass."""
 
     def __init__(self, plain: Attention, angles: Tensor) -> None:
+        """`angles` [positions, rotated] is the table of `RotaryEmbedding`; [1, 0]: heads are not rotated."""
         super().__init__()
-        self.layer = plain.layer
-        self.qkv_proj, self.o_proj = plain.qkv_proj, plain.o_proj
-        self.q_norm, self.k_norm = plain.q_norm, plain.k_norm
-        eps = 1e-6 if plain.q_norm is None else plain.q_norm.eps
-        self._rotary = Rotary(plain.heads, plain.kv_heads, plain.head_dim, rotary=plain.head_dim, epsilon=eps)
+        self.layer, self.qkv, self.o = plain.layer, plain.qkv, plain.o
+        together = plain.head_norm is HeadNorm.TOGETHER
+        self.heads_together = plain if together else None
+        """Norms all heads as one vector, which the pass cannot."""
+        norm = None if together else plain.q_norm
+        self._rotary = Rotary(
+            plain.heads,
+            plain.kv_heads,
+            plain.head_dim,
+            rotary=angles.shape[1],
+            epsilon=1e-6 if norm is None else norm.eps,
+        )
+        self.scales = nn.ParameterList(
+            [] if norm is None or plain.k_norm is None else [norm.scale, plain.k_norm.scale]
+        ).requires_grad_(requires_grad=False)
         self._angles = angles
 
     def forward(self, x: Tensor, _rotate: Rotate, attend: TritonAttention) -> Tensor:
         """[T, D] -> [T, D]."""
-        norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
-        attended = attend.rotated(self.layer, self.qkv_proj(x), self._rotary, self._angles, norms)
-        out: Tensor = self.o_proj(attended.flatten(1))
+        packed = self.qkv(x)
+        if self.heads_together is not None:
+            packed = self.heads_together.normed_row(packed)
+        attended = attend.rotated(self.layer, packed, self._rotary, self._angles, list(self.scales))
+        out: Tensor = self.o(attended.flatten(1))
         return out
 
 
@@ -60,11 +82,18 @@ class Unrotated(nn.Module):
 
 
 class Norm(nn.Module):
-    """`RMSNorm` of hidden states, as one kernel."""
+    """`RMSNorm` of rows, as one kernel."""
 
     def __init__(self, plain: RMSNorm) -> None:
         super().__init__()
-        self.weight, self.eps = plain.weight, plain.eps
+        self.weight = nn.Parameter(plain.scale if plain.offset else plain.weight, requires_grad=False)
+        self.eps = plain.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]."""
+        out = torch.empty_like(x)
+        rms_norm(x.contiguous(), self.weight, self.eps, out)
+        return out
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """See `RMSNorm.add`. The sum overwrites `residual`."""
@@ -73,11 +102,36 @@ class Norm(nn.Module):
         return out, residual
 
 
-class Activation(nn.Module):
-    """`SiluMul` as one kernel."""
+class Gated(nn.Module):
+    """`Activate` with gates, as one kernel."""
+
+    def __init__(self, plain: Activate) -> None:
+        super().__init__()
+        self.kind = plain.kind
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, 2 inner] -> [T, inner]."""
         out = torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype, device=x.device)
-        silu_mul(x, out)
+        gated(x, out, self.kind)
         return out
+
+
+class GroupedExperts(nn.Module):
+    """`Experts` whose products are of tokens grouped by expert. Its launches depend on shapes only."""
+
+    def __init__(self, plain: Experts) -> None:
+        super().__init__()
+        self.spec, self.kind = plain.spec, plain.activation.kind
+        self.gate_up, self.down = plain.gate_up, plain.down
+
+    def forward(self, x: Tensor, router_logits: Tensor) -> Tensor:
+        """[T, width], [T, count] -> [T, width]."""
+        weights, chosen = router_logits.float().softmax(-1).topk(self.spec.chosen)
+        if self.spec.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        groups = group(chosen, self.spec.count)
+        raised = grouped_linear(x, self.gate_up, groups, gather=True)
+        active = torch.empty(len(raised), raised.shape[1] // 2, dtype=x.dtype, device=x.device)
+        gated(raised, active, self.kind)
+        made = grouped_linear(active, self.down, groups, gather=False)
+        return (made[groups.places].view(*chosen.shape, -1) * weights[..., None]).sum(1).to(x.dtype)

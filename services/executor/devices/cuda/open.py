@@ -57,14 +57,15 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     length = max_model_len(settings, config)
     runtime = CudaRuntime()
     packing = None if settings.quantization == "none" else CudaPacking(fp8=capability >= FP8_SINCE)
-    plain = load_model(folder, config, settings.dtype, packing)
+    random = settings.seed if settings.load_format == "dummy" else None
+    plain = load_model(folder, config, settings.dtype, packing, random)
     spec, dtype = plain.spec, plain.embedding.dtype
     check_length(spec, length)
     if not is_native(config):
         # On the CPU, where the model is now: the kernels of both devices follow the same constants.
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
-        prove(plain, PyTorchBackend, settings.block_size, length)
+        plain = prove(plain, PyTorchBackend, settings.block_size, length)
     cached = FP8 if settings.kv_cache_dtype == "fp8" else dtype
     model = with_kernels(plain, length, runtime.device)
     slots, block_size = slots_of(settings), settings.block_size

@@ -17,7 +17,7 @@ from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.tensors import TensorSource
-from pagewire.services.executor.models.weights import Shapes
+from pagewire.services.executor.models.weights import Parts
 
 _log = structlog.get_logger()
 
@@ -77,17 +77,18 @@ class CudaPacking:
     fp8: bool
     """Whether the GPU has instructions for fp8."""
 
-    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Shapes], dtype: torch.dtype) -> None:
+    def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
         """See `Packing.pack`."""
         kinds: Counter[str] = Counter()
         for path, module in list(model.named_modules()):
             if not isinstance(module, nn.Linear | PackedLinear) or module is model.lm_head:
                 continue
-            packed = self._packed(source, list(parts[f"{path}.weight"]))
+            weights = parts[f"{path}.weight"]
+            packed = self._packed(source, list(weights)) if all(part.in_rows for part in weights.values()) else None
             if packed is None:
                 continue
             biases = parts.get(f"{path}.bias", {})
-            bias = {name: torch.empty(shape, dtype=dtype) for name, shape in biases.items()}
+            bias = {name: torch.empty(stored.shape, dtype=dtype) for name, stored in biases.items()}
             source.read(bias)
             whole = torch.cat(list(bias.values())) if bias else None
             linear = (

@@ -23,6 +23,7 @@ from pagewire.services.executor.models.tensors import FolderTensors, open_folder
 from pagewire.services.executor.models.transformers_backend.gate import check_config, check_modules, max_length
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.probe import probe
+from pagewire.services.executor.models.weights import random_weights
 from pagewire.shared.errors import ConfigurationError
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -40,11 +41,16 @@ class _Stored:
 
 
 def load_decoder(
-    folder: Path, config: dict[str, Any], dtype: torch.dtype, quantization: dict[str, Any] | None = None
+    folder: Path,
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    quantization: dict[str, Any] | None = None,
+    random: int | None = None,
 ) -> TransformersLM:
     """Loads the model of `folder`, whose config.json is `config`, into CPU memory, ready for inference.
 
-    Quantized weights are dequantized on the way, so that `transformers` sees an unquantized model.
+    Quantized weights are dequantized on the way, so that `transformers` sees an unquantized model. With `random`, a
+    seed, it gets random weights, and those of the folder are not read.
 
     Raises:
         ConfigurationError: the model cannot be served, or its weights do not match its configuration.
@@ -52,6 +58,10 @@ def load_decoder(
     parsed = parse_config({key: value for key, value in config.items() if key != "quantization_config"})
     name = type(parsed).model_type
     spec = examine(parsed)
+    if random is not None:
+        model = AutoModelForCausalLM.from_config(parsed, dtype=dtype)
+        model.load_state_dict(random_weights(model, dtype, random), strict=False)
+        return finish(model)
     try:
         with open_folder(folder, quantization) as stored:
             model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(parsed)].from_pretrained(

@@ -78,11 +78,16 @@ class TransformersLM(CausalLM):
         logits: Tensor = self._head[0](input_ids=ids, use_cache=False).logits[0]
         return logits.float() if out is None else out.copy_(logits)
 
-    def eager_logits(self, token_ids: Tensor) -> Tensor:
-        """Returns the float32 logits [L, V] of a text [L] by the model's own attention, which keeps no state."""
+    def eager_logits(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Returns the float32 logits [L, V] of a text [L] by the model's own attention, which keeps no state.
+
+        The `positions` [L] are consecutive, and the first need not be 0.
+        """
         self.model.set_attn_implementation(EAGER)
         try:
-            logits: Tensor = self.model(input_ids=token_ids[None], use_cache=False).logits[0]
+            logits: Tensor = self.model(
+                input_ids=token_ids[None], position_ids=positions[None], use_cache=False
+            ).logits[0]
         finally:
             self.model.set_attn_implementation(NAME)
         return logits.float()

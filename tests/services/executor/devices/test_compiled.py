@@ -154,7 +154,7 @@ def test_without_a_compiler_pytorch_serves(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_with_a_compiler_weights_and_kv_keep_their_dtype() -> None:
     with capture_logs() as lines:
         open_device(load({"num-kv-blocks": 40, "block-size": 16, "dtype": "bfloat16"}, {}), checkpoint("llama")).close()
-    (pool,) = [line for line in lines if line["event"] == "kv_pool"]
+    (pool,) = (line for line in lines if line["event"] == "kv_pool")
     layers, kv_heads, dim = 2, 2, 16
     assert pool["bytes"] == 40 * 16 * layers * kv_heads * (dim + dim) * torch.bfloat16.itemsize
 

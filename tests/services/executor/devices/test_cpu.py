@@ -106,7 +106,7 @@ def test_a_slot_and_its_blocks_serve_the_next_sequence(drive: Drive) -> None:
 
 def test_overflow_in_half_precision_does_not_poison_the_blocks(drive: Drive) -> None:
     driver = drive(checkpoint("llama"), dtype="float16")
-    projection: Any = driver.model.get_submodule("model.layers.0.self_attn.qkv_proj")
+    projection: Any = driver.model.get_submodule("model.layers.0.self_attn.qkv")
     weight = projection.weights.tensors[0] if isinstance(projection, Linear) else projection.weight
     healthy = weight.clone()
     blocks = driver.add(0, 2 * BLOCK_SIZE)

@@ -53,12 +53,14 @@ def test_blocks_of_a_gguf_file_stay_packed(tmp_path: Path, architecture: str, ki
     assert 0 < difference(logits(path, packed=True), logits(path)) < ROUNDED
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-biased", "llama-tied", "qwen2", "opt", "opt-post-norm"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama-biased", "llama-tied", "qwen2", "opt", "opt-post-norm", "gpt2", "gpt-neox", "qwen2-moe"]
+)
 def test_eight_bits_are_nearly_the_plain_weights(name: str) -> None:
     assert 0 < difference(logits(checkpoint(name), 8), logits(checkpoint(name))) < ROUNDED
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "opt"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2", "opt", "gpt2", "gpt-neox", "qwen2-moe", "mixtral"])
 def test_four_bits_are_what_the_rounded_weights_give(
     name: str, kernels: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,9 +130,9 @@ def test_integers_beside_plain_weights_in_one_matrix(stored: tuple[str, ...], ke
         load_weights(model, some, torch.float32, CpuPacking(kernels, None))
         load_weights(plain, some, torch.float32)
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
-    for part in ("self_attn.qkv_proj", "mlp.gate_up_proj", "self_attn.o_proj"):
+    for part in ("self_attn.qkv", "mlp.up", "self_attn.o"):
         name = f"model.layers.1.{part}"
-        inputs = x if part != "self_attn.o_proj" else x.repeat(1, 2)
+        inputs = x if part != "self_attn.o" else x.repeat(1, 2)
         found, expected = (one.get_submodule(name)(inputs) for one in (model, plain))
         assert difference(found, expected) < ROUNDED / 2
     packed = any(isinstance(module, Linear) for module in model.modules())

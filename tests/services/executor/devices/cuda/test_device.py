@@ -45,7 +45,22 @@ def texts(seed: int, count: int = 2, longest: int = 26, most: int = 2) -> list[T
     "name",
     [
         "llama",
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("mistral", "opt", "qwen3", "gpt-neox", "gpt-oss")),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in (
+                "mistral",
+                "opt",
+                "qwen3",
+                "gpt-neox",
+                "gpt-oss",
+                "gpt2",
+                "gemma3",
+                "phi3",
+                "smollm3",
+                "olmo2",
+                "qwen2-moe",
+            )
+        ),
     ],
 )
 def test_tokens_are_those_of_the_cpu(name: str) -> None:

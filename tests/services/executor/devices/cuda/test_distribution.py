@@ -35,8 +35,8 @@ def draw_cuda(case: Case, draws: int) -> list[int]:
     one, slot = logits().to(device), torch.zeros(draws, dtype=torch.int32, device=device)
     ends = torch.from_numpy(positions(draws)).to(device, torch.int32)
     edit_logits(tables.sampling, one, slot[:1], ends[:1], so_far)
-    tokens, maxima = torch.empty_like(slot), torch.empty(draws, -(-one.shape[1] // TILE), device=device)
-    sample(tables.sampling, one.repeat(draws, 1), slot, ends, maxima, tokens)
+    tokens, tiles = torch.empty_like(slot), torch.empty(draws, 2, -(-one.shape[1] // TILE), device=device)
+    sample(tables.sampling, one.repeat(draws, 1), slot, ends, tiles, tokens)
     found: list[int] = tokens.tolist()
     return found
 

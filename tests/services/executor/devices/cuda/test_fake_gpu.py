@@ -44,7 +44,7 @@ def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
     found = observed()
     check(found)
     by_layer = dict.fromkeys(("rotary_cache_kernel", "split_attention_kernel", "reduce_splits_kernel"), LAYERS)
-    by_layer |= {"silu_mul_kernel": LAYERS, "rms_norm_kernel": 2 * LAYERS + 1}
+    by_layer |= {"gated_kernel": LAYERS, "rms_norm_kernel": 2 * LAYERS + 1}
     once = ("step_inputs", "plan_splits", "edit_logits", "tile_sums", "sample", "bookkeeping")
     decode = by_layer | {f"{name}_kernel": 1 for name in once}
     mixed = decode | {"paged_attention_kernel": LAYERS}

@@ -107,9 +107,9 @@ def test_integers_stay_packed_on_a_cpu(name: str, tmp_path: Path) -> None:
     """Its kernels round activations to eight bits."""
     folder = write(checkpoint("llama"), tmp_path, METHODS[name]())
     packing = CpuPacking(CpuKernels(build.load(), 1), None)
-    layer = load_model(folder, read_config(folder), "float32", packing).get_submodule("model.layers.1.mlp.down_proj")
+    layer = load_model(folder, read_config(folder), "float32", packing).get_submodule("model.layers.1.mlp.down")
     assert isinstance(layer, Linear)
-    weight = parameters(tmp_path / "plain")["model.layers.1.mlp.down_proj.weight"]
+    weight = parameters(tmp_path / "plain")["model.layers.1.mlp.down.weight"]
     x = torch.randn(5, weight.shape[1], generator=torch.Generator().manual_seed(1))
     error = layer(x) - x @ weight.T
     assert error.pow(2).mean().sqrt() < 0.01 * (x @ weight.T).std()

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.devices.self_test import self_test
+from pagewire.services.executor.devices.self_test import SelfTest
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import read_config
@@ -58,8 +58,8 @@ def test_the_self_test_finds_a_wrong_constant(tmp_path: Path) -> None:
     """Here the scale: what the probe would have to miss for a wrong answer."""
     save(tiny_config("granite"), tmp_path)
     model = load_decoder(tmp_path, read_config(tmp_path), torch.float32)
-    assert self_test(model, PyTorchBackend, 8, 64) < 1e-5
+    assert SelfTest(model, PyTorchBackend, 8, 64).run(model) < 1e-5
     layers = tuple(replace(layer, scale=layer.scale * 0.9) for layer in model.spec.layers)
     model.spec = replace(model.spec, layers=layers)
     with pytest.raises(ConfigurationError, match=r"granite.*differ"):
-        self_test(model, PyTorchBackend, 8, 64)
+        SelfTest(model, PyTorchBackend, 8, 64).run(model)

@@ -1,0 +1,85 @@
+"""The feed-forward layer of a block: a dense one, or a mixture of experts."""
+
+from collections.abc import Iterator
+from operator import itemgetter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pagewire.services.executor.models.layers import Activate, PackedLinear, Stored
+from pagewire.services.executor.models.spec import DecoderSpec, ExpertsSpec, Storage
+
+
+class MLP(nn.Module):
+    """A dense feed-forward layer."""
+
+    def __init__(self, spec: DecoderSpec, inner: int) -> None:
+        super().__init__()
+        whole = spec.storage in (Storage.WHOLE, Storage.TRANSPOSED)
+        parts = {"gate_proj": inner, "up_proj": inner} if spec.gated else {"up_proj": inner}
+        if whole and spec.gated:
+            parts = {"gate_up_proj": 2 * inner}
+        storage = spec.storage if spec.storage is Storage.TRANSPOSED else Storage.PARTS
+        self.up = PackedLinear(spec.width, parts, spec.mlp_bias, storage)
+        self.activation = Activate(spec.activation, gated=spec.gated)
+        self.down = PackedLinear(inner, {"down_proj": spec.width}, spec.mlp_bias, storage)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]."""
+        out: Tensor = self.down(self.activation(self.up(x)))
+        return out
+
+
+class Experts(nn.Module):
+    """The weights of all experts, and their outputs for the tokens that have chosen them."""
+
+    def __init__(self, spec: DecoderSpec, experts: ExpertsSpec) -> None:
+        super().__init__()
+        self.spec = experts
+        self.gate_up = nn.Parameter(torch.empty(experts.count, 2 * experts.inner, spec.width))
+        self.down = nn.Parameter(torch.empty(experts.count, spec.width, experts.inner))
+        self.activation = Activate(spec.activation, gated=True)
+
+    def stored(self) -> Iterator[Stored]:
+        """Yields what the checkpoint has of the weights: three matrices per expert."""
+        inner, width = self.spec.inner, self.down.shape[1]
+        for i in range(self.spec.count):
+            for name, rows in (("gate_proj", slice(0, inner)), ("up_proj", slice(inner, None))):
+                yield Stored(f"{i}.{name}.weight", "gate_up", (inner, width), itemgetter((i, rows)))
+            yield Stored(f"{i}.down_proj.weight", "down", (width, inner), itemgetter(i))
+
+    def forward(self, x: Tensor, router_logits: Tensor) -> Tensor:
+        """[T, width], [T, count] -> [T, width]. The outputs of a token's experts are summed in the experts' order."""
+        weights, chosen = router_logits.float().softmax(-1).topk(self.spec.chosen)
+        if self.spec.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, place = (chosen == expert).nonzero(as_tuple=True)
+            y = F.linear(self.activation(F.linear(x[tokens], self.gate_up[expert])), self.down[expert])
+            out[tokens] += y * weights[tokens, place, None].to(x.dtype)
+        return out
+
+
+class MixtureOfExperts(nn.Module):
+    """A mixture of experts. A router chooses some experts for each token; a shared one may serve all tokens."""
+
+    def __init__(self, spec: DecoderSpec, experts: ExpertsSpec) -> None:
+        super().__init__()
+        self.gate = nn.Linear(spec.width, experts.count, bias=False)
+        self.experts = Experts(spec, experts)
+        self.shared_expert = MLP(spec, experts.shared) if experts.shared else None
+        self.shared_expert_gate = nn.Linear(spec.width, 1, bias=False) if experts.shared else None
+
+    @property
+    def routers(self) -> list[nn.Module]:
+        """The products that weigh experts. They take little memory, and small errors would change which are chosen."""
+        return [part for part in (self.gate, self.shared_expert_gate) if part is not None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, width] -> [T, width]."""
+        out: Tensor = self.experts(x, self.gate(x))
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+        return out

@@ -1,0 +1,129 @@
+"""What a decoder consists of: the description from which `decoder.py` builds a model of any native family."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pagewire.kernels.activation import Activation
+from pagewire.kernels.attention_layer import Attention
+from pagewire.services.executor.models.model import ModelSpec
+from pagewire.services.executor.models.rope import Rope
+
+
+class Norm(Enum):
+    """The normalisation of hidden states."""
+
+    RMS = "rms"
+    """RMSNorm (Zhang and Sennrich, 2019)."""
+    RMS_PLUS_ONE = "rms_plus_one"
+    """RMSNorm whose factors are the stored weights plus one (Gemma)."""
+    LAYER = "layer"
+    """LayerNorm with a bias (Ba et al., 2016)."""
+
+
+class Placement(Enum):
+    """Where attention and feed-forward layer of a block are normalised."""
+
+    BEFORE = "before"
+    """What they read."""
+    AFTER = "after"
+    """What they add to the residual."""
+    AROUND = "around"
+    """Both."""
+    PARALLEL = "parallel"
+    """What they read, and both read the block's input."""
+
+
+class HeadNorm(Enum):
+    """The RMSNorm of queries and keys, before the rotation."""
+
+    NONE = "none"
+    EACH = "each"
+    """Each head alone, all with the same weights."""
+    TOGETHER = "together"
+    """All heads of the queries as one vector, and all heads of the keys."""
+
+
+class Storage(Enum):
+    """How a checkpoint stores the matrices of a block."""
+
+    PARTS = "parts"
+    """q, k and v apart, gates and values apart."""
+    WHOLE = "whole"
+    """q, k and v as one matrix, gates and values as one."""
+    TRANSPOSED = "transposed"
+    """The same, but every matrix is [inputs, outputs]."""
+    BY_HEAD = "by_head"
+    """q, k and v as one matrix, ordered by heads first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts in place of a feed-forward layer (Shazeer et al., 2017)."""
+
+    count: int
+    """Number of experts."""
+    chosen: int
+    """Number of experts per token."""
+    inner: int
+    """Inner features of an expert."""
+    normalized: bool
+    """Whether the weights of a token's experts sum to 1."""
+    shared: int = 0
+    """Inner features of the expert that every token has; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One block."""
+
+    attention: Attention
+    rope: Rope | None
+    """How positions rotate queries and keys; None: not at all."""
+    experts: ExpertsSpec | None = None
+    """None: a feed-forward layer with `DecoderSpec.inner` features."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A decoder. The defaults are those of Llama."""
+
+    vocab_size: int
+    width: int
+    """Features of a hidden state."""
+    inner: int
+    """Inner features of a feed-forward layer."""
+    layers: tuple[LayerSpec, ...]
+    eps: float
+    """Added to the variance by all norms."""
+    tied: bool = False
+    """Whether the embedding is also the output matrix."""
+    norm: Norm = Norm.RMS
+    placement: Placement = Placement.BEFORE
+    head_norm: HeadNorm = HeadNorm.NONE
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Whether the output projection of attention has a bias."""
+    mlp_bias: bool = False
+    gated: bool = True
+    """Whether the activation is that of gates, which multiply as many values (Shazeer, 2020)."""
+    activation: Activation = Activation.SILU
+    learned_positions: int = 0
+    """Rows of a table of positions, which are added to the embeddings; 0: there is none."""
+    embedding_scale: float = 1.0
+    """Factor of the embeddings at the input."""
+    logit_cap: float = 0.0
+    """Logits become cap * tanh(logit / cap); 0: no cap."""
+    storage: Storage = Storage.PARTS
+    names: dict[str, str] = field(default_factory=dict)
+    """The checkpoint's names for modules of `decoder.py`, where they differ."""
+
+    def __post_init__(self) -> None:
+        if any(layer.experts is not None and layer.experts.chosen > layer.experts.count for layer in self.layers):
+            raise ValueError("a token has more experts than there are")
+
+    @property
+    def model(self) -> ModelSpec:
+        """The sizes that a device needs."""
+        bounds = [rope.max_length for layer in self.layers if (rope := layer.rope) is not None]
+        lengths = [bound for bound in bounds if bound is not None]
+        return ModelSpec(self.vocab_size, tuple(layer.attention for layer in self.layers), min(lengths, default=None))
