@@ -146,6 +146,9 @@ CHANNELS = {
     "prefixes": Channel(
         f"{subjects.PREFIXES}.{{model}}.{{scheduler}}", "The prefixes that a replica has cached.", [CachedPrefixes]
     ),
+    "traces": Channel(
+        subjects.TRACES, "Every service exports what it holds of a trace, whose id is the message, as 32 hex digits."
+    ),
     "heartbeat": Channel(
         f"{subjects.HEARTBEAT}.{{service}}.{{instance}}", "The state of a service; empty: it has ended.", [Heartbeat]
     ),
