@@ -56,7 +56,7 @@ def test_an_unknown_part_is_refused() -> None:
 def test_a_kernel_above_the_limit_fails() -> None:
     """With limits of a smaller part the same command says so and exits with 1."""
     code = (
-        "import sys, pagewire.kernels.compile as c; c.SHARED_LIMIT[90] = -1; "
+        "import sys, pagewire.kernels.compile as c; c.SHARED_MEMORY[90] = -1; "
         "sys.exit(c.main(['--arch', 'sm_90', '--kernel', 'gated']))"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
