@@ -48,7 +48,7 @@ def write(file: Path | None, name: str, arguments: Sequence[str], **figures: Any
         "command": shlex.join(["pagewire", "bench", name, *arguments]),
         "machine": machine(),
         "commit": commit(),
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": today(),
     }
     file.write_text(json.dumps(header | figures, indent=1) + "\n")
 
@@ -68,6 +68,11 @@ def commit() -> str:
         return f"pagewire {version('pagewire')}"
     described = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--exclude=*"]
     return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def today() -> str:
+    """Returns the date in UTC, like 2026-01-31."""
+    return datetime.now(UTC).date().isoformat()
 
 
 def markdown(header: str, rows: Iterable[str]) -> list[str]:

@@ -242,7 +242,7 @@ def configurations() -> list[Configuration]:
                     "positions": "i32",
                     "places": "i64",
                     "table": "fp32",
-                    **({"query_weight": dtype, "key_weight": dtype} if normed else {}),
+                    **({"query_weight": "fp32", "key_weight": "fp32"} if normed else {}),
                 },
                 constants={
                     **norms,

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._output import commit, machine
+from pagewire.bench._output import commit, machine, today
 from pagewire.kernels.part import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,7 +61,13 @@ def main(arguments: list[str]) -> int:
     """Compiles, writes the table and returns the exit code. `arguments` are the versions, by default all."""
     archs = [f"sm_{part}" for part in PARTS]
     forms = [form for version in arguments or VERSIONS for form in compile_all(version, archs)]
-    about = {"command": "make kernels-all", "machine": machine(), "commit": commit(), "torch": VERSIONS}
+    about = {
+        "command": "make kernels-all",
+        "machine": machine(),
+        "commit": commit(),
+        "date": today(),
+        "torch": VERSIONS,
+    }
     lines = ",\n".join(json.dumps(form) for form in forms)
     RESULTS.write_text(json.dumps(about, indent=1).removesuffix("\n}") + f',\n "forms": [\n{lines}\n ]\n}}\n')
     print("\n".join(summary(forms)))

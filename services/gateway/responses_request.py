@@ -7,6 +7,7 @@ import msgspec
 from pagewire.services.gateway.sampling_fields import TokenLimit, converted, read_fields
 from pagewire.services.gateway.unknown_fields import UnknownFields
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import SamplingParams
 
 
 class TextOptions(msgspec.Struct):
@@ -55,11 +56,13 @@ NEUTRAL = {"background": False, "truncation": "disabled"}
 """Fields that are refused unless they have this value."""
 STATEFUL = frozenset({"conversation", "previous_input_messages", "previous_response_id", "prompt"})
 """Fields that name what would have to be stored."""
-PASSED = frozenset(
-    """cache_salt chat_template_kwargs frequency_penalty ignore_eos include_reasoning include_stop_str_in_output
-    logit_bias min_p presence_penalty repetition_penalty seed skip_special_tokens stop stop_token_ids
-    structured_outputs top_k""".split()  # noqa: SIM905
-)
+_OF_CHATS = frozenset({"beam_width", "best_of", "length_penalty", "logprobs", "max_tokens", "n", "prompt_logprobs"})
+"""Sampling fields that ask for what an answer of this route has no place for, or that have another name here."""
+PASSED = frozenset(SamplingParams.__struct_fields__) - FIELDS - _OF_CHATS | {
+    "cache_salt",
+    "chat_template_kwargs",
+    "include_reasoning",
+}
 """Fields of vLLM that mean what they mean in a chat."""
 FREE_FORM = frozenset({"input", "tools", "text", "tool_choice"})
 

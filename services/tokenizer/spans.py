@@ -5,6 +5,7 @@ from opentelemetry.util.types import AttributeValue
 
 from pagewire.shared import telemetry
 from pagewire.shared.messages.client import GenerateRequest
+from pagewire.shared.sampling import PARAMETERS
 
 
 def describe(span: Span, request: GenerateRequest, model: str) -> None:
@@ -18,11 +19,7 @@ def describe(span: Span, request: GenerateRequest, model: str) -> None:
         "gen_ai.request.model": model,
         "gen_ai.request.choice.count": sampling.n,
         "gen_ai.request.max_tokens": sampling.max_tokens,
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
-        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        **{f"gen_ai.request.{each.name}": getattr(sampling, each.name) for each in PARAMETERS},
         "gen_ai.request.seed": sampling.seed,
         "pagewire.request.priority": request.priority,
     }

@@ -167,7 +167,7 @@ def fields() -> dict[str, Asked]:
             {"stop": "aa", **LETTERS},
             lambda found: (text(found), *ends(found)) == ("", "stop", "aa"),
             {"stop": [""]},
-            "a stop string is empty",
+            "stop has an empty string",
         ),
         "include_stop_str_in_output": Asked(
             {"stop": "aa", "include_stop_str_in_output": True, **LETTERS},

@@ -10,4 +10,5 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("pool", [pytest.param("ample", marks=pytest.mark.full), "tiny"])
 async def test_greedy_equals_transformers(pool: str) -> None:
     row = {"family": "gpt-oss", "window": 2, "budget": 16, "block_size": 8, "pool": pool, "prefix_cache": True}
-    await check_greedy(row)
+    # Half of the blocks are for the layers with windows.
+    await check_greedy(row, **({"num_kv_blocks": 26} if pool == "tiny" else {}))

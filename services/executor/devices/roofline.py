@@ -14,6 +14,7 @@ import numpy as np
 
 from pagewire.services.executor.devices.protocol import Bool, Int64
 from pagewire.services.executor.models.registry import build_model
+from pagewire.shared.errors import ConfigurationError
 
 BYTES = 2
 """Bytes of a weight, an activation and an element of the KV cache: bf16."""
@@ -112,8 +113,10 @@ def shape_of(config: dict[str, Any]) -> Shape:
     """Returns the shape of the model that a config.json describes. Weights are counted, not allocated.
 
     Raises:
-        ConfigurationError: the architecture is not supported, or a value is missing.
+        ConfigurationError: the architecture is not supported, a value is missing, or the weights are quantized.
     """
+    if "quantization_config" in config:
+        raise ConfigurationError("steps of quantized models are not simulated: use the model in bf16")
     model = build_model(config)
     spec, embedded = model.spec, model.embedding.numel()
     first = spec.layers[0]

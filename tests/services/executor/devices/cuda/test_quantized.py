@@ -12,6 +12,7 @@ from pagewire.kernels import round_rows
 from pagewire.services.executor.devices.cpu import CpuDevice
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.quantized import CudaPacking, EightBitLinear, IntegerLinear
+from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cpu_device, cuda_device
@@ -30,7 +31,7 @@ INT8 = partial(
 
 def kinds(folder: Path, *, with_fp8: bool = True) -> set[type]:
     model = load_model(folder, read_config(folder), "float32", CudaPacking(with_fp8))
-    linear = (IntegerLinear, EightBitLinear, nn.Linear)
+    linear = (IntegerLinear, EightBitLinear, nn.Linear, PackedLinear)
     return {type(module) for name, module in model.named_modules() if isinstance(module, linear) and "model." in name}
 
 
@@ -59,8 +60,8 @@ def round_inputs(device: CpuDevice, dtype: torch.dtype, group: int | None) -> No
         values, scales = round_rows.reference(x, size, dtype)
         return ((values.float().view(len(x), -1, size) * scales[:, :, None]).flatten(1),)
 
-    for name, module in device._model.named_modules():
-        if name.endswith("_proj"):
+    for module in device._model.modules():
+        if isinstance(module, PackedLinear):
             module.register_forward_pre_hook(rounded)
 
 
@@ -96,7 +97,7 @@ def relative(made: Tensor, expected: Tensor) -> float:
 def test_every_layout_has_its_kernel(tmp_path: Path) -> None:
     for name, method, found in (
         ("gptq", gptq(3), {IntegerLinear}),
-        ("scattered", gptq(4, desc_act=True), {nn.Linear}),
+        ("scattered", gptq(4, desc_act=True), {PackedLinear}),
         ("nvfp4", modelopt("NVFP4"), {IntegerLinear}),
         ("int8", INT8(), {EightBitLinear}),
         ("int8 weights", compressed_tensors("pack-quantized", strategy="channel"), {IntegerLinear}),
