@@ -39,7 +39,7 @@ class BulkParser(Parser):  # type: ignore[misc]
         """Parses with nats-py's parser. Its read loop would end without a word after any error but ProtocolError."""
         try:
             await super().parse(data)
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ProtocolError from error
 
     def _deliver_messages(self, data: bytes) -> int:

@@ -17,7 +17,7 @@ WIRE = [
     b'INFO {"max_payload": 5}\r\nPING\r\n',
 ]
 TOKENS = [b"\r\n", b"MSG ", b"HMSG ", b"-1", b"99999999999", b" ", b"INFO [\r\n", b"INFO {\r\n", b"-ERR ''\r\n"]
-KNOWN = [b'INFO {"a": 5}x\r\n', b'INFO \x80{"a": 5}\r\n', b"-ERR '\x80'\r\n"]
+KNOWN = [b'INFO {"a": 5}x\r\n', b'INFO \x80{"a": 5}\r\n', b"-ERR '\x80'\r\n", b"-ERR \r\n"]
 
 
 class _Client:
