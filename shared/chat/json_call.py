@@ -4,7 +4,7 @@ import json
 from collections.abc import Generator
 from typing import Any
 
-from pagewire.shared.chat.reader import Malformed, Reader, Steps
+from pagewire.shared.chat.reader import Held, Malformed, Reader, Steps
 
 MAX_NAME = 256
 """Characters of a name, and of any other key or text, before it is known whether they belong to a call."""
@@ -81,19 +81,10 @@ def call_array(reader: Reader) -> Steps[None]:
 
 def _held(reader: Reader) -> Steps[str]:
     """Returns an object or array. Raises Malformed if it does not end, or is too long to be held back."""
-    pieces: list[str] = []
-    size = 0
-
-    def hold(piece: str) -> None:
-        nonlocal size
-        size += len(piece)
-        if size > MAX_HELD:
-            raise Malformed
-        pieces.append(piece)
-
-    if not (yield from reader.nested(hold, strict=True)):
+    found = Held(MAX_HELD)
+    if not (yield from reader.nested(found.take, strict=True)):
         raise Malformed
-    return "".join(pieces)
+    return found.text
 
 
 def _skip(reader: Reader) -> Steps[None]:

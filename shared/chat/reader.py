@@ -24,6 +24,21 @@ class Malformed(Exception):
     """The text is not what the grammar expects here."""
 
 
+class Held:
+    """Text that is held back until it is known what it is."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: characters."""
+        self.text = ""
+        self._most = most
+
+    def take(self, piece: str) -> None:
+        """Appends a piece. Raises Malformed if the text is too long then."""
+        self.text += piece
+        if len(self.text) > self._most:
+            raise Malformed
+
+
 class Reader:
     """The text of one message and the position in it.
 

@@ -70,9 +70,9 @@ class PromptTile:
 
 
 PROMPT_TILES = {
-    80: PromptTile(128, 32, 377),
-    89: PromptTile(128, 32, 377),
-    90: PromptTile(128, 64, 413),
+    80: PromptTile(128, 32, 305),
+    89: PromptTile(128, 32, 305),
+    90: PromptTile(128, 64, 401),
 }
 """By compute capability times ten."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from pagewire.shared.chat.json_call import MAX_NAME
-from pagewire.shared.chat.reader import Malformed, Reader, Steps
+from pagewire.shared.chat.reader import Held, Malformed, Reader, Steps
 
 CHANNEL, MESSAGE, END, START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
 CALL, CONSTRAIN, RETURN = "<|call|>", "<|constrain|>", "<|return|>"
@@ -66,18 +66,9 @@ def _messages(reader: Reader, answer: Callable[[Reader], Steps[None]] | None) ->
 
 def _header(reader: Reader) -> Steps[str]:
     """Returns what is before a message. Raises Malformed if there is none."""
-    found: list[str] = []
-    size = 0
-
-    def hold(piece: str) -> None:
-        nonlocal size
-        size += len(piece)
-        if size > MAX_NAME:
-            raise Malformed
-        found.append(piece)
-
+    found = Held(MAX_NAME)
     if (yield from reader.peek()) not in _BEGINS:
         raise Malformed
-    if not (yield from reader.until(MESSAGE, hold)):
+    if not (yield from reader.until(MESSAGE, found.take)):
         raise Malformed
-    return "".join(found)
+    return found.text
