@@ -159,10 +159,13 @@ def perplexities(runs: Sequence[Run]) -> list[str]:
 
 
 def summary(raw: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the table of the runs in a raw file, of which the last is the reference."""
+    """Returns the tables of the runs in a raw file, of which the last is the reference."""
     questions = read_questions()
-    runs = [Run(run["side"], run["answers"], run["token_ids"], _right(questions, run["answers"])) for run in raw]
-    return table(runs[:-1], runs[-1])
+    runs = [
+        Run(run["side"], run["answers"], run["token_ids"], _right(questions, run["answers"]), run["perplexity"])
+        for run in raw
+    ]
+    return [*table(runs[:-1], runs[-1]), "", *perplexities(runs[:-1])]
 
 
 def differences(questions: Sequence[Question], runs: Sequence[Run], reference: Run) -> list[str]:
