@@ -143,8 +143,7 @@ def referred(model: str, questions: Sequence[Question]) -> Run:
 
 
 def table(runs: Sequence[Run], reference: Run | None) -> list[str]:
-    """Returns a line per side: its right answers, those whose tokens are the reference's, and its perplexity beside that
-    of the first side."""
+    """Returns a line per side, with its perplexity beside that of the first."""
     rows, first = [], runs[0].perplexity
     for run in [*runs, *([reference] if reference else [])]:
         equal = f"{sum(run.equal(reference))} of {len(run.right)}" if reference else ""
