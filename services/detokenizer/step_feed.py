@@ -216,8 +216,8 @@ class StepEffects:
     """Tokens that were appended."""
     begun: list[Stream] = field(default_factory=list)
     """Streams of which a completion has its first token."""
-    before: dict[float, int] = field(default_factory=dict)
-    """Completions with a new token, by the time of the token before it."""
+    before: list[float] = field(default_factory=list)
+    """When the token before it was read, for each row with a new token; 0: it is the first one that is read here."""
 
 
 def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
@@ -261,7 +261,7 @@ class SequenceMap:
     def apply(self, output: StepOutput, now: float, only: Stream | None = None) -> StepEffects:
         """Appends the tokens of a step, which is read `now`, to their choices; with `only`, to those of one stream."""
         effects = StepEffects()
-        before = effects.before
+        note_before = effects.before.append
         sequences = self._terms.get(output.term)
         if sequences is None:
             return effects
@@ -304,8 +304,7 @@ class SequenceMap:
                 continue
             effects.tokens += new
             effects.touched.add(stream)
-            if choice.token_at:
-                before[choice.token_at] = before.get(choice.token_at, 0) + 1
+            note_before(choice.token_at)
             choice.token_at = now
             if len(choice.tokens) == new:
                 effects.begun.append(stream)
