@@ -31,6 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "FRAME_TIMEOUT", 0.05)
     monkeypatch.setattr(stream, "RESULT_TIMEOUT", 0.05)
     monkeypatch.setattr(stream, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(stream, "RESEND_INTERVAL", 0.01)
 
 
 @pytest.fixture
