@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import BusError, RequestTimeout
+from pagewire.shared.errors import BusError, NoResponders, RequestTimeout
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import SILENCE, Peers
 
 PING_TIMEOUT = 1.0
 """Seconds that a service without heartbeats has to answer a ping."""
+CUT_OFF = 15.0
+"""Seconds after which a silent service that does not even subscribe to pings counts as frozen: it was frozen while the
+broker restarted, for a living one would have connected again."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks."""
 
@@ -42,6 +45,8 @@ class Watchdog:
         self._replace = replace
         self._heartbeat_arrived = asyncio.Event()
         self._peers = Peers(bus, self._on_heartbeat)
+        self._cut_off: dict[str, float] = {}
+        """Silent instances without a subscription to pings, and since when, on the monotonic clock."""
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
@@ -69,6 +74,8 @@ class Watchdog:
         """Checks the programs until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
+            current = set(self._instances.values()) if self._bus.connected else set()
+            self._cut_off = {instance: since for instance, since in self._cut_off.items() if instance in current}
             self._peers.retain(self._instances.values())
             if self._bus.connected:
                 for name, instance in list(self._instances.items()):
@@ -87,14 +94,18 @@ class Watchdog:
         return self._peers.last(self._instances.get(name, ""))
 
     async def _is_frozen(self, name: str) -> bool:
-        """A program without a subscription to pings has ended, still starts or is disconnected: it is not frozen."""
+        """A program without a subscription to pings has ended or is disconnected: it is not frozen before `CUT_OFF`."""
         beat, age = self._last(name)
         if beat is None or age <= SILENCE:
+            self._cut_off.pop(self._instances.get(name, ""), None)
             return False
         try:
             await self._bus.request(f"$SRV.PING.pagewire-{beat.service}.{beat.instance}", b"", timeout=PING_TIMEOUT)
         except RequestTimeout:
             return await self._is_connected() and self._last(name)[0] is beat
+        except NoResponders:
+            since = self._cut_off.setdefault(beat.instance, time.monotonic())
+            return time.monotonic() - since > CUT_OFF and self._last(name)[0] is beat
         except BusError:
             return False
         return False

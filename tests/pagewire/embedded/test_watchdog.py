@@ -126,3 +126,13 @@ async def test_a_service_that_has_gone_or_is_still_starting_is_left_alone(
     await fake.subscribe_to_pings("executor", "e2", answer=False)
     await asyncio.sleep(0.2)
     assert killed == []
+
+
+async def test_a_service_that_was_frozen_while_the_broker_restarted_is_killed(
+    fake: Fake, killed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new broker does not know its subscriptions, and it cannot make them again."""
+    monkeypatch.setattr(watchdog, "CUT_OFF", 0.1)
+    fake.beat("executor", "e1")
+    await until(lambda: killed != [])
+    assert set(killed) == {"executor"}
