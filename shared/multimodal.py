@@ -31,15 +31,14 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 
     try:
         whole = AutoConfig.for_model(**config)
-        parsed = whole.get_text_config(decoder=True)
+        text: dict[str, Any] = json.loads(whole.get_text_config(decoder=True).to_json_string(use_diff=False))
     except Exception:  # noqa: BLE001 - checks of any family, which raise what they like
         return config
-    kind = PLAIN.get(parsed.model_type, parsed.model_type)
+    kind = PLAIN.get(text["model_type"], text["model_type"])
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return config
-    text: dict[str, Any] = json.loads(parsed.to_json_string(use_diff=False))
     rope = text.get("rope_parameters")
-    if kind != parsed.model_type and isinstance(rope, dict):
+    if kind != text["model_type"] and isinstance(rope, dict):
         text["rope_parameters"] = {key: value for key, value in rope.items() if not key.startswith("mrope")}
     inherited = {key: config[key] for key in INHERITED if config.get(key) is not None}
     inherited["tie_word_embeddings"] = getattr(whole, "tie_word_embeddings", text.get("tie_word_embeddings", False))
