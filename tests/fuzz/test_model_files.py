@@ -53,6 +53,7 @@ CONFIG = {
     "sliding_window": 8,
     "eos_token_id": [1, 2],
     "torch_dtype": "bfloat16",
+    "text_config": {"model_type": "llama", "hidden_size": 64},
 }
 
 
