@@ -122,9 +122,11 @@ inline void finish(const Tile& tile, Vec* left, Vec* right, Target& target, std:
     else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
-// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`.
+// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`. Threads copy `multiply`, which
+// may thus hold state of a thread.
 template <typename Target, typename Multiply>
-void for_tiles(const Weights& weights, int64_t rows, int64_t most, Target& target, int threads, Multiply multiply) {
+void for_tiles(const Weights& weights, int64_t rows, int64_t most, Target& target, int threads,
+               const Multiply& multiply) {
     int64_t panels = (weights.outputs + PANEL - 1) / PANEL, parts = (rows + most - 1) / most;
     int64_t size = weights.inputs * PANEL;
     // Panels that fit into the cache are computed together, so that a row's outputs are written in longer runs.
@@ -134,20 +136,21 @@ void for_tiles(const Weights& weights, int64_t rows, int64_t most, Target& targe
     if (rows * panels * size < SMALL) threads = 1;
     target.prepare(chunks);
 
-    auto multiply_run = [&](int64_t chunk, int64_t group, int64_t begin, int64_t end) {
+    auto multiply_run = [&](Multiply& own, int64_t chunk, int64_t group, int64_t begin, int64_t end) {
         for (int64_t part = parts * group / groups; part < parts * (group + 1) / groups; part++) {
             int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
             for (int64_t p = begin; p < end; p++) {
                 int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, weights.outputs - first);
-                multiply(Tile{weights.bias ? weights.bias + first : nullptr, row, first, columns, chunk}, p, count);
+                own(Tile{weights.bias ? weights.bias + first : nullptr, row, first, columns, chunk}, p, count);
             }
         }
     };
     parallel(chunks * groups, 1, threads, [&](int64_t from, int64_t to) {
+        Multiply own = multiply;
         for (int64_t at = from; at < to; at++) {
             int64_t chunk = at / groups;
             for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
-                multiply_run(chunk, at % groups, i * run, std::min((i + 1) * run, panels));
+                multiply_run(own, chunk, at % groups, i * run, std::min((i + 1) * run, panels));
         }
     });
 }
