@@ -50,7 +50,7 @@ void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panel, i
 // `inputs` counts pairs if X is a pair.
 template <typename W, typename X, typename Target>
 void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target& target, int64_t rows, int threads) {
-    for_tiles(weights, rows, ROWS, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
+    for_tiles(weights, rows, ROWS, CACHED, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
         multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels + panel * inputs * PANEL, inputs,
                       target);
     });
@@ -68,8 +68,7 @@ void multiply_bf16(const float* x, const Weights& weights, Target& target, int64
                 store((Bf16*)&rounded[row * pairs] + k, load_some(x + row * inputs + k, std::max<int64_t>(inputs - k, 0)));
     });
 #if defined(__AMX_BF16__)
-    if (tiles_allowed())
-        return for_tiles(weights, rows, 2 * TILE_ROWS, target, threads, TileProduct(rounded.get(), pairs, weights, target));
+    if (tiles_allowed()) return multiply_tiles(rounded.get(), pairs, weights, target, rows, threads);
 #endif
     multiply_floats<Pair>((const Pair*)rounded.get(), pairs, weights, target, rows, threads);
 #else

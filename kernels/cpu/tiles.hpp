@@ -28,7 +28,6 @@ inline bool tiles_allowed() {
 template <typename Target>
 class TileProduct {
 public:
-    // `x` are rows of `pairs`, a multiple of DEEP.
     TileProduct(const Pair* x, int64_t pairs, const Weights& weights, Target& target)
         : x(x), pairs(pairs), weights(weights), target(target) {}
 
@@ -41,9 +40,7 @@ public:
         const Pair* rows = x + tile.row * pairs;
         const Pair* columns = (const Pair*)weights.panels + panel * pairs * PANEL;
         alignas(64) float sums[2 * TILE_ROWS][PANEL];
-        bool first = tile.row == 0;  // then the panel comes from memory
-        if (count > TILE_ROWS) first ? multiply<true, true>(rows, columns, sums) : multiply<true, false>(rows, columns, sums);
-        else first ? multiply<false, true>(rows, columns, sums) : multiply<false, false>(rows, columns, sums);
+        count > TILE_ROWS ? multiply<true>(rows, columns, sums) : multiply<false>(rows, columns, sums);
         Tile one = tile;
         for (int64_t m = 0; m < count; m++, one.row++) {
             Vec left = load(sums[m]), right = load(sums[m] + LANES);
@@ -70,7 +67,7 @@ private:
         configured = count;
     }
 
-    template <bool TWO, bool FETCH>
+    template <bool TWO>
     void multiply(const Pair* rows, const Pair* columns, float (*sums)[PANEL]) const {
         constexpr int64_t STRIDE = PANEL * sizeof(float);
         const int64_t width = pairs * sizeof(Pair);
@@ -82,9 +79,8 @@ private:
             _tile_zero(3);
         }
         for (int64_t k = 0; k < pairs; k += DEEP, rows += DEEP, columns += DEEP * PANEL) {
-            if constexpr (FETCH)
-                for (int64_t line = 0; line < DEEP * STRIDE; line += 64)
-                    __builtin_prefetch((const char*)columns + AHEAD + line);
+            for (int64_t line = 0; line < DEEP * PANEL * 4; line += 64)
+                __builtin_prefetch((const char*)columns + AHEAD + line);
             _tile_loadd(6, rows, width);
             _tile_loadd(4, columns, STRIDE);
             _tile_dpbf16ps(0, 6, 4);
@@ -110,5 +106,12 @@ private:
     Target& target;
     int64_t configured = 0;  // number of rows
 };
+
+// `x` are rows of `pairs`, a multiple of DEEP.
+template <typename Target>
+void multiply_tiles(const Pair* x, int64_t pairs, const Weights& weights, Target& target, int64_t rows, int threads) {
+    constexpr int64_t MOST = 2 * TILE_ROWS, IN_CACHE = 1 << 18;  // weights: 512 KiB of the 2 MiB of CPUs with AMX
+    for_tiles(weights, rows, MOST, IN_CACHE, target, threads, TileProduct(x, pairs, weights, target));
+}
 
 #endif
