@@ -93,6 +93,7 @@ class CpuKernels:
             those of torch.
         paired: numbers per multiplication with weights or KV in bf16: 2 if the CPU has an instruction for pairs, for
             which the other factor is rounded to bf16 too; else 1.
+        tiled: whether products with weights in bf16 use AMX: the CPU has it, and Linux lets this process use it.
     """
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
@@ -100,6 +101,7 @@ class CpuKernels:
         self._library = library
         self._lanes = int(library.lanes())
         self.paired = int(library.paired())
+        self.tiled = bool(library.tiled())
         self._embed = self.function("embed", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
         self._normalize = self.function(
             "normalize", [c_void_p, c_int64, c_void_p, Norm, c_float, c_void_p, *[c_int64] * 4, c_int]
