@@ -267,7 +267,7 @@ def batches_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tabl
         tables: [groups, slots, blocks] block ids.
     """
     rows = address(slots), address(num_computed_tokens), address(query_lens), len(slots)
-    return (Batch * len(tables))(*((*rows, address(table), table.shape[1]) for table in tables))
+    return (Batch * len(tables))(*(Batch(*rows, address(table), table.shape[1]) for table in tables))
 
 
 def address(array: npt.NDArray[np.generic]) -> int:
