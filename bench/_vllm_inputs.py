@@ -17,7 +17,7 @@ from pagewire.bench.cpu_step import SHAPES, VOCABULARY
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     **{name: {"model_type": "llama", **shape} for name, shape in SHAPES.items()},
-    # Qwen1.5-MoE-A2.7B with a quarter of its widths and a third of its layers.
+    # Qwen1.5-MoE-A2.7B with a quarter of its features and a third of its layers.
     "moe300": {
         "model_type": "qwen2_moe",
         "hidden_size": 512,
