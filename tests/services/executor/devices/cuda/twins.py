@@ -17,6 +17,7 @@ from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
 from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
@@ -28,6 +29,7 @@ CAPACITY = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, VOCABULARY)
 GREEDY = record()
 MAX_TOKENS = 8
 """Of the largest captured step."""
+DTYPES: dict[torch.dtype, DtypeSetting] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def capacity_of(spec: ModelSpec) -> Capacity:
@@ -51,7 +53,7 @@ def cuda_device(
     """`model` is a folder, or the name of a tiny checkpoint."""
     folder, where = _folder(model), runtime()
     config = read_config(folder)
-    plain = load_model(folder, config, _name(dtype), packing)
+    plain = load_model(folder, config, DTYPES[dtype], packing)
     capacity = capacity_of(plain.spec)
     pool = KVPool(plain.spec, capacity, dtype, where, MAX_TOKENS, cached)
     loaded = with_kernels(plain, CONTEXT, where.device)
@@ -63,14 +65,10 @@ def cuda_device(
 
 def cpu_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevice:
     """See `cuda_device`."""
-    plain = load_model(_folder(model), read_config(_folder(model)), _name(dtype))
+    plain = load_model(_folder(model), read_config(_folder(model)), DTYPES[dtype])
     capacity = capacity_of(plain.spec)
     backend = PyTorchBackend(plain.spec, capacity, dtype)
     return CpuDevice(plain, capacity, backend, Cores(1, torch.set_num_threads))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _folder(model: str | Path) -> Path:
