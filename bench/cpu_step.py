@@ -25,7 +25,7 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
+from pagewire.services.executor.devices.cpu import Backend, CpuDevice, multiplies_bf16
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.self_test import OpenBackend, prove
@@ -89,7 +89,7 @@ class Timed:
         self._backend = backend
         self._before = dict(self._spent)
         self._decoder = model.decoder if isinstance(model, CompiledLM) else None
-        products = {"Linear", "PackedLinear", "OneDnnLinear"}
+        products = {"Linear", "PackedLinear"}
         for module in [model.head] if isinstance(model, CompiledLM) and self._decoder else model.modules():
             if type(module).__name__ in products:
                 module.forward = self._timed("linears", module.forward)
@@ -201,8 +201,8 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
 
 def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     """Returns a device with `rows` sequences of `context` tokens, in blocks of their own."""
-    bf16 = bf16_support(Path("/proc/cpuinfo"))
-    dtype = torch.bfloat16 if bf16 != Bf16.NONE or case.path != "plain" else torch.float32
+    bf16 = multiplies_bf16(Path("/proc/cpuinfo"))
+    dtype = torch.bfloat16 if bf16 or case.path != "plain" else torch.float32
     model = _random_model(case.model, dtype)
     if given.dtype == "float32":
         model = model.float()
@@ -218,7 +218,7 @@ def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
         if case.path == "transformers":
             model = _by_transformers(case.model, model, partial(CompiledBackend, kernels))
         if not isinstance(model, TransformersLM):
-            model = CompiledLM(model, kernels, capacity.max_model_len, one_dnn=bf16 == Bf16.MATRICES)
+            model = CompiledLM(model, kernels, capacity.max_model_len)
     for pool in backend.layers:
         for tensor in pool:
             tensor.fill_(0.1)  # untouched memory would be read from one page of zeros

@@ -4,10 +4,12 @@
 // multiplies them with one number of each row. Every output is summed in the order of the inputs for any number of rows,
 // so that a row's result does not depend on the other rows.
 //
-// Where the CPU multiplies pairs of bf16 numbers, rows are rounded to bf16 for weights in bf16, and an input is a pair.
+// Where the CPU multiplies pairs of bf16 numbers, rows are rounded to bf16 for weights in bf16, and an input is a pair;
+// where it multiplies tiles, see tiles.hpp.
 #pragma once
 
 #include "product.hpp"
+#include "tiles.hpp"
 
 // Loads two registers of weights, in the layout of `CpuKernels.pack`: one after the other.
 template <typename W>
@@ -48,7 +50,7 @@ void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panel, i
 // `inputs` counts pairs if X is a pair.
 template <typename W, typename X, typename Target>
 void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target& target, int64_t rows, int threads) {
-    for_tiles(weights, rows, ROWS, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
+    for_tiles(weights, rows, ROWS, CACHED, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
         multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels + panel * inputs * PANEL, inputs,
                       target);
     });
@@ -58,16 +60,16 @@ template <typename Target>
 void multiply_bf16(const float* x, const Weights& weights, Target& target, int64_t rows, int threads) {
     int64_t inputs = weights.inputs;
 #if defined(__AVX512BF16__)
-    int64_t pairs = (inputs + 1) / 2;
+    int64_t padded = (inputs + DEPTH - 1) / DEPTH * DEPTH, pairs = padded / 2;
     std::unique_ptr<Pair[]> rounded(new Pair[rows * pairs]);
     parallel(rows, ROUNDED / inputs, threads, [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; row++) {
-            Pair* out = &rounded[row * pairs];
-            out[pairs - 1] = {0};
-            for (int64_t k = 0; k < inputs; k += LANES)
-                store_some((Bf16*)out + k, load_some(x + row * inputs + k, inputs - k), std::min<int64_t>(LANES, inputs - k));
-        }
+        for (int64_t row = begin; row < end; row++)
+            for (int64_t k = 0; k < padded; k += LANES)
+                store((Bf16*)&rounded[row * pairs] + k, load_some(x + row * inputs + k, std::max<int64_t>(inputs - k, 0)));
     });
+#if defined(__AMX_BF16__)
+    if (tiles_allowed()) return multiply_tiles(rounded.get(), pairs, weights, target, rows, threads);
+#endif
     multiply_floats<Pair>((const Pair*)rounded.get(), pairs, weights, target, rows, threads);
 #else
     multiply_floats<Bf16>(x, inputs, weights, target, rows, threads);

@@ -231,7 +231,7 @@ void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, co
 
 template <int BITS, typename Target>
 void multiply_integers(const Rounded& x, const Weights& weights, Target& target, int64_t rows, int threads) {
-    for_tiles(weights, rows, INT_ROWS, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
+    for_tiles(weights, rows, INT_ROWS, CACHED, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
         multiply_integer_rows<BITS>(count, tile, x, weights, panel, target);
     });
 }

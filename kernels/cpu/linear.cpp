@@ -29,6 +29,15 @@ extern "C" {
 // Returns how many inputs of a bf16 weight are stored side by side.
 int64_t paired() { return PAIRED; }
 
+// Returns whether products in bf16 are computed in tiles.
+int64_t tiled() {
+#if defined(__AMX_BF16__)
+    return tiles_allowed();
+#else
+    return 0;
+#endif
+}
+
 void linear(const float* x, const Weights* parts, int64_t count, float* out, int64_t rows, int64_t stride, int threads) {
     for (int64_t i = 0; i < count; out += parts[i++].outputs) {
         Whole target = {out, stride};

@@ -14,7 +14,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 INTEGERS = {4: 3, 5: 4, 6: 5, 8: 6}
 """Numbers of integer weights in the kernels, by bits."""
 CHUNK = 32
-"""Inputs that an integer product rounds together."""
+"""Inputs that an integer product rounds together, and that an instruction multiplies in a tile of bf16 numbers."""
 
 
 class Weights(ctypes.Structure):
@@ -81,7 +81,7 @@ def pack_floats(weight: Tensor, bias: Tensor | None, lanes: int, paired: int) ->
     outputs, inputs = weight.shape
     narrow = weight.dtype == torch.bfloat16
     together = paired if narrow else 1
-    padded = F.pad(weight, (0, -inputs % together, 0, -outputs % (2 * lanes)))
+    padded = F.pad(weight, (0, -inputs % (CHUNK if together > 1 else 1), 0, -outputs % (2 * lanes)))
     panels = padded.reshape(-1, 2, lanes, padded.shape[1] // together, together)
     if narrow and together == 1:
         panels = panels.transpose(1, 2)

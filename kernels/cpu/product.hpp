@@ -18,7 +18,7 @@ constexpr int PANEL = 2 * LANES;
 constexpr int AHEAD = 8192;  // prefetch distance, bytes
 constexpr int64_t SMALL = 1 << 17;  // multiplications below which starting a helper thread takes longer than the work
 constexpr int64_t CACHED = 1 << 15;  // weights of panels that are kept in the level 2 cache
-constexpr int64_t CHUNKS = 16;  // chunks of outputs per thread
+constexpr int64_t CHUNKS = 16, FEW_CHUNKS = 4;  // chunks of outputs per thread
 constexpr int64_t ROUNDED = 1 << 14;  // numbers below which starting a helper thread takes longer than rounding them
 
 // The outputs of one panel for some rows.
@@ -122,32 +122,36 @@ inline void finish(const Tile& tile, Vec* left, Vec* right, Target& target, std:
     else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
-// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`.
+// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`. Panels of about `cached`
+// weights are computed together, so that they stay in the cache and a row's outputs are written in longer runs. Threads
+// copy `multiply`, which may thus hold state of a thread.
 template <typename Target, typename Multiply>
-void for_tiles(const Weights& weights, int64_t rows, int64_t most, Target& target, int threads, Multiply multiply) {
+void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t cached, Target& target, int threads,
+               const Multiply& multiply) {
     int64_t panels = (weights.outputs + PANEL - 1) / PANEL, parts = (rows + most - 1) / most;
     int64_t size = weights.inputs * PANEL;
-    // Panels that fit into the cache are computed together, so that a row's outputs are written in longer runs.
-    int64_t run = std::max<int64_t>(1, CACHED / size), runs = (panels + run - 1) / run;
+    int64_t run = parts == 1 ? 1 : std::max<int64_t>(1, cached / size), runs = (panels + run - 1) / run;
     int64_t chunks = std::min(runs, CHUNKS * threads);
-    int64_t groups = chunks < threads ? std::min(parts, CHUNKS * threads) : 1;  // of rows, if there are few outputs
+    // Of rows, if there are too few outputs for threads to share them evenly.
+    int64_t groups = threads > 1 && chunks < FEW_CHUNKS * threads ? std::min(parts, CHUNKS * threads) : 1;
     if (rows * panels * size < SMALL) threads = 1;
     target.prepare(chunks);
 
-    auto multiply_run = [&](int64_t chunk, int64_t group, int64_t begin, int64_t end) {
+    auto multiply_run = [&](Multiply& own, int64_t chunk, int64_t group, int64_t begin, int64_t end) {
         for (int64_t part = parts * group / groups; part < parts * (group + 1) / groups; part++) {
             int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
             for (int64_t p = begin; p < end; p++) {
                 int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, weights.outputs - first);
-                multiply(Tile{weights.bias ? weights.bias + first : nullptr, row, first, columns, chunk}, p, count);
+                own(Tile{weights.bias ? weights.bias + first : nullptr, row, first, columns, chunk}, p, count);
             }
         }
     };
     parallel(chunks * groups, 1, threads, [&](int64_t from, int64_t to) {
+        Multiply own = multiply;
         for (int64_t at = from; at < to; at++) {
             int64_t chunk = at / groups;
             for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
-                multiply_run(chunk, at % groups, i * run, std::min((i + 1) * run, panels));
+                multiply_run(own, chunk, at % groups, panels * i / runs, panels * (i + 1) / runs);
         }
     });
 }

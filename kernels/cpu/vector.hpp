@@ -72,6 +72,7 @@ inline Vec load(const _Float16* p) {
 #if defined(__AVX512BF16__)
 
 constexpr int64_t PAIRED = 2;  // bf16 numbers per multiplication
+constexpr int64_t DEPTH = 32;  // inputs of a matrix product are padded to a multiple of this, for tiles
 
 // Two numbers, the first in the low half.
 struct Pair {

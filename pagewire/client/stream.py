@@ -47,6 +47,9 @@ GRACE = 5.0
 RETRY_FOR = 15.0
 """Seconds for which a request without responders is sent again if its model has answered before: a tokenizer may be
 restarting."""
+HEARD_WITHIN = 1.0
+"""Seconds after a notice of no responders in which the next one belongs to the same absence: somebody has taken the
+request that was sent again in between otherwise."""
 OUTBOUND_ROOM = 16 << 20
 """Bytes that may wait in the outbound buffer of the connection when a request is sent; it holds twice as many."""
 ROOM_WITHIN = 5.0
@@ -113,7 +116,9 @@ class Stream:
         self._result: Result | None = None
         self._early_final: Final | None = None
         self._error: PagewireError | None = None
-        self._last_frame_at = self._last_recovery_at = self._retry_until = 0.0
+        self._last_frame_at = self._last_recovery_at = 0.0
+        self._absent_since = self._absent_at = 0.0
+        """When the first and the last notice came that nobody takes the request."""
         self._interval = CHECK_INTERVAL
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
@@ -269,10 +274,18 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif self.model in self._directory.answered and self._last_frame_at < self._retry_until:
+        elif self.model in self._directory.answered and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
+
+    def _absent_for(self) -> float:
+        """Returns for how many seconds nobody has taken the request, which a notice has just said."""
+        now = time.monotonic()
+        if now - self._absent_at > HEARD_WITHIN:
+            self._absent_since = now
+        self._absent_at = now
+        return now - self._absent_since
 
     async def _watch(self, timeout: float) -> None:
         """Recovers after `timeout` seconds without a frame, and soon after a reconnection, which may have lost frames.
@@ -280,7 +293,6 @@ class Stream:
         Ends the request `GRACE` seconds after its deadline.
         """
         self._last_frame_at = time.monotonic()
-        self._retry_until = self._last_frame_at + RETRY_FOR
         deadline = self._last_frame_at + self._timeout + GRACE
         reconnections = self._bus.reconnections
         while not self._ended:

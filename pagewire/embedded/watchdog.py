@@ -13,9 +13,8 @@ from pagewire.shared.peers import SILENCE, Peers
 
 PING_TIMEOUT = 1.0
 """Seconds that a service without heartbeats has to answer a ping."""
-CUT_OFF = 15.0
-"""Seconds after which a silent service that does not even subscribe to pings counts as frozen: it was frozen while the
-broker restarted, for a living one would have connected again."""
+RECONNECT_TIMEOUT = 10.0
+"""Seconds that a service without heartbeats has to connect again: far more than one that is not frozen takes."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks."""
 
@@ -24,6 +23,9 @@ _log = structlog.get_logger()
 
 class Watchdog:
     """Kills a service that has sent no heartbeat for `SILENCE` seconds and does not answer a ping.
+
+    One that the broker does not know has `RECONNECT_TIMEOUT` seconds: if the broker restarts, a frozen service does not
+    connect again.
 
     Args:
         bus: a connection with the rights of a client.
@@ -45,8 +47,8 @@ class Watchdog:
         self._replace = replace
         self._heartbeat_arrived = asyncio.Event()
         self._peers = Peers(bus, self._on_heartbeat)
-        self._cut_off: dict[str, float] = {}
-        """Silent instances without a subscription to pings, and since when, on the monotonic clock."""
+        self._connected_at = time.monotonic()
+        bus.on_reconnect(self._on_reconnect)
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
@@ -74,14 +76,15 @@ class Watchdog:
         """Checks the programs until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL)
-            current = set(self._instances.values()) if self._bus.connected else set()
-            self._cut_off = {instance: since for instance, since in self._cut_off.items() if instance in current}
             self._peers.retain(self._instances.values())
             if self._bus.connected:
                 for name, instance in list(self._instances.items()):
                     if await self._is_frozen(name):
                         _log.error("service_frozen", program=name, instance=instance)
                         self._kill(name)
+
+    def _on_reconnect(self) -> None:
+        self._connected_at = time.monotonic()
 
     def _on_heartbeat(self) -> None:
         self._heartbeat_arrived.set()
@@ -94,18 +97,22 @@ class Watchdog:
         return self._peers.last(self._instances.get(name, ""))
 
     async def _is_frozen(self, name: str) -> bool:
-        """A program without a subscription to pings has ended or is disconnected: it is not frozen before `CUT_OFF`."""
+        """Returns whether a program answers neither by heartbeats nor to a ping.
+
+        One without a subscription to pings has ended, starts, or is disconnected; that lasts if it is frozen.
+        """
         beat, age = self._last(name)
         if beat is None or age <= SILENCE:
-            self._cut_off.pop(self._instances.get(name, ""), None)
             return False
+        connection = self._bus.reconnections
         try:
             await self._bus.request(f"$SRV.PING.pagewire-{beat.service}.{beat.instance}", b"", timeout=PING_TIMEOUT)
-        except RequestTimeout:
-            return await self._is_connected() and self._last(name)[0] is beat
         except NoResponders:
-            since = self._cut_off.setdefault(beat.instance, time.monotonic())
-            return time.monotonic() - since > CUT_OFF and self._last(name)[0] is beat
+            waited = min(age, time.monotonic() - self._connected_at)
+            return waited > RECONNECT_TIMEOUT and self._last(name)[0] is beat
+        except RequestTimeout:
+            connected = await self._is_connected() and self._bus.reconnections == connection  # the ping was not lost
+            return connected and self._last(name)[0] is beat
         except BusError:
             return False
         return False

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
 from pagewire.services.detokenizer.stream import Stream
 from pagewire.shared.metrics import table
@@ -39,11 +39,10 @@ class StreamMetrics:
             if not stream.adopted:
                 self._first_token.observe(now - stream.opened_at)
 
-    def on_tokens(self, before: Sequence[float], now: float) -> None:
-        """Counts rows with a new token by the time of the token before it, 0 if there is none; monotonic seconds."""
-        for at, rows in Counter(before).items():
-            if at:
-                self._inter_token.observe(now - at, rows)
+    def on_tokens(self, before: Mapping[float, int], now: float) -> None:
+        """Counts rows with a new token by the time of the token before it, in monotonic seconds."""
+        for at, rows in before.items():
+            self._inter_token.observe(now - at, rows)
 
     def on_end(self, stream: Stream) -> None:
         """Counts a request that has ended."""

@@ -74,7 +74,6 @@ class Driver:
         compiled: bool,
         block_size: int = BLOCK_SIZE,
         threads: int = 1,
-        one_dnn: bool = False,
         packed: bool = False,
         bits: int | None = None,
     ) -> None:
@@ -92,7 +91,7 @@ class Driver:
         backend: Backend
         if self.kernels is not None:
             if is_native(read_config(folder)):
-                self.compiled = CompiledLM(self.model, self.kernels, CONTEXT, one_dnn=one_dnn)
+                self.compiled = CompiledLM(self.model, self.kernels, CONTEXT)
             backend = CompiledBackend(self.kernels, spec, capacity, stored)
         else:
             backend = PyTorchBackend(spec, capacity, stored)

@@ -14,7 +14,7 @@ from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, free_memory, log_pool, pool_blocks
 from pagewire.services.executor.devices.compiled import CompiledBackend
 from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import Backend, Bf16, CpuDevice, bf16_support
+from pagewire.services.executor.devices.cpu import Backend, CpuDevice, multiplies_bf16
 from pagewire.services.executor.devices.defaults import defaults_of, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity, Device
@@ -79,11 +79,10 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     if cores > 2:
         threads = min(threads, cores - 1)  # leaves a core for the other services
     threads = max(1, threads // settings.data_parallel_size)
-    bf16, kernels = bf16_support(Path("/proc/cpuinfo")), _kernels(threads)
-    one_dnn = bf16 == Bf16.MATRICES
+    bf16, kernels = multiplies_bf16(Path("/proc/cpuinfo")), _kernels(threads)
 
     native = is_native(config)
-    emulated = settings.dtype == "auto" and bf16 == Bf16.NONE and (kernels is None or not native)
+    emulated = settings.dtype == "auto" and not bf16 and (kernels is None or not native)
     packing = _packing(settings, kernels if native else None)
     random = settings.seed if settings.load_format == "dummy" else None
     loaded = load_model(folder, config, "float32" if emulated else settings.dtype, packing, random)
@@ -102,13 +101,13 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
     compiled = kernels is not None and (native or model is not loaded)
     del loaded
     if kernels is not None and compiled:
-        model = CompiledLM(model, kernels, length, one_dnn=one_dnn)
+        model = CompiledLM(model, kernels, length)
 
     def compute_on(count: int) -> None:
         if kernels is not None:
             kernels.threads = count
         # Beside the kernels, torch has only small operations left.
-        torch.set_num_threads(1 if compiled and not one_dnn else count)
+        torch.set_num_threads(1 if compiled else count)
 
     shared_cores = Cores(threads, compute_on)
     free = free_memory() // settings.data_parallel_size

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
@@ -48,26 +47,14 @@ class Backend(Protocol):
         """
 
 
-class Bf16(Enum):
-    """The CPU's instructions for bf16 products."""
-
-    NONE = "none"
-    """No such instructions: float32 is faster, and more exact."""
-    PAIRS = "pairs"
-    """Dot products of pairs, which the compiled kernels use."""
-    MATRICES = "matrices"
-    """Products of tiles, which oneDNN uses."""
-
-
-def bf16_support(cpuinfo: Path) -> Bf16:
-    """Returns the CPU's support for bf16 by the flags in `cpuinfo`, which is Linux's /proc/cpuinfo."""
+def multiplies_bf16(cpuinfo: Path) -> bool:
+    """Returns whether the CPU has instructions for products in bf16, by the flags in `cpuinfo`, which is Linux's
+    /proc/cpuinfo. Without them, float32 is faster in PyTorch, and more exact."""
     try:
         flags = set(cpuinfo.read_text().split())
     except OSError:
-        return Bf16.NONE
-    if flags & {"amx_bf16", "bf16"}:
-        return Bf16.MATRICES
-    return Bf16.PAIRS if "avx512_bf16" in flags else Bf16.NONE
+        return False
+    return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 @dataclass(frozen=True, slots=True)

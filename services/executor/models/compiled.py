@@ -1,11 +1,10 @@
 """A model with compiled kernels in place of its layers. Activations are float32, weights keep their dtype.
 
-Weights are packed once; integers are packed when they are loaded. On a CPU with instructions for bf16 tiles, oneDNN
-computes the large products in bf16, because it uses these instructions. All other products use the kernels of this
-project, which read every dtype and sum in float32.
+Weights are packed once; integers are packed when they are loaded.
 """
 
 from collections.abc import Sequence
+from ctypes import Array
 from typing import Any
 
 import msgspec
@@ -24,16 +23,13 @@ from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.rope import RotaryEmbedding, Rotate
 from pagewire.services.executor.models.spec import HeadNorm, Placement
 
-ONE_DNN_FROM = 1 << 18
-"""Minimum number of weights for which a product by oneDNN is worth its call."""
-
 
 class Attention(msgspec.Struct, frozen=True):
     """The attention of one step, an `AttentionFn`."""
 
     kernels: CpuKernels
-    batches: Sequence[Batch]
-    """With the block tables of each group of layers."""
+    batches: Array[Batch]
+    """Result of `batches_of`."""
     groups: Sequence[int]
     """Group of each layer."""
     layers: Sequence[attention_layer.Attention]
@@ -52,16 +48,16 @@ class Attention(msgspec.Struct, frozen=True):
 class CompiledLM(CausalLM):
     """Wraps `model` and replaces its layers in place; `model` must not be used directly afterwards."""
 
-    def __init__(self, model: CausalLM, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> None:
+    def __init__(self, model: CausalLM, kernels: CpuKernels, max_model_len: int) -> None:
         super().__init__(model.spec, width=1, tied=True)
-        _compile_parts(model, kernels, max_model_len, one_dnn=one_dnn)
+        _compile_parts(model, kernels, max_model_len)
         self.model = model
         self.decoder = _fused(model, kernels) if isinstance(model, DecoderLM) else None
         """All layers as one call; None unless all of them are kernels of this project."""
         self._logits = torch.empty(0)
-        self.head = model.lm_head or _linear(model.embedding, None, kernels, one_dnn=one_dnn)
+        self.head: Linear = model.lm_head or _linear(model.embedding, None, kernels)
         # Looked up once: finding a submodule by its name takes as long as calling it.
-        self._argmax = self.head.argmax if isinstance(self.head, Linear) else None
+        self._argmax = self.head.argmax
 
     @property
     def embedding(self) -> Tensor:
@@ -71,7 +67,7 @@ class CompiledLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""
         if self.decoder is not None and isinstance(attend, Attention):
-            return self.decoder(token_ids, positions, attend.batches[0], attend.pools)
+            return self.decoder(token_ids, positions, attend.batches, attend.pools)
         out: Tensor = self.model(token_ids, positions, attend)
         return out
 
@@ -79,18 +75,15 @@ class CompiledLM(CausalLM):
         """See `CausalLM.logits`. Without `out` the next call overwrites the result: freeing and allocating so much
         memory can take longer than the product.
         """
-        if not isinstance(self.head, Linear):
-            product: Tensor = self.head(hidden)
-            return self.model.capped(product if out is None else out.copy_(product))
         if out is None:
             if len(hidden) > len(self._logits):
                 self._logits = torch.empty(len(hidden), self.head.weights.outputs)
             out = self._logits[: len(hidden)]
         return self.model.capped(self.head.forward(hidden, out))
 
-    def argmax(self, hidden: Tensor) -> Int64 | None:
+    def argmax(self, hidden: Tensor) -> Int64:
         """See `CausalLM.argmax`."""
-        return self._argmax(hidden) if self._argmax is not None else None
+        return self._argmax(hidden)
 
 
 class Embedding(nn.Module):
@@ -215,26 +208,11 @@ class Linear(nn.Module):
         return self._kernels.linear_argmax(x, self.weights)
 
 
-class OneDnnLinear(nn.Module):
-    """A matrix product with bf16 factors, summed in float32 and rounded to bf16."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self._bias = bias
-        self._multiply: Any = torch.ops.mkldnn._linear_pointwise
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, inputs] -> [T, outputs]."""
-        out: Tensor = self._multiply(x.bfloat16(), self._weight, self._bias, "none", [], "").float()
-        return out
-
-
-def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> nn.Module:
+def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int) -> nn.Module:
     """Returns the replacement of a module; a module without a kernel keeps itself, and its parts are replaced."""
     match module:
         case nn.Linear() | PackedLinear():
-            return _linear(module.weight, module.bias, kernels, one_dnn=one_dnn)
+            return _linear(module.weight, module.bias, kernels)
         case nn.Embedding():
             return Embedding(table(module.weight), module.weight, kernels)
         case RMSNorm():
@@ -248,21 +226,19 @@ def _compiled(module: nn.Module, kernels: CpuKernels, max_model_len: int, *, one
         case MixtureOfExperts():
             return Mixture(module, kernels)
         case _:
-            _compile_parts(module, kernels, max_model_len, one_dnn=one_dnn)
+            _compile_parts(module, kernels, max_model_len)
             return module
 
 
-def _compile_parts(parent: nn.Module, kernels: CpuKernels, max_model_len: int, *, one_dnn: bool) -> None:
+def _compile_parts(parent: nn.Module, kernels: CpuKernels, max_model_len: int) -> None:
     """Replaces the parts of a module, one after the other, so that only one part is in memory twice."""
     for name in list(parent._modules):
         if (child := parent._modules[name]) is not None:
-            setattr(parent, name, _compiled(child, kernels, max_model_len, one_dnn=one_dnn))
+            setattr(parent, name, _compiled(child, kernels, max_model_len))
             del child
 
 
-def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels, *, one_dnn: bool) -> nn.Module:
-    if one_dnn and weight.dtype == torch.bfloat16 and weight.numel() >= ONE_DNN_FROM:
-        return OneDnnLinear(weight, bias)
+def _linear(weight: Tensor, bias: Tensor | None, kernels: CpuKernels) -> Linear:
     return Linear(kernels.pack(weight, bias), kernels)
 
 
@@ -271,15 +247,12 @@ def _weights(module: Any, kernels: CpuKernels) -> Packed:
     return module.weights if isinstance(module, Linear) else kernels.pack(module.weight)
 
 
-def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
-    """Returns all layers of `model`, whose modules are already replaced, as one call; None if any uses oneDNN, or if
-    the layers do not share one block table."""
+def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder:
+    """Returns all layers of `model`, whose modules are already replaced, as one call."""
     decoder: Any = model.model
-    if len(model.spec.groups.windows) > 1 or any(isinstance(module, OneDnnLinear) for module in decoder.modules()):
-        return None
     tables = [None if turn is None else decoder.rotaries[turn].table for turn in decoder.turns]
-    sizes = model.spec.layers
-    layers = [_layer(*parts) for parts in zip(decoder.layers, sizes, tables, strict=True)]
+    sizes, groups = model.spec.layers, model.spec.groups.groups
+    layers = [_layer(*parts) for parts in zip(decoder.layers, sizes, groups, tables, strict=True)]
     spec = model.described
     form = Form(
         eps=spec.eps,
@@ -293,10 +266,11 @@ def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
     return CompiledDecoder(kernels, decoder.embed_tokens.rows, places, layers, decoder.norm.pair, form)
 
 
-def _layer(layer: Any, sizes: attention_layer.Attention, table: Tensor | None) -> Layer:
+def _layer(layer: Any, sizes: attention_layer.Attention, group: int, table: Tensor | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
         attention=sizes,
+        group=group,
         attention_in=layer.attention_in and layer.attention_in.pair,
         attention_out=layer.attention_out and layer.attention_out.pair,
         mlp_in=layer.mlp_in and layer.mlp_in.pair,

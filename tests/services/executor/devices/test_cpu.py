@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.executor.devices.cpu import Bf16, bf16_support
+from pagewire.services.executor.devices.cpu import multiplies_bf16
 from pagewire.services.executor.models.compiled import Linear
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.sampling import record
@@ -186,16 +186,16 @@ def test_close_gives_the_memory_back(drive: Drive) -> None:
 @pytest.mark.parametrize(
     ("flags", "support"),
     [
-        ("flags : avx2 avx512f", Bf16.NONE),
-        ("flags : avx512f avx512_bf16", Bf16.PAIRS),
-        ("flags : avx512_bf16 amx_bf16 amx_tile", Bf16.MATRICES),
-        ("Features : asimd i8mm bf16", Bf16.MATRICES),
+        ("flags : avx2 avx512f", False),
+        ("flags : avx512f avx512_bf16", True),
+        ("flags : avx512_bf16 amx_bf16 amx_tile", True),
+        ("Features : asimd i8mm bf16", True),
     ],
 )
-def test_bf16_is_looked_up_among_the_flags_of_the_cpu(tmp_path: Path, flags: str, support: Bf16) -> None:
+def test_bf16_is_looked_up_among_the_flags_of_the_cpu(tmp_path: Path, flags: str, support: bool) -> None:
     (tmp_path / "cpuinfo").write_text(flags)
-    assert bf16_support(tmp_path / "cpuinfo") is support
-    assert bf16_support(tmp_path / "nothing") is Bf16.NONE
+    assert multiplies_bf16(tmp_path / "cpuinfo") is support
+    assert not multiplies_bf16(tmp_path / "nothing")
 
 
 def test_a_copied_block_is_read_like_the_one_it_was_copied_from(drive: Drive) -> None:

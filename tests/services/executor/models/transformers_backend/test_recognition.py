@@ -57,7 +57,7 @@ def test_it_runs_on_the_compiled_kernels() -> None:
     kernels = CpuKernels(build.load(), 1)
     backend = partial(CompiledBackend, kernels)
     test = SelfTest(model, backend, 8, 64)
-    compiled = CompiledLM(prove(model, backend, 8, 64), kernels, 64, one_dnn=False)
+    compiled = CompiledLM(prove(model, backend, 8, 64), kernels, 64)
     assert compiled.decoder is not None
     assert test.error(compiled) < 1e-5
 
