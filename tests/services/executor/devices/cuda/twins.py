@@ -29,6 +29,7 @@ CAPACITY = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, VOCABULARY)
 GREEDY = record()
 MAX_TOKENS = 8
 """Of the largest captured step."""
+DTYPES: dict[torch.dtype, DtypeSetting] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def capacity_of(spec: ModelSpec) -> Capacity:
@@ -52,7 +53,7 @@ def cuda_device(
     """`model` is a folder, or the name of a tiny checkpoint."""
     folder, where = _folder(model), runtime()
     config = read_config(folder)
-    plain = load_model(folder, config, _name(dtype), packing)
+    plain = load_model(folder, config, DTYPES[dtype], packing)
     capacity = capacity_of(plain.spec)
     pool = KVPool(plain.spec, capacity, dtype, where, MAX_TOKENS, cached)
     loaded = with_kernels(plain, CONTEXT, where.device)
@@ -64,14 +65,10 @@ def cuda_device(
 
 def cpu_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevice:
     """See `cuda_device`."""
-    plain = load_model(_folder(model), read_config(_folder(model)), _name(dtype))
+    plain = load_model(_folder(model), read_config(_folder(model)), DTYPES[dtype])
     capacity = capacity_of(plain.spec)
     backend = PyTorchBackend(plain.spec, capacity, dtype)
     return CpuDevice(plain, capacity, backend, Cores(1, torch.set_num_threads))
-
-
-def _name(dtype: torch.dtype) -> DtypeSetting:
-    return "bfloat16" if dtype is torch.bfloat16 else "float32"
 
 
 def _folder(model: str | Path) -> Path:
