@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     questions = read_questions()
     runs = [served(given.model, questions, weights, given.device) for weights in shown(given.weights, "runs")]
     reference = referred(given.model, questions) if given.reference else None
-    print("\n".join([*table(runs, reference), "", *perplexities(runs)]))
+    print("\n".join(table(runs, reference)))
     if reference is not None:
         print("\n".join(differences(questions, runs, reference)))
     sides = [*runs, *([reference] if reference else [])]
@@ -143,25 +143,22 @@ def referred(model: str, questions: Sequence[Question]) -> Run:
 
 
 def table(runs: Sequence[Run], reference: Run | None) -> list[str]:
-    """Returns a line per side with its share of right answers, and of answers whose tokens are the reference's."""
-    rows = []
+    """Returns a line per side, with its perplexity beside that of the first."""
+    rows, first = [], runs[0].perplexity
     for run in [*runs, *([reference] if reference else [])]:
         equal = f"{sum(run.equal(reference))} of {len(run.right)}" if reference else ""
-        rows.append(f"{run.side} | {sum(run.right)} of {len(run.right)} | {run.share:.1%} | {equal}")
-    return markdown("weights | right | share | tokens equal to the reference's", rows)
-
-
-def perplexities(runs: Sequence[Run]) -> list[str]:
-    """Returns a line per side with its perplexity, and how much higher it is than that of the first one."""
-    first = runs[0].perplexity or 0.0
-    rows = [f"{run.side} | {run.perplexity or 0.0:.3f} | {(run.perplexity or 0.0) / first - 1:+.2%}" for run in runs]
-    return markdown(f"weights | perplexity | beside {runs[0].side}", rows)
+        text = f"{run.perplexity:.3f} ({run.perplexity / first - 1:+.2%})" if run.perplexity and first else ""
+        rows.append(f"{run.side} | {sum(run.right)} of {len(run.right)} | {run.share:.1%} | {equal} | {text}")
+    return markdown("weights | right | share | tokens equal to the reference's | perplexity", rows)
 
 
 def summary(raw: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the table of the runs in a raw file, of which the last is the reference."""
     questions = read_questions()
-    runs = [Run(run["side"], run["answers"], run["token_ids"], _right(questions, run["answers"])) for run in raw]
+    runs = [
+        Run(run["side"], run["answers"], run["token_ids"], _right(questions, run["answers"]), run["perplexity"])
+        for run in raw
+    ]
     return table(runs[:-1], runs[-1])
 
 

@@ -182,6 +182,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 FIELDS = {field.encode_name: field for field in msgspec.structs.fields(Settings)}
+YAML_SUFFIXES = frozenset({".yaml", ".yml"})
+"""Of a configuration file; any other is TOML."""
 SIZES = frozenset({"kv-cache-memory", "max-model-len", "max-num-batched-tokens", "nats-max-store"})
 """Settings that may be given with a unit, such as 4GiB."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT])(iB|B)?")
@@ -225,21 +227,20 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, conf
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"invalid setting: {error}") from error
+        raise ConfigurationError(f"invalid setting: {' '.join(str(error).split())}") from error
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
-        if path.suffix not in {".yaml", ".yml"}:
+        if path.suffix not in YAML_SUFFIXES:
             return tomllib.loads(text)
         found = yaml.safe_load(text) or {}
     except OSError as error:
         raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        kind = "YAML" if path.suffix in YAML_SUFFIXES else "TOML"
+        raise ConfigurationError(f"{path} is not {kind}: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise ConfigurationError(f"{path} has no settings: write one per line, as `max-num-seqs: 8`")
     # vLLM's files also have names with underscores, and lists where several values are meant.

@@ -12,6 +12,7 @@ from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.fetch import fetch
 from pagewire.shared.gguf import config as gguf_config
 from pagewire.shared.gguf.reader import SUFFIX, GgufModel, model_name
+from pagewire.shared.multimodal import text_part
 from pagewire.shared.named_models import BUNDLED as BUNDLED_NAME
 from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
 
@@ -91,14 +92,14 @@ def _own_name(settings: Settings) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns the model's config.json, or the same for a GGUF file.
+    """Returns the model's config.json, or the same for a GGUF file; of a model that also takes images, the decoder's.
 
     Raises:
         ConfigurationError: the file is missing or malformed.
     """
     if path.suffix == SUFFIX:
         return gguf_config.read_config(GgufModel.open(path))
-    return _read_object(path / "config.json")
+    return text_part(_read_object(path / "config.json"))
 
 
 def read_generation_config(path: Path) -> dict[str, Any]:
@@ -122,11 +123,12 @@ def eos_ids(path: Path) -> frozenset[int]:
     if path.suffix == SUFFIX:
         return gguf_config.eos_ids(GgufModel.open(path))
     tokens: set[int] = set()
-    for file in (path / "config.json", path / "generation_config.json"):
-        value = _read_object(file).get("eos_token_id") if file.exists() else None
+    config = read_config(path) if (path / "config.json").exists() else {}
+    for name, fields in (("config.json", config), ("generation_config.json", read_generation_config(path))):
+        value = fields.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and token >= 0 for token in ids):
-            raise ConfigurationError(f"{file} has an eos_token_id that is neither a token id nor a list of them")
+            raise ConfigurationError(f"{path / name} has an eos_token_id that is neither a token id nor a list of them")
         tokens.update(ids)
     return frozenset(tokens)
 

@@ -139,7 +139,8 @@ def _exit_code(serving: "asyncio.Task[None]") -> int:
     if isinstance(error, ConfigurationError):
         raise error
     if error is not None:
-        _log.error("service_failed", exc_info=error)
+        known = isinstance(error, BusUnavailable)  # nobody needs to know where in the code it was noticed
+        _log.error("service_failed", reason=str(error), exc_info=None if known else error)
         return 1
     return 0
 

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from pagewire.bench._chaos.requests import Request
+from pagewire.shared.messages.client import Delta
 
 EXACT, LOST, DUPLICATED, REORDERED, WRONG, HUNG = "exact", "lost", "duplicated", "reordered", "wrong", "hung"
 FAILURES = (LOST, DUPLICATED, REORDERED, WRONG, HUNG)
+ROUNDING = 1e-4
+"""By which log-probabilities of the same token may differ: what is lost is computed again in another batch, whose sums
+are rounded in another order."""
 
 
 @dataclass(slots=True)
@@ -100,6 +104,17 @@ def judge(request: Request, wanted: Seen, seen: Seen) -> Verdict:
         if verdict.outcome != EXACT:
             return verdict
     return Verdict(EXACT)
+
+
+def is_repetition(first: Delta, again: Delta) -> bool:
+    """Returns whether the second of two deltas for the same place says what the first one says."""
+    if (first.text, first.token_ids, first.prompt_logprobs) != (again.text, again.token_ids, again.prompt_logprobs):
+        return False
+    ours, theirs = first.logprobs or [], again.logprobs or []
+    return len(ours) == len(theirs) and all(
+        one.keys() == other.keys() and all(abs(one[token].logprob - other[token].logprob) < ROUNDING for token in one)
+        for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 def _judge_choice(request: Request, wanted: Seen, seen: Seen, index: int) -> Verdict:

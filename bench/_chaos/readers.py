@@ -13,7 +13,7 @@ import msgspec
 from httptools import HttpParserError, HttpResponseParser
 
 from pagewire import AsyncClient
-from pagewire.bench._chaos.checks import Choice, Refusal, Seen
+from pagewire.bench._chaos.checks import Choice, Refusal, Seen, is_repetition
 from pagewire.bench._chaos.requests import HTTP, Request
 from pagewire.client.stream import Stream
 from pagewire.embedded.stack import Address
@@ -228,7 +228,7 @@ class _FrameRecord:
         first = self._deltas.setdefault((delta.index, delta.start), delta)
         if first is delta:
             self._progress()
-        elif first != delta:
+        elif not is_repetition(first, delta):
             self.conflicts.append(f"{first} came again as {delta}")
 
     def _take_end(self, frame: Final | Result | ErrorFrame) -> None:

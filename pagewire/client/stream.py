@@ -47,6 +47,9 @@ GRACE = 5.0
 RETRY_FOR = 15.0
 """Seconds for which a request without responders is sent again if its model has answered before: a tokenizer may be
 restarting."""
+HEARD_WITHIN = 1.0
+"""Seconds after a notice of no responders in which the next one belongs to the same absence: somebody has taken the
+request that was sent again in between otherwise."""
 OUTBOUND_ROOM = 16 << 20
 """Bytes that may wait in the outbound buffer of the connection when a request is sent; it holds twice as many."""
 ROOM_WITHIN = 5.0
@@ -57,6 +60,8 @@ RECONNECT_TIMEOUT = 2.0
 """Seconds that a new request waits for a lost connection: within them it has moved to another server of a cluster."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks of the timeouts, and minimum time between two recoveries."""
+RESEND_INTERVAL = 0.15
+"""The same while nobody takes the request, because the tokenizer restarts."""
 
 
 class Stream:
@@ -111,7 +116,10 @@ class Stream:
         self._result: Result | None = None
         self._early_final: Final | None = None
         self._error: PagewireError | None = None
-        self._last_frame_at = self._last_recovery_at = self._retry_until = 0.0
+        self._last_frame_at = self._last_recovery_at = 0.0
+        self._absent_since = self._absent_at = 0.0
+        """When the first and the last notice came that nobody takes the request."""
+        self._interval = CHECK_INTERVAL
 
     async def __aiter__(self) -> AsyncGenerator[Delta, None]:
         """Yields one delta per token; for a slow reader, several tokens are merged into one delta.
@@ -223,6 +231,7 @@ class Stream:
             self._on_delta(frame)
         elif isinstance(frame, Accepted):
             self._accepted = True
+            self._interval = CHECK_INTERVAL
             self._directory.answered.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
@@ -265,10 +274,18 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif self.model in self._directory.answered and self._last_frame_at < self._retry_until:
-            self._resend = True  # the tokenizer is restarting: the next check sends the request again
+        elif self.model in self._directory.answered and self._absent_for() < RETRY_FOR:
+            self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
+
+    def _absent_for(self) -> float:
+        """Returns for how many seconds nobody has taken the request, which a notice has just said."""
+        now = time.monotonic()
+        if now - self._absent_at > HEARD_WITHIN:
+            self._absent_since = now
+        self._absent_at = now
+        return now - self._absent_since
 
     async def _watch(self, timeout: float) -> None:
         """Recovers after `timeout` seconds without a frame, and soon after a reconnection, which may have lost frames.
@@ -276,11 +293,10 @@ class Stream:
         Ends the request `GRACE` seconds after its deadline.
         """
         self._last_frame_at = time.monotonic()
-        self._retry_until = self._last_frame_at + RETRY_FOR
         deadline = self._last_frame_at + self._timeout + GRACE
         reconnections = self._bus.reconnections
         while not self._ended:
-            await asyncio.sleep(CHECK_INTERVAL)
+            await asyncio.sleep(self._interval)
             if time.monotonic() > deadline:
                 self._abandon()
                 self._end(DeadlineExceeded("the deadline has passed and the pipeline does not answer"))
@@ -297,7 +313,7 @@ class Stream:
     def _recover(self) -> None:
         """Asks for missing frames. If none come, or the request is not accepted, sends it again: it joins the first."""
         now = time.monotonic()
-        if now - self._last_recovery_at < CHECK_INTERVAL:
+        if now - self._last_recovery_at < self._interval:
             return
         self._last_recovery_at = now
         with suppress(BusUnavailable):  # tried again after the next timeout

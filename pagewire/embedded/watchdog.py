@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 import structlog
 
 from pagewire.shared.bus import Bus
-from pagewire.shared.errors import BusError, RequestTimeout
+from pagewire.shared.errors import BusError, NoResponders, RequestTimeout
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.peers import SILENCE, Peers
 
 PING_TIMEOUT = 1.0
 """Seconds that a service without heartbeats has to answer a ping."""
+RECONNECT_TIMEOUT = 10.0
+"""Seconds that a service without heartbeats has to connect again: far more than one that is not frozen takes."""
 CHECK_INTERVAL = 0.5
 """Seconds between two checks."""
 
@@ -21,6 +23,9 @@ _log = structlog.get_logger()
 
 class Watchdog:
     """Kills a service that has sent no heartbeat for `SILENCE` seconds and does not answer a ping.
+
+    One that the broker does not know has `RECONNECT_TIMEOUT` seconds: if the broker restarts, a frozen service does not
+    connect again.
 
     Args:
         bus: a connection with the rights of a client.
@@ -42,6 +47,8 @@ class Watchdog:
         self._replace = replace
         self._heartbeat_arrived = asyncio.Event()
         self._peers = Peers(bus, self._on_heartbeat)
+        self._connected_at = time.monotonic()
+        bus.on_reconnect(self._on_reconnect)
 
     async def listen(self) -> None:
         """Subscribes to heartbeats."""
@@ -76,6 +83,9 @@ class Watchdog:
                         _log.error("service_frozen", program=name, instance=instance)
                         self._kill(name)
 
+    def _on_reconnect(self) -> None:
+        self._connected_at = time.monotonic()
+
     def _on_heartbeat(self) -> None:
         self._heartbeat_arrived.set()
         for name, instance in self._instances.items():
@@ -87,14 +97,22 @@ class Watchdog:
         return self._peers.last(self._instances.get(name, ""))
 
     async def _is_frozen(self, name: str) -> bool:
-        """A program without a subscription to pings has ended, still starts or is disconnected: it is not frozen."""
+        """Returns whether a program answers neither by heartbeats nor to a ping.
+
+        One without a subscription to pings has ended, starts, or is disconnected; that lasts if it is frozen.
+        """
         beat, age = self._last(name)
         if beat is None or age <= SILENCE:
             return False
+        connection = self._bus.reconnections
         try:
             await self._bus.request(f"$SRV.PING.pagewire-{beat.service}.{beat.instance}", b"", timeout=PING_TIMEOUT)
+        except NoResponders:
+            waited = min(age, time.monotonic() - self._connected_at)
+            return waited > RECONNECT_TIMEOUT and self._last(name)[0] is beat
         except RequestTimeout:
-            return await self._is_connected() and self._last(name)[0] is beat
+            connected = await self._is_connected() and self._bus.reconnections == connection  # the ping was not lost
+            return connected and self._last(name)[0] is beat
         except BusError:
             return False
         return False

@@ -40,9 +40,9 @@ class StreamMetrics:
                 self._first_token.observe(now - stream.opened_at)
 
     def on_tokens(self, before: Mapping[float, int], now: float) -> None:
-        """Counts the completions that have a new token, by the time of the token before it; monotonic seconds."""
-        for at, completions in before.items():
-            self._inter_token.observe(now - at, completions)
+        """Counts rows with a new token by the time of the token before it, in monotonic seconds."""
+        for at, rows in before.items():
+            self._inter_token.observe(now - at, rows)
 
     def on_end(self, stream: Stream) -> None:
         """Counts a request that has ended."""

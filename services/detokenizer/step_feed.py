@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -217,7 +217,12 @@ class StepEffects:
     begun: list[Stream] = field(default_factory=list)
     """Streams of which a completion has its first token."""
     before: dict[float, int] = field(default_factory=dict)
-    """Completions with a new token, by the time of the token before it."""
+    """Rows with a new token by the time at which the token before it was read, if it was read here."""
+
+    def note_before(self, at: float, rows: int) -> None:
+        """Counts rows with a new token, whose tokens before it were read at a time; 0: none was read here."""
+        if at:
+            self.before[at] = self.before.get(at, 0) + rows
 
 
 def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
@@ -228,6 +233,13 @@ def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
         end = begin + 4 * count
         yield sequence, position, TokenLogprobs(rank, output.logprob_ids[begin:end], output.logprob_values[begin:end])
         begin = end
+
+
+def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, Choice]]) -> None:
+    """Hands the log-probabilities that a step reports to the choices of these sequences."""
+    for sequence, position, logprobs in _reported(output):
+        if sequence in sequences:
+            sequences[sequence][1].report(position, logprobs)
 
 
 def _accept_all(choice: Choice, position: int, tokens: list[int], finish: int) -> int:
@@ -261,17 +273,15 @@ class SequenceMap:
     def apply(self, output: StepOutput, now: float, only: Stream | None = None) -> StepEffects:
         """Appends the tokens of a step, which is read `now`, to their choices; with `only`, to those of one stream."""
         effects = StepEffects()
-        before = effects.before
         sequences = self._terms.get(output.term)
         if sequences is None:
             return effects
         if only is not None:
             sequences = {sequence: bound for sequence, bound in sequences.items() if bound[0] is only}
         if output.logprob_tokens:
-            for sequence, position, logprobs in _reported(output):
-                if sequence in sequences:
-                    sequences[sequence][1].report(position, logprobs)
+            _keep_reported(output, sequences)
         first, more = output.split_tokens()
+        rows, noted, further, last = 0, 0, 0, 0.0
         for sequence, start, count, token, finish in zip(
             memoryview(output.sequences).cast("I"),
             memoryview(output.starts).cast("I"),
@@ -295,6 +305,7 @@ class SequenceMap:
             try:
                 if more and sequence in more:
                     new = _accept_all(choice, position, [token, *more[sequence]], finish)
+                    further += max(0, new - 1)
                 else:
                     new = choice.accept(position, token, finish)
             except TokenGap:
@@ -302,12 +313,14 @@ class SequenceMap:
                 continue
             if not new:
                 continue
-            effects.tokens += new
             effects.touched.add(stream)
-            if choice.token_at:
-                before[choice.token_at] = before.get(choice.token_at, 0) + 1
+            before = choice.token_at
+            if before != last:  # nearly all rows have their last tokens from the same step
+                effects.note_before(last, rows - noted)
+                last, noted = before, rows
+            rows += 1
             choice.token_at = now
-            if len(choice.tokens) == new:
+            if not before and len(choice.tokens) == new:
                 effects.begun.append(stream)
                 stream.cached_tokens += choice.count_cached(start)
                 stream.times.note_row(output.elapsed_us, token=True)
@@ -315,4 +328,6 @@ class SequenceMap:
                 effects.ended.add(stream)
                 if finish == Finish.NONE:
                     effects.stopped.setdefault(stream, []).append(sequence)
+        effects.note_before(last, rows - noted)
+        effects.tokens = rows + further
         return effects

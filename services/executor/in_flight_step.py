@@ -102,9 +102,10 @@ class InFlightStep(msgspec.Struct, frozen=True):
         if alive is not None:
             sequences, starts, counts = sequences[alive], starts[alive], counts[alive]
             tokens, finishes = tokens[alive], finishes[alive]
-        # `packed` turns the token -1 into NO_TOKEN.
-        sampled = np.maximum(tokens, -1)
-        return Columns(packed(sequences), packed(starts), packed(counts), packed(sampled), finishes.tobytes())
+        ends = finishes.tobytes()
+        if Finish.NOT_FINITE in ends:
+            tokens = np.maximum(tokens, -1)  # which `packed` turns into NO_TOKEN
+        return Columns(packed(sequences), packed(starts), packed(counts), packed(tokens), ends)
 
     def forced_columns(
         self, tokens: Int64, forced: Mapping[int, Sequence[int]], finishes: UInt8, alive: Bool

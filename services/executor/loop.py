@@ -25,6 +25,7 @@ from pagewire.shared.messages.step import NO_TOKEN, StepOutput
 from pagewire.shared.sampling import Record, is_penalized, unpack_record
 
 _log = structlog.get_logger()
+_NO_TOKEN = pack([NO_TOKEN])
 
 
 class _Sampling(NamedTuple):
@@ -174,7 +175,7 @@ class StepLoop:
             counters.prefilled += positions - int(np.count_nonzero(step.batch.query_lens == 1))
         self.metrics.size.observe(positions)
         self.metrics.duration.observe(elapsed)
-        counters.sampled += int(np.count_nonzero(np.frombuffer(columns.tokens, "<u4") != NO_TOKEN))
+        counters.sampled += _count_sampled(columns.tokens)
         if not columns.sequences:
             self._runs -= 1  # the scheduler counts outputs with rows
         if ended.prompt_logprobs is not None:
@@ -283,6 +284,13 @@ class StepLoop:
         self._step += 1
         ended = time.time()
         self._emit(StepResult(output, plans, ended - elapsed, ended))
+
+
+def _count_sampled(tokens: bytes) -> int:
+    """Returns how many entries of a packed column are tokens; nearly always it is all of them."""
+    if _NO_TOKEN not in tokens:
+        return len(tokens) // 4
+    return int(np.count_nonzero(np.frombuffer(tokens, "<u4") != NO_TOKEN))
 
 
 def _sampling_of(added: AddSlot, grammar: SequenceGrammar | None) -> _Sampling:

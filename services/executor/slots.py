@@ -179,7 +179,8 @@ class SlotTable:
         batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples, next_ids)
         self._computed[slots] = ends
         self._known[slots] = known
-        self._running[slots] = ~full
+        if np.count_nonzero(full):
+            self._running[slots[full]] = False
         stop_ids = self._stop_ids.table[slots]
         return InFlightStep(batch, self._sequences[slots], self._admissions[slots], stop_ids, full, left)
 
@@ -224,12 +225,12 @@ class SlotTable:
         slots = batch.slots
         alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
         here = alive & (self._admissions[slots] == step.admissions)
-        stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
-        if np.count_nonzero(stops):
+        if np.count_nonzero(finishes):
+            stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
             self._stopped[slots[stops]] = step.admissions[stops]
             self._running[slots[here & stops]] = False
-        written = (here & batch.samples).nonzero()[0]
-        if len(written) == len(slots):
+        written = here & batch.samples
+        if np.count_nonzero(written) == len(slots):
             self._tokens[slots, batch.ends] = tokens
         else:
             self._tokens[slots[written], batch.ends[written]] = tokens[written]

@@ -85,6 +85,7 @@ class ChatCompletions:
         del client
         shown: dict[str, Any] = {
             "counted": counted,
+            "logprobs": "logprobs" in call.arguments,
             "top_logprobs": call.top_logprobs,
             "prompt_ids": stream.prompt_token_ids if call.token_ids else None,
             "prompt_logprobs": "prompt_logprobs" in call.arguments,

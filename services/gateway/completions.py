@@ -6,8 +6,9 @@ from typing import Any
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway.echo import Echo, EchoEvents
 from pagewire.services.gateway.endpoint import Call
-from pagewire.services.gateway.events import CompletionEvents, Echo
+from pagewire.services.gateway.events import CompletionEvents
 from pagewire.services.gateway.logprobs import completion_logprobs, echoed_logprobs, joined
 from pagewire.services.gateway.request import decode
 from pagewire.services.gateway.shapes import Choice, Completion, timings_of, usage_of
@@ -84,20 +85,17 @@ class Completions:
     async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
         """See `Api.events`."""
         reports = "prompt_logprobs" in call.arguments
-        echo = Echo(())
-        if call.echo:
-            firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids if reports]
-            texts = await _texts(client, call.arguments["prompt"], stream.model)
-            echo = Echo(texts, firsts if reports else None)
-        return CompletionEvents(
-            stream.request_id,
-            stream.model,
-            counted=counted,
-            prompt_ids=stream.prompt_token_ids if call.token_ids else None,
-            prompt_logprobs=reports,
-            echo=echo,
-            no_tokens=call.no_tokens,
-        )
+        shown = {
+            "counted": counted,
+            "logprobs": "logprobs" in call.arguments,
+            "prompt_ids": stream.prompt_token_ids if call.token_ids else None,
+            "prompt_logprobs": reports,
+        }
+        if not call.echo:
+            return CompletionEvents(stream.request_id, stream.model, **shown)
+        firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids if reports]
+        echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts if reports else None)
+        return EchoEvents(stream.request_id, stream.model, echo, no_tokens=call.no_tokens, **shown)
 
 
 async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -> list[str]:

@@ -2,14 +2,13 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from pagewire.services.gateway import errors
-from pagewire.services.gateway.logprobs import chat_logprobs, completion_logprobs, echoed_logprobs
+from pagewire.services.gateway.logprobs import chat_logprobs, completion_logprobs
 from pagewire.services.gateway.shapes import (
     ChatChunk,
     ChatChunkChoice,
@@ -22,7 +21,7 @@ from pagewire.services.gateway.shapes import (
     usage_of,
 )
 from pagewire.shared.errors import PagewireError
-from pagewire.shared.messages.client import Delta, Final, FinalChoice, PromptLogprobs
+from pagewire.shared.messages.client import Delta, Final, FinalChoice
 
 DONE = b"data: [DONE]\n\n"
 """Sent after the last event."""
@@ -39,13 +38,19 @@ class Events(ABC, Generic[C]):
     """The JSON key before a text."""
 
     def __init__(
-        self, *, counted: bool, prompt_ids: Sequence[list[int]] | None = None, prompt_logprobs: bool = False
+        self,
+        *,
+        counted: bool = False,
+        logprobs: bool = False,
+        prompt_ids: Sequence[list[int]] | None = None,
+        prompt_logprobs: bool = False,
     ) -> None:
         """Begins a stream.
 
         Args:
             counted: whether every event has the usage so far.
-            prompt_ids: ids of each prompt if token ids are part of the events.
+            logprobs: whether log-probabilities of tokens are part of the events.
+            prompt_ids: ids of each prompt if token ids are.
             prompt_logprobs: whether log-probabilities of prompts are.
         """
         self._around: dict[int, tuple[bytes, bytes]] = {}
@@ -55,6 +60,8 @@ class Events(ABC, Generic[C]):
         self._prompt_ids = prompt_ids
         self._detailed = prompt_ids is not None or prompt_logprobs
         """Whether a part has more than text and log-probabilities of its tokens."""
+        self._plain = not (counted or logprobs or self._detailed)
+        """Whether the events have nothing but text."""
         self._choices = 1
         """Choices per prompt."""
         self._timings: Timings | msgspec.UnsetType = msgspec.UNSET
@@ -81,10 +88,19 @@ class Events(ABC, Generic[C]):
 
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
         """Returns one event per delta with text or anything else to tell; usage needs `prompt_tokens`."""
-        if self._counted:
-            return self._counted_texts(batch, prompt_tokens)
-        every = self._detailed
-        return b"".join([self._text(delta) for delta in batch if delta.text or delta.logprobs or every])
+        if self._plain:
+            return b"".join([self._text(delta) for delta in batch if delta.text])
+        events = []
+        for delta in batch:
+            self._tokens += len(delta.token_ids)
+            if delta.logprobs or self._detailed:
+                part = self.part(delta)
+            elif delta.text:
+                part = self.text(delta.index, delta.text)
+            else:
+                continue
+            events.append(self._data([part], self._usage(prompt_tokens) if self._counted else None))
+        return b"".join(events)
 
     def ends(self, final: Final, *, usage: bool) -> bytes:
         """Returns one event per choice with its finish reason, and with `usage` one event with the usage."""
@@ -99,16 +115,6 @@ class Events(ABC, Generic[C]):
         """Returns the events that end a stream with an error."""
         return data(errors.body_of(error)[1])
 
-    def _counted_texts(self, batch: Sequence[Delta], prompt_tokens: int | None) -> bytes:
-        events = []
-        for delta in batch:
-            self._tokens += len(delta.token_ids)
-            if delta.logprobs is not None or self._detailed:
-                events.append(self._data([self.part(delta)], self._usage(prompt_tokens)))
-            elif delta.text:
-                events.append(self._data([self.text(delta.index, delta.text)], self._usage(prompt_tokens)))
-        return b"".join(events)
-
     def _usage(self, prompt_tokens: int | None) -> Usage | None:
         """Returns the usage so far, or None if the number of prompt tokens is unknown."""
         if prompt_tokens is None:
@@ -116,8 +122,6 @@ class Events(ABC, Generic[C]):
         return Usage(prompt_tokens, self._tokens, prompt_tokens + self._tokens, None)
 
     def _text(self, delta: Delta) -> bytes:
-        if delta.logprobs is not None or self._detailed:
-            return self._data([self.part(delta)], None)
         around = self._around.get(delta.index)
         if around is None:
             # Quotes within JSON strings are escaped, so the first match is the key.
@@ -129,38 +133,14 @@ class Events(ABC, Generic[C]):
         return data(self.event(choices, usage))
 
 
-class Echo(NamedTuple):
-    """The prompts with which choices begin."""
-
-    texts: Sequence[str]
-    firsts: Sequence[str] | None = None
-    """Text of the first token of each, if log-probabilities are echoed too: these come with the first deltas."""
-
-
 class CompletionEvents(Events[Choice]):
     """The events of `/v1/completions`."""
 
     key = b'"text":'
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        *,
-        counted: bool = False,
-        prompt_ids: Sequence[list[int]] | None = None,
-        prompt_logprobs: bool = False,
-        echo: Echo = Echo(()),  # noqa: B008 - immutable
-        no_tokens: bool = False,
-    ) -> None:
-        """`no_tokens`: whether the generated tokens are dropped."""
-        super().__init__(counted=counted, prompt_ids=prompt_ids, prompt_logprobs=prompt_logprobs)
-        self._echo = echo
-        self._no_tokens = no_tokens
-        self._waiting = set(range(len(echo.texts))) if echo.firsts is not None else set()
-        """Prompts whose log-probabilities have not come yet: their choices have not begun."""
-        self._held: defaultdict[int, list[Delta]] = defaultdict(list)
-        """Deltas of their choices."""
+    def __init__(self, request_id: str, model: str, **shown: Any) -> None:
+        """`shown`: see `Events`."""
+        super().__init__(**shown)
         self._offsets: dict[int, int] = {}
         """Characters of all tokens of each choice so far."""
         self._event = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
@@ -187,52 +167,9 @@ class CompletionEvents(Events[Choice]):
         return choice
 
     def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        """Returns one event per choice with the prompt that it echoes, unless that comes with log-probabilities."""
+        """Returns the events before all texts: none."""
         self._choices = choices
-        if self._echo.firsts is not None:
-            return b""
-        usage = self._usage(prompt_tokens) if self._counted else None
-        texts = [text for text in self._echo.texts for _ in range(choices)]
-        return b"".join(self._data([self.text(index, text)], usage) for index, text in enumerate(texts))
-
-    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
-        """Returns the events of deltas; those of choices that cannot begin yet are kept for later."""
-        if not (self._waiting or self._no_tokens):
-            return super().texts(batch, prompt_tokens)
-        events = []
-        for delta in batch:
-            prompt, told = delta.index // self._choices, delta.prompt_logprobs
-            ready = [delta]
-            if prompt in self._waiting:
-                self._held[prompt].append(delta)
-                if told is msgspec.UNSET:
-                    continue
-                self._waiting.discard(prompt)
-                events.append(self._echoed(prompt, told, prompt_tokens))
-                ready, delta.prompt_logprobs = self._held.pop(prompt), msgspec.UNSET
-            events.append(super().texts([] if self._no_tokens else ready, prompt_tokens))
-        return b"".join(events)
-
-    def _echoed(self, prompt: int, told: PromptLogprobs, prompt_tokens: int | None) -> bytes:
-        """Returns one event per choice of a prompt, with the prompt and its log-probabilities."""
-        assert self._echo.firsts is not None
-        text, usage = self._echo.texts[prompt], self._usage(prompt_tokens) if self._counted else None
-        events = []
-        for index in range(prompt * self._choices, (prompt + 1) * self._choices):
-            self._offsets[index] = len(text)
-            logprobs = echoed_logprobs(self._echo.firsts[prompt], told)
-            events.append(self._data([Choice(index, text, logprobs, prompt_logprobs=told)], usage))
-        return b"".join(events)
-
-    def ends(self, final: Final, *, usage: bool) -> bytes:
-        """Returns one event per choice with its finish reason, and with `usage` one event with the usage."""
-        if self._no_tokens:
-            final = msgspec.structs.replace(
-                final,
-                choices=[FinalChoice(choice.index, "length") for choice in final.choices],
-                usage=msgspec.structs.replace(final.usage, completion_tokens=0),
-            )
-        return super().ends(final, usage=usage)
+        return b""
 
     def end(self, choice: FinalChoice) -> Choice:
         """Returns the end of a choice."""
@@ -244,17 +181,9 @@ class ChatEvents(Events[ChatChunkChoice]):
 
     key = b'"content":'
 
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        *,
-        counted: bool = False,
-        top_logprobs: int = 0,
-        prompt_ids: Sequence[list[int]] | None = None,
-        prompt_logprobs: bool = False,
-    ) -> None:
-        super().__init__(counted=counted, prompt_ids=prompt_ids, prompt_logprobs=prompt_logprobs)
+    def __init__(self, request_id: str, model: str, *, top_logprobs: int = 0, **shown: Any) -> None:
+        """`top_logprobs`: the likeliest tokens that are shown with each token; `shown`: see `Events`."""
+        super().__init__(**shown)
         self._top_logprobs = top_logprobs
         self._event = ChatChunk(id=f"chatcmpl-{request_id}", created=int(time.time()), model=model, choices=[])
 

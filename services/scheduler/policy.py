@@ -11,6 +11,7 @@ was done. The policy keeps four promises:
   at least one sequence makes progress.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
@@ -94,8 +95,8 @@ class Policy:
     def on_step(self, output: StepOutput) -> None:
         """Records what a step did. Outputs of one term arrive in order and without a gap."""
         sequences = self.sequences
-        by_id, needs_blocks, charge = sequences.by_id, sequences.needs_blocks, self.waiting.charge
-        prefills, prefilled = sequences.prefills, []
+        by_id, needs_blocks = sequences.by_id, sequences.needs_blocks
+        prefills, prefilled, served = sequences.prefills.keys(), [], []
         self.step = output.step
         self.num_steps += bool(output.sequences)
         ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
@@ -112,9 +113,9 @@ class Policy:
             tokens = sequence.tokens
             if token != NO_TOKEN and computed == len(tokens):
                 if i in prefills:
-                    prefilled.append(prefills.pop(i))
+                    prefilled.append(sequences.prefills.pop(i))
                 tokens.append(token)
-                charge(sequence.user, 1)
+                served.append(sequence.user)
                 if computed + 1 >= sequence.allocate_at:
                     needs_blocks[i] = sequence
             if finish:
@@ -123,6 +124,8 @@ class Policy:
                 if finish == Finish.NOT_FINITE:
                     self.beam_search.fail(sequence)
         self.prefilled = prefilled
+        for user, count in Counter(served).items():
+            self.waiting.charge(user, count)
         for sequence, row_tokens in longer:
             self._append_more(sequence, row_tokens)
         if output.candidate_counts:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.gguf.reader import GgufModel
+from pagewire.shared.gguf.reader import GgufModel, Strings
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Hugging Face's architecture by `general.architecture`. Mistral's models are published as `llama`."""
@@ -79,14 +79,14 @@ def read_config(model: GgufModel) -> dict[str, Any]:
 
 def eos_ids(model: GgufModel) -> frozenset[int]:
     """Returns the tokens that end a text: those in the metadata, and control tokens in `END_OF_TURN`."""
-    tokens, kinds = model.strings("tokenizer.ggml.tokens"), model.metadata.get("tokenizer.ggml.token_type", ())
-    found = {
-        id_
-        for id_, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == _CONTROL and token in END_OF_TURN
-    }
+    key = "tokenizer.ggml.tokens"
+    kinds = np.asarray(model.metadata.get("tokenizer.ggml.token_type", ()))
+    controls = dict.fromkeys(np.flatnonzero(kinds == _CONTROL).tolist())
+    found = {id_ for id_, token in zip(controls, model.strings(key, controls), strict=False) if token in END_OF_TURN}
+    tokens = model.metadata.get(key)
+    count = tokens.number if isinstance(tokens, Strings) else 0
     named = (model.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    return frozenset(found | {id_ for id_ in named if type(id_) is int and 0 <= id_ < len(tokens)})
+    return frozenset(found | {id_ for id_ in named if type(id_) is int and 0 <= id_ < count})
 
 
 class _Keys:

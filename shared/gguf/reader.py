@@ -7,7 +7,7 @@ the remaining bytes before memory is allocated for it, so a broken or malicious 
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -125,8 +125,8 @@ class GgufModel:
             raise ConfigurationError(f"{path} and its parts hold {len(tensors)} of {expected} tensors: fetch it again")
         return cls(path, files, header.metadata, tensors)
 
-    def strings(self, key: str) -> list[str]:
-        """Returns an array of strings of the metadata; empty if the key is missing.
+    def strings(self, key: str, only: Collection[int] | None = None) -> list[str]:
+        """Returns an array of strings of the metadata, or those at some positions; empty if the key is missing.
 
         Raises:
             ConfigurationError: the value is not an array of strings, or a string is not UTF-8.
@@ -140,7 +140,7 @@ class GgufModel:
             with self.path.open("rb") as file:
                 file.seek(value.start)
                 data = file.read(value.end - value.start)
-            return [text.decode() for text in _split_strings(data, value.number)]
+            return [text.decode() for text in _split_strings(data, value.number, only)]
         except OSError as error:
             raise ConfigurationError(f"cannot read {self.path}: {error.strerror}") from error
         except (struct.error, UnicodeDecodeError) as error:
@@ -291,13 +291,14 @@ class _Header:
         return position
 
 
-def _split_strings(data: bytes, count: int) -> Iterator[bytes]:
-    """Yields the strings of an array, in which the length precedes each string."""
-    position = 0
-    for _ in range(count):
-        (length,) = struct.unpack_from("<Q", data, position)
-        yield data[position + 8 : position + 8 + length]
-        position += 8 + length
+def _split_strings(data: bytes, count: int, only: Collection[int] | None) -> Iterator[bytes]:
+    """Yields the strings of an array, or those at some positions. The length precedes each string."""
+    position, unpack = 0, struct.Struct("<Q").unpack_from
+    for index in range(count):
+        (length,) = unpack(data, position)
+        begin, position = position + 8, position + 8 + length
+        if only is None or index in only:
+            yield data[begin:position]
 
 
 def _siblings(path: Path, metadata: Mapping[str, Any]) -> list[Path]:

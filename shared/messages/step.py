@@ -28,6 +28,9 @@ class Finish(IntEnum):
     """No token could be sampled: its logits were NaN, or the largest was infinite. The request ends with an error."""
 
 
+_FINISHES = bytes(Finish)
+
+
 class StepOutput(Wire, frozen=True):
     """Results of one step. For a plan that is applied without a step, an output without rows is sent."""
 
@@ -84,7 +87,7 @@ class StepOutput(Wire, frozen=True):
             raise ValueError("the columns of a step have different lengths")
         if self.token_counts and len(self.token_counts) != rows:
             raise ValueError("a step does not say how many tokens each row has")
-        if rows and max(self.finishes) >= len(Finish):
+        if self.finishes.translate(None, _FINISHES):
             raise ValueError("a row of a step has an unknown finish")
         if len(self.candidate_counts) % 8 or len(self.candidates) % 4 or len(self.failed) % 4:
             raise ValueError("a column of a step ends within a number")

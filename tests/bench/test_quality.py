@@ -5,7 +5,7 @@ import pytest
 
 from pagewire.bench import quality
 from pagewire.bench._output import CHECKOUT
-from pagewire.bench.quality import Question, Run, differences, perplexities, read_questions, table
+from pagewire.bench.quality import Question, Run, differences, read_questions, table
 from pagewire.shared.named_models import DEFAULT
 from tests.support.default_model import default_model
 
@@ -49,10 +49,10 @@ def test_shares_and_equal_tokens() -> None:
     ours = run("auto", [1, 2], [3, 4], [5], right=[True, False, False])
     theirs = run("transformers", [1, 2], [3, 9], [5, 6], right=[True, True, False])
     assert table([ours], theirs)[2:] == [
-        "| auto | 1 of 3 | 33.3% | 1 of 3 |",
-        "| transformers | 2 of 3 | 66.7% | 3 of 3 |",
+        "| auto | 1 of 3 | 33.3% | 1 of 3 |  |",
+        "| transformers | 2 of 3 | 66.7% | 3 of 3 |  |",
     ]
-    assert table([ours], None)[2:] == ["| auto | 1 of 3 | 33.3% |  |"]
+    assert table([ours], None)[2:] == ["| auto | 1 of 3 | 33.3% |  |  |"]
     assert differences(questions, [ours], theirs) == [
         "auto differs from token 1 on: two?",
         "auto differs from token 1 on: three?",
@@ -60,8 +60,11 @@ def test_shares_and_equal_tokens() -> None:
 
 
 def test_perplexities_beside_the_first() -> None:
-    runs = [Run("float32", [], [], [], 20.0), Run("int8", [], [], [], 20.1)]
-    assert perplexities(runs)[2:] == ["| float32 | 20.000 | +0.00% |", "| int8 | 20.100 | +0.50% |"]
+    runs = [Run("float32", [], [], [True], 20.0), Run("int8", [], [], [True], 20.1)]
+    assert table(runs, None)[2:] == [
+        "| float32 | 1 of 1 | 100.0% |  | 20.000 (+0.00%) |",
+        "| int8 | 1 of 1 | 100.0% |  | 20.100 (+0.50%) |",
+    ]
 
 
 @pytest.mark.full

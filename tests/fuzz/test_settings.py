@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import strategies as st
 
 from pagewire.shared import api_keys, config
@@ -15,6 +16,7 @@ TOML = [
     b'model = "x"\nport = 80\nmax-num-seqs = 4\nprefix-cache = false\n[a]\nb = [1, {c = 2}]\n',
     b'seed = 0x10\ndtype = "auto"',
 ]
+YAML = [b"model: x\nport: 80\nmax_num_seqs: 4\nprefix-cache: false\ncors-origins: [a, {b: 2}]\n"]
 TOKENS = [b"=", b'"""', b"[[", b"\n", b"1979-05-27", b"1e999", b"'", b"nan", b"9" * 400, b"[" * 2000, b"a." * 2000]
 
 
@@ -23,19 +25,22 @@ def loads(given: dict[str, object], environ: dict[str, str], file: Path | None) 
         settings = config.load(given, environ, file)
     except ConfigurationError as error:
         assert str(error)  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
         return
     again = config.load({}, config.to_environment(settings))
     assert msgspec.structs.astuple(again) == msgspec.structs.astuple(settings)
 
 
-def test_any_file(tmp_path: Path) -> None:
-    file = tmp_path / "pagewire.toml"
+@pytest.mark.parametrize(("suffix", "samples"), [(".toml", TOML), (".yaml", YAML)])
+def test_any_file(suffix: str, samples: list[bytes], tmp_path: Path) -> None:
+    file = tmp_path / f"pagewire{suffix}"
 
     def check(data: bytes) -> None:
         file.write_bytes(data)
         loads({}, {}, file)
 
-    fuzz(mutated(TOML, TOKENS), check, known=[b"a = " + b"[" * 2000], share=0.5)
+    known = [b"port = " + b"9" * 5000, b"port: " + b"9" * 5000, b"a: 2024-13-45", b"a = " + b"[" * 2000, b"[" * 2000]
+    fuzz(mutated(samples, TOKENS), check, known, share=0.25)
 
 
 def test_any_flag_and_variable() -> None:

@@ -32,6 +32,15 @@ def test_each_token_is_multiplied_by_its_experts() -> None:
     check(tokens=40, count=2, experts=4, size=80, outputs=70)
 
 
+def test_each_place_is_in_one_tile_of_its_expert() -> None:
+    chosen = choices(tokens=40, count=2, experts=4, seed=3)
+    groups = group(chosen, experts=4)
+    tiles = [tile for tile in groups.tiles.tolist() if tile[0] >= 0]
+    assert [place for _, first, end in tiles for place in range(first, end)] == list(range(80))
+    for expert, first, end in tiles:
+        assert set(chosen.flatten()[groups.pairs[first:end]].tolist()) == {expert}
+
+
 @settings(max_examples=6, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(3, 9), st.integers(1, 70), st.integers(1, 70))
 def test_any_shape(tokens: int, count: int, experts: int, size: int, outputs: int) -> None:

@@ -99,6 +99,13 @@ def test_ties_at_the_edge_are_kept_together() -> None:
     assert len(set(tokens)) > 2
 
 
+def test_top_k_keeps_no_token_more() -> None:
+    logits = torch.full((16, 40), -5.0, device=DEVICE)
+    logits[:, 10:13] = torch.tensor([1.0, 0.99, 0.98], device=DEVICE)  # the third is as likely as those that are kept
+    tokens = check(sampling_table(16, top_k=2), logits, list(range(16)), [3] * 16)
+    assert set(tokens) == {10, 11}
+
+
 def test_barred_tokens_are_never_picked() -> None:
     logits = torch.full((1, VOCABULARY), float("-inf"), device=DEVICE)
     logits[0, TILE + 5] = -30.0

@@ -132,16 +132,15 @@ class SimDevice:
             positions = (
                 np.repeat(positions, counts) + np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
             )
-        slots = batch.slots[rows]
-        records = self._records[slots]
-        picked = choices(records["key"], positions, len(self._tokens))
-        for row in np.flatnonzero(positions < records["min_length"]).tolist():
+        slots, records = batch.slots[rows], self._records
+        picked = choices(records["key"][slots], positions, len(self._tokens))
+        for row in np.flatnonzero(positions < records["min_length"][slots]).tolist():
             picked[row] = self._allowed(int(picked[row]), self._stop_ids[slots[row]])
         chosen = self._tokens[picked]
-        counts = records["num_candidates"]
-        candidates = self._simulated(rows, counts, picked) if counts.any() else None
-        wanted = records["num_logprobs"]
-        logprobs = self._logprobs(rows, positions, wanted, chosen, picked) if wanted.any() else None
+        counts = records["num_candidates"][slots]
+        candidates = self._simulated(rows, counts, picked) if np.count_nonzero(counts) else None
+        wanted = records["num_logprobs"][slots]
+        logprobs = self._logprobs(rows, positions, wanted, chosen, picked) if np.count_nonzero(wanted) else None
         prompt = None
         if batch.next_ids is not None:
             places = np.flatnonzero(batch.next_ids >= 0)

@@ -19,6 +19,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
 
     architectures: tuple[str, ...] = ()
     """Class names of transformers; the first known one is used."""
+    model_type: str | None = None
+    """The family's name in transformers."""
     dtype: str | None = None
     """Dtype of the weights, as transformers 5 names it."""
     torch_dtype: str | None = None

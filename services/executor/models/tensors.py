@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pagewire.services.executor.models.gguf_tensors import open_gguf
+from pagewire.services.executor.models.multimodal import decoder_names
 from pagewire.services.executor.models.quantized.formats import find_format
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
@@ -155,23 +156,26 @@ class FolderTensors:
 
 
 class SafetensorsFiles:
-    """The `StoredTensors` of the memory-mapped files of a folder in Hugging Face format."""
+    """The `StoredTensors` of the memory-mapped files of a folder in Hugging Face format: those of the decoder."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._stored = {name: file for file in _open(folder, stack) for name in file.keys()}  # noqa: SIM118
+        self._files = {name: file for file in _open(folder, stack) for name in file.keys()}  # noqa: SIM118
+        self._names = decoder_names(self._files)
 
     def names(self) -> Collection[str]:
         """See `StoredTensors.names`."""
-        return self._stored.keys()
+        return self._names.keys()
 
     def header(self, name: str) -> Header:
         """See `StoredTensors.header`."""
-        view = self._stored[name].get_slice(name)
+        stored = self._names[name]
+        view = self._files[stored].get_slice(stored)
         return Header(view.get_dtype(), tuple(view.get_shape()))
 
     def tensor(self, name: str) -> Tensor:
         """See `StoredTensors.tensor`."""
-        tensor: Tensor = self._stored[name].get_tensor(name)
+        stored = self._names[name]
+        tensor: Tensor = self._files[stored].get_tensor(stored)
         return tensor
 
 

@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench._chaos.checks import Choice, Seen, judge
+from pagewire.bench._chaos.checks import Choice, Seen, is_repetition, judge
 from pagewire.bench._chaos.requests import Request
+from pagewire.shared.messages.client import Delta, Logprob
 
 STREAM = Request(0, "nats", "greedy", "Once", {})
 CANCELLED = Request(0, "nats", "cancelled", "Once", {}, cancel_after=2)
@@ -37,6 +38,25 @@ def test_what_became_of_a_request(found: Seen, outcome: str) -> None:
     verdict = judge(STREAM, WANTED, found)
     assert verdict.outcome == outcome
     assert bool(verdict.reason) == (outcome != "exact")
+
+
+def delta(text: str = "a", token: int = 1, logprob: float = -1.0) -> Delta:
+    return Delta(0, 3, text, [token], logprobs=[{token: Logprob(logprob), 7: Logprob(-0.5)}])
+
+
+@pytest.mark.parametrize(
+    ("again", "same"),
+    [
+        (delta(), True),
+        (delta(logprob=-1.000002), True),
+        (delta(logprob=-1.01), False),
+        (delta(text="b"), False),
+        (delta(token=2), False),
+        (Delta(0, 3, "a", [1]), False),
+    ],
+)
+def test_a_token_may_come_again_with_log_probabilities_that_are_rounded_otherwise(again: Delta, same: bool) -> None:
+    assert is_repetition(delta(), again) is same
 
 
 @pytest.mark.parametrize(

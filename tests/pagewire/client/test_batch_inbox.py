@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "FRAME_TIMEOUT", 0.05)
     monkeypatch.setattr(stream, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(stream, "RESEND_INTERVAL", 0.01)
 
 
 class Pipeline(Responder):

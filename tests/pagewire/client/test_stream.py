@@ -31,6 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "FRAME_TIMEOUT", 0.05)
     monkeypatch.setattr(stream, "RESULT_TIMEOUT", 0.05)
     monkeypatch.setattr(stream, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(stream, "RESEND_INTERVAL", 0.01)
 
 
 @pytest.fixture
@@ -249,6 +250,30 @@ async def test_a_tokenizer_that_has_answered_before_is_waited_for(client: AsyncC
     await responder.start()
     assert await reading == TEXT
     assert responder.requests[-1].request_id == "r8"
+
+
+async def test_an_absence_counts_from_its_own_beginning(
+    client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that runs for long is sent again when the tokenizer is not there."""
+    monkeypatch.setattr(stream, "RETRY_FOR", 0.3)
+    answer, publish, sent = responder.script, MemoryBus.publish, []
+
+    def note(bus: MemoryBus, subject: str, *arguments: Any, **options: Any) -> None:
+        sent.append(subject)
+        publish(bus, subject, *arguments, **options)
+
+    monkeypatch.setattr(MemoryBus, "publish", note)
+    assert await read(client.stream("x")) == TEXT
+    responder.script = lambda request: []
+    reading = asyncio.create_task(client.generate("x", request_id="r9"))
+    await until(lambda: len(responder.requests) > 8)  # it is sent again every 0.05 s
+    await responder.leave()
+    sent.clear()
+    await until(lambda: len(sent) > 2 or reading.done())
+    responder.script = answer
+    await responder.start()
+    assert (await reading).choices[0].text == TEXT
 
 
 async def test_a_tokenizer_that_does_not_come_back_is_given_up(

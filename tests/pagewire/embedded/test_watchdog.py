@@ -1,16 +1,20 @@
 import asyncio
+import os
+import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from pagewire.embedded import watchdog
+from pagewire.embedded.broker import Broker
 from pagewire.embedded.watchdog import Watchdog
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
+from tests.support.broker import connect_role
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
@@ -115,6 +119,49 @@ async def test_a_silent_service_that_answers_lives(fake: Fake, killed: list[str]
     fake.beat("executor", "e1")
     await asyncio.sleep(0.3)
     assert killed == []
+
+
+async def test_a_service_that_was_frozen_while_the_broker_restarted_is_killed(
+    killed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restarted broker answers that nobody subscribes to the pings of the service."""
+    monkeypatch.setattr(watchdog, "RECONNECT_TIMEOUT", 0.2)
+    async with Broker(port=0) as broker:
+        bus, service = await connect_role(broker, "supervisor"), await connect_role(broker, "executor")
+        watched = Watchdog(bus, {"executor": "e1"}, killed.append)
+        await watched.listen()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(watched.run())
+            beat = Heartbeat("executor", "e1", True, term=0, plan=0, step=0, load={})
+            service.publish(f"{subjects.HEARTBEAT}.executor.e1", encode(beat))
+            await watched.all_ready(["executor"])
+            await service.close()  # a frozen process does not connect again either
+            os.kill(broker.pid, signal.SIGKILL)
+            await broker.wait()
+            await broker.start()
+            await until(lambda: "executor" in killed, timeout=10)
+            running.cancel()
+        await bus.close()
+
+
+async def test_services_may_connect_again_later_than_the_watchdog(
+    memory: MemoryBroker, killed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "RECONNECT_TIMEOUT", 1.0)
+    bus = MemoryBus(memory)
+    reconnected: list[Callable[[], None]] = []
+    monkeypatch.setattr(bus, "on_reconnect", reconnected.append)
+    watched = Watchdog(bus, {"executor": "e3"}, killed.append)
+    await watched.listen()
+    running = asyncio.create_task(watched.run())
+    Fake(memory).beat("executor", "e3")
+    began = time.monotonic()
+    while time.monotonic() - began < 1.3:
+        reconnected[0]()
+        await asyncio.sleep(0.01)
+    assert killed == []
+    await until(lambda: "executor" in killed)
+    running.cancel()
 
 
 async def test_a_service_that_has_gone_or_is_still_starting_is_left_alone(

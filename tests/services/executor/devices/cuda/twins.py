@@ -46,13 +46,14 @@ def cuda_device(
     cached: torch.dtype | None = None,
     batch_invariant: bool = False,
     packing: CudaPacking | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> CudaDevice:
     """`model` is a folder, or the name of a tiny checkpoint."""
     folder, where = _folder(model), runtime()
     config = read_config(folder)
-    plain = load_model(folder, config, "float32", packing)
+    plain = load_model(folder, config, _name(dtype), packing)
     capacity = capacity_of(plain.spec)
-    pool = KVPool(plain.spec, capacity, torch.float32, where, MAX_TOKENS, cached)
+    pool = KVPool(plain.spec, capacity, dtype, where, MAX_TOKENS, cached)
     loaded = with_kernels(plain, CONTEXT, where.device)
     device = CudaDevice(loaded, capacity, pool, where, MAX_TOKENS, batch_invariant=batch_invariant)
     if captured:
@@ -60,12 +61,16 @@ def cuda_device(
     return device
 
 
-def cpu_device(model: str | Path) -> CpuDevice:
+def cpu_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevice:
     """See `cuda_device`."""
-    plain = load_model(_folder(model), read_config(_folder(model)), "float32")
+    plain = load_model(_folder(model), read_config(_folder(model)), _name(dtype))
     capacity = capacity_of(plain.spec)
-    backend = PyTorchBackend(plain.spec, capacity, torch.float32)
+    backend = PyTorchBackend(plain.spec, capacity, dtype)
     return CpuDevice(plain, capacity, backend, Cores(1, torch.set_num_threads))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _folder(model: str | Path) -> Path:
