@@ -1,5 +1,6 @@
-"""Greedy answers of transformers, on the weights that Pagewire serves."""
+"""Greedy answers and perplexity of transformers, on the weights that Pagewire serves."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +47,21 @@ def greedy_answers(path: Path, conversations: Sequence[Messages], max_tokens: in
         answer = found[0, ids.shape[1] :].tolist()
         answers.append(answer[:-1] if answer and answer[-1] in ends else answer)
     return answers
+
+
+def perplexity(path: Path, prompts: Sequence[Sequence[int]]) -> float:
+    """Returns the same as `pagewire.bench._perplexity.perplexity`, in float32.
+
+    Raises:
+        ConfigurationError: the model is broken.
+    """
+    model = load_model(path)
+    losses = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            logits = model(torch.tensor([prompt])).logits[0, :-1]
+            losses += torch.nn.functional.cross_entropy(logits, torch.tensor(prompt[1:]), reduction="none").tolist()
+    return math.exp(math.fsum(losses) / len(losses))
 
 
 def load_model(path: Path) -> PreTrainedModel:

@@ -4,14 +4,34 @@ import json
 import lzma
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from pagewire.bench._simulation.loads import sharegpt_lengths
 from pagewire.bench.cpu_step import SHAPES, VOCABULARY
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"model_type": "llama", **shape} for name, shape in SHAPES.items()},
+    # Qwen1.5-MoE-A2.7B with a quarter of its features and a third of its layers.
+    "moe300": {
+        "model_type": "qwen2_moe",
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 352,
+        "shared_expert_intermediate_size": 1408,
+    },
+}
+"""Sizes in config.json."""
 
 _TOKENIZER = Path(__file__).parent / "data" / "gpt2.json.xz"
 _END = "<|endoftext|>"
@@ -26,19 +46,19 @@ def tokenizer() -> Tokenizer:
 
 
 def write_model(name: str, folder: Path) -> None:
-    """Writes a Llama of the shape `name` with random weights in bf16, and its tokenizer."""
+    """Writes the model `name` of `MODELS` with random weights in bf16, and its tokenizer."""
     given = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), bos_token=_END, eos_token=_END, pad_token=_END)
     end = given.eos_token_id
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
         vocab_size=VOCABULARY,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
         bos_token_id=end,
         eos_token_id=end,
-        **SHAPES[name],
+        **MODELS[name],
     )
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     given.save_pretrained(folder)
 
 

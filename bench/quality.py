@@ -3,7 +3,7 @@
 The questions have checkable answers: facts, arithmetic, single words, formats. The share shows that a change of
 kernels, dtypes or quantization has not harmed what the model says; so does the perplexity of a text, which shows
 smaller changes. With `--reference transformers`, transformers answers the same questions on the same weights in
-float32, and the tokens are compared.
+float32, and the tokens and perplexities are compared.
 """
 
 import argparse
@@ -133,13 +133,14 @@ def referred(model: str, questions: Sequence[Question]) -> Run:
         ConfigurationError: the model cannot be used.
     """
     # Transformers' models take seconds to import, and only the reference needs them.
-    from pagewire.bench._transformers import greedy_answers
+    from pagewire.bench import _transformers
     from pagewire.shared.tokenizer import load_tokenizer
 
     path = model_folder.resolve(model)
-    token_ids = greedy_answers(path, _conversations(questions), MAX_TOKENS)
+    token_ids = _transformers.greedy_answers(path, _conversations(questions), MAX_TOKENS)
     answers: list[str] = load_tokenizer(path).backend.decode_batch(token_ids)
-    return Run(REFERENCE, answers, token_ids, _right(questions, answers))
+    predicted = _transformers.perplexity(path, windows(model, TEXT.read_text()))
+    return Run(REFERENCE, answers, token_ids, _right(questions, answers), predicted)
 
 
 def table(runs: Sequence[Run], reference: Run | None) -> list[str]:

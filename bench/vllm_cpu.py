@@ -18,8 +18,7 @@ from typing import Any
 
 from pagewire.bench._output import add_output, markdown, spread, write
 from pagewire.bench._servers import COMMON, QUIET, free_port, server
-from pagewire.bench._vllm_inputs import write_model, write_prompts
-from pagewire.bench.cpu_step import SHAPES
+from pagewire.bench._vllm_inputs import MODELS, write_model, write_prompts
 
 MEASURES: Mapping[str, str] = {
     "output_throughput": "tokens/s",
@@ -41,7 +40,7 @@ def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench vllm_cpu", description=__doc__)
     parser.add_argument("vllm", type=Path, help="vLLM's executable, as setup_vllm_cpu.sh prints it")
-    parser.add_argument("--model", choices=SHAPES, default="nano", help="shape; weights are random")
+    parser.add_argument("--model", choices=MODELS, default="nano", help="shape; weights are random")
     lengths = "INxOUT random tokens, or sharegpt: lengths of conversations"
     parser.add_argument("--prompts", type=_prompts, default="200x180", help=lengths)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32, 128], help="requests at a time")

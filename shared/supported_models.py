@@ -109,6 +109,10 @@ weights passes the same comparison, also at the last positions of the context, t
 too, at their speed. `self_test` in the log says `own_layers=True` then. `pagewire bench cpu_step --against
 transformers` compares the two ways. Weights are shared meanwhile, not copied.
 
+A model that also takes images or sound (`text_config` in config.json, such as Gemma 3, Mistral Small 3.1, Llava,
+Idefics 3, InternVL, Qwen 2.5 VL and Qwen 3 VL) serves text by its decoder, natively where the decoder is; the other
+weights are not read. Images are refused. A decoder that reads prompts in both directions (PaliGemma) is refused.
+
 `--load-format dummy` serves a `config.json` with random weights. `--tokenizer` takes the tokenizer of another folder.
 
 ## A native family

@@ -13,6 +13,7 @@ struct Layer {
     const float* table;      // cosines and sines by position; null: heads are not rotated
     int64_t rotated;         // numbers of a head that are rotated
     int64_t window;          // see `Shape`
+    int64_t group;           // index of the batch with its block tables
     double scale, soft_cap;
 };
 
@@ -40,9 +41,9 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 // The hidden states of one call, and buffers for the results of a layer.
 class Run {
 public:
-    Run(const Decoder& model, const Batch& batch, const int64_t* ids, const int64_t* positions, int64_t tokens,
+    Run(const Decoder& model, const Batch* batches, const int64_t* ids, const int64_t* positions, int64_t tokens,
         double* seconds)
-        : model(model), batch(batch), positions(positions), tokens(tokens), seconds(seconds) {
+        : model(model), batches(batches), positions(positions), tokens(tokens), seconds(seconds) {
         int64_t wide = 0, narrow = 0;
         for (int64_t i = 0; i < model.count; i++) {
             wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].up.outputs});
@@ -137,12 +138,12 @@ private:
                        model.dtype, model.threads, layer.scale, layer.soft_cap};
         Inputs inputs = {q, k, v, stride, stride, stride, nullptr, inner.get()};
         double began = now();
-        attend(&batch, &shape, &inputs, pool.keys, pool.values);
+        attend(&batches[layer.group], &shape, &inputs, pool.keys, pool.values);
         seconds[1] += now() - began;
     }
 
     const Decoder& model;
-    const Batch& batch;
+    const Batch* batches;
     const int64_t* positions;
     int64_t tokens;
     double* seconds;
@@ -153,11 +154,11 @@ private:
 
 extern "C" {
 
-// Computes hidden states `out` [tokens, width] of `ids` at `positions`. Adds to `seconds` the time in matrix products
-// and in attention.
-void decode(const Decoder* model, const Pool* pools, const Batch* batch, const int64_t* ids, const int64_t* positions,
+// Computes hidden states `out` [tokens, width] of `ids` at `positions`. Each group of layers has one of `batches`, which
+// differ in their block tables. Adds to `seconds` the time in matrix products and in attention.
+void decode(const Decoder* model, const Pool* pools, const Batch* batches, const int64_t* ids, const int64_t* positions,
             int64_t tokens, float* out, double* seconds) {
-    Run run(*model, *batch, ids, positions, tokens, seconds);
+    Run run(*model, batches, ids, positions, tokens, seconds);
     for (int64_t i = 0; i < model->count; i++) run.layer(model->layers[i], pools[i], i == 0);
     run.finish(out);
 }

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, addressof, byref, c_double, c_int64, c_void_p, pointer
+from ctypes import POINTER, Array, addressof, byref, c_double, c_int64, c_void_p, pointer
 from dataclasses import asdict, dataclass
 
 import torch
@@ -28,6 +28,8 @@ class Layer:
     """The weights of one layer. A norm that is None does not take place."""
 
     attention: Attention
+    group: int
+    """Index of its block tables in the batches of a step."""
     attention_in: Norm | None
     attention_out: Norm | None
     mlp_in: Norm | None
@@ -65,7 +67,7 @@ class _Layer(ctypes.Structure):
         *((name, Matrix) for name in ("qkv", "o", "up", "down")),
         ("experts", POINTER(Experts)),
         ("table", c_void_p),
-        *((name, c_int64) for name in ("rotated", "window")),
+        *((name, c_int64) for name in ("rotated", "window", "group")),
         *((name, c_double) for name in ("scale", "soft_cap")),
     )
 
@@ -128,13 +130,13 @@ class CompiledDecoder:
             "decode", [c_void_p, c_void_p, POINTER(Batch), c_void_p, c_void_p, c_int64, c_void_p, c_void_p]
         )
 
-    def __call__(self, ids: Tensor, positions: Tensor, batch: Batch, pools: Sequence[Pool]) -> Tensor:
+    def __call__(self, ids: Tensor, positions: Tensor, batches: Array[Batch], pools: Sequence[Pool]) -> Tensor:
         """Returns the hidden states [T, D] of the tokens.
 
         Args:
             ids: int64 [T].
             positions: int64 [T].
-            batch: result of `batch_of`.
+            batches: result of `batches_of`.
             pools: KV pool of each layer. Passing the same object again is free.
         """
         if pools is not self._pools:
@@ -142,7 +144,7 @@ class CompiledDecoder:
         self._model.threads = self._kernels.threads
         tokens = ids.shape[0]
         out = torch.empty(tokens, self._width)
-        pointers = byref(self._model), self._addresses, byref(batch), ids.data_ptr(), positions.data_ptr()
+        pointers = byref(self._model), self._addresses, batches, ids.data_ptr(), positions.data_ptr()
         self._decode(*pointers, tokens, out.data_ptr(), self.seconds)
         return out
 
@@ -168,6 +170,7 @@ def _layer(layer: Layer) -> _Layer:
         _pointer(layer.table),
         0 if layer.table is None else layer.table.shape[1],
         layer.attention.window,
+        layer.group,
         layer.attention.scale,
         layer.attention.soft_cap,
     )

@@ -6,7 +6,7 @@ and with weights as integers, for which the other factor is rounded to int8 in c
 
 import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, addressof, byref, c_char, c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Array, addressof, byref, c_char, c_double, c_float, c_int, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Batch(ctypes.Structure):
-    """The rows of one step; see `batch_of`."""
+    """The rows of one step and block tables; see `batches_of`."""
 
     _fields_ = (
         ("slots", c_void_p),
@@ -213,7 +213,7 @@ class CpuKernels:
         """Writes k [T, Hkv, D] and v [T, Hkv, Dv] to the pool and returns the attention [T, Hq, Dv] of q [T, Hq, D].
 
         Args:
-            batch: result of `batch_of`.
+            batch: an entry of the result of `batches_of`.
             layer: the constants of the attention; without scales of keys and values.
             pool: keys and values in the shapes of `pool_shapes`.
             q: [T, Hq, D], contiguous in all but T.
@@ -259,18 +259,17 @@ class CpuKernels:
         return tokens
 
 
-def batch_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tables: Int64) -> Batch:
-    """Returns the batch of a step. The arrays must outlive it, because it only holds pointers.
+def batches_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tables: Int64) -> Array[Batch]:
+    """Returns the batch of a step for each group of layers. The arrays must outlive it: it only holds pointers.
 
     Args:
         slots: [R] slot of each row.
         num_computed_tokens: [R] first position of each row.
         query_lens: [R] number of positions of each row.
-        tables: [slots, blocks] block ids.
+        tables: [groups, slots, blocks] block ids.
     """
-    return Batch(
-        address(slots), address(num_computed_tokens), address(query_lens), len(slots), address(tables), tables.shape[1]
-    )
+    rows = address(slots), address(num_computed_tokens), address(query_lens), len(slots)
+    return (Batch * len(tables))(*(Batch(*rows, address(table), table.shape[1]) for table in tables))
 
 
 def address(array: npt.NDArray[np.generic]) -> int:

@@ -78,3 +78,4 @@ def test_the_default_model_answers_as_recorded_and_as_transformers_does() -> Non
     assert differences(questions, [ours], reference) == []
     recorded = {run["side"]: run["right"] for run in json.loads(RECORDED.read_text())["runs"]}
     assert sum(ours.right) == sum(reference.right) == recorded["float32"]
+    assert ours.perplexity == pytest.approx(reference.perplexity, rel=1e-3)

@@ -13,11 +13,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from pagewire import SamplingParams
 from pagewire.services.executor.models.registry import is_native, load_model
-from pagewire.services.executor.models.transformers_backend.loading import examine
+from pagewire.services.executor.models.transformers_backend.loading import examine, parse_config
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import read_config
+from pagewire.shared.multimodal import text_part
 from pagewire.shared.supported_models import Family, Outcome
 from tests.families.tiny import PUBLISHED, tiny_config, tiny_model
 from tests.support.checkpoints import VOCABULARY, tokenizer
@@ -124,9 +125,10 @@ def try_family(family: str, folder: Path) -> Family:
     try:
         config = built(family)
         config.architectures = [architecture]
-        native = is_native(config.to_dict())
+        text = text_part(config.to_dict())
+        native = is_native(text)
         if not native:
-            examine(config)
+            examine(parse_config(text))
         wanted = cases(save(config, folder), LENGTHS, TOKENS)
         windows = load_model(folder, read_config(folder), "float32").spec.groups.windows
         tokens, preemptions, cached = asyncio.run(_serve(folder, wanted, _small_pool(windows)))

@@ -71,21 +71,28 @@ _IDS = {"pad_token_id": 1, "eos_token_id": 0, "bos_token_id": 0}
 
 def tiny_config(family: str) -> PretrainedConfig:
     """The default configuration of a family, made small."""
-    default = AutoConfig.for_model(family)
-    known = default.to_dict()
-    changes = {name: value for name, value in _SMALL.items() if known.get(name) is not None}
-    changes |= {name: known[name] for name in ("rope_parameters",) if _is_plain(known.get(name))}
-    if known.get("qk_rope_head_dim") is not None:
-        changes |= {"head_dim": _SMALL["qk_rope_head_dim"], "num_key_value_heads": _HEADS}
-    changes |= _IDS
-    changes |= OVERRIDES.get(family, {})
-    config = AutoConfig.for_model(family, **{name: value for name, value in changes.items() if value is not ...})
+    known = AutoConfig.for_model(family).to_dict()
+    changes = _small(known) | {
+        name: {"model_type": part["model_type"]} | _small(part)
+        for name, part in known.items()
+        if isinstance(part, dict) and "model_type" in part
+    }
+    config = AutoConfig.for_model(family, **changes | OVERRIDES.get(family, {}))
     config.dtype = "float32"
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     if size > LARGEST:
         raise ValueError(f"{size} parameters are not tiny")
     return config
+
+
+def _small(known: dict[str, Any]) -> dict[str, Any]:
+    """The changes of a configuration, or of a part of one, that make it small."""
+    changes = {name: value for name, value in _SMALL.items() if known.get(name) is not None}
+    changes |= {name: known[name] for name in ("rope_parameters",) if _is_plain(known.get(name))}
+    if known.get("qk_rope_head_dim") is not None:
+        changes |= {"head_dim": _SMALL["qk_rope_head_dim"], "num_key_value_heads": _HEADS}
+    return changes | _IDS
 
 
 def _is_plain(rope: Any) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address, batch_of
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address, batches_of
 from pagewire.services.executor.devices.edits import SlotEdits
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
@@ -40,8 +40,7 @@ class CompiledBackend:
 
     def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
-        rows = batch.slots, batch.num_computed_tokens, batch.query_lens
-        batches = [batch_of(*rows, table) for table in slots.tables]
+        batches = batches_of(batch.slots, batch.num_computed_tokens, batch.query_lens, slots.tables)
         return Attention(self._kernels, batches, self._tables, self._spec, self.layers)
 
     def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:

@@ -4,6 +4,7 @@ Weights are packed once; integers are packed when they are loaded.
 """
 
 from collections.abc import Sequence
+from ctypes import Array
 from typing import Any
 
 import msgspec
@@ -27,8 +28,8 @@ class Attention(msgspec.Struct, frozen=True):
     """The attention of one step, an `AttentionFn`."""
 
     kernels: CpuKernels
-    batches: Sequence[Batch]
-    """With the block tables of each group of layers."""
+    batches: Array[Batch]
+    """Result of `batches_of`."""
     groups: Sequence[int]
     """Group of each layer."""
     layers: Sequence[attention_layer.Attention]
@@ -66,7 +67,7 @@ class CompiledLM(CausalLM):
     def forward(self, token_ids: Tensor, positions: Tensor, attend: AttentionFn) -> Tensor:
         """See `CausalLM.forward`."""
         if self.decoder is not None and isinstance(attend, Attention):
-            return self.decoder(token_ids, positions, attend.batches[0], attend.pools)
+            return self.decoder(token_ids, positions, attend.batches, attend.pools)
         out: Tensor = self.model(token_ids, positions, attend)
         return out
 
@@ -246,15 +247,12 @@ def _weights(module: Any, kernels: CpuKernels) -> Packed:
     return module.weights if isinstance(module, Linear) else kernels.pack(module.weight)
 
 
-def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
-    """Returns all layers of `model`, whose modules are already replaced, as one call; None if the layers do not share
-    one block table."""
+def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder:
+    """Returns all layers of `model`, whose modules are already replaced, as one call."""
     decoder: Any = model.model
-    if len(model.spec.groups.windows) > 1:
-        return None
     tables = [None if turn is None else decoder.rotaries[turn].table for turn in decoder.turns]
-    sizes = model.spec.layers
-    layers = [_layer(*parts) for parts in zip(decoder.layers, sizes, tables, strict=True)]
+    sizes, groups = model.spec.layers, model.spec.groups.groups
+    layers = [_layer(*parts) for parts in zip(decoder.layers, sizes, groups, tables, strict=True)]
     spec = model.described
     form = Form(
         eps=spec.eps,
@@ -268,10 +266,11 @@ def _fused(model: DecoderLM, kernels: CpuKernels) -> CompiledDecoder | None:
     return CompiledDecoder(kernels, decoder.embed_tokens.rows, places, layers, decoder.norm.pair, form)
 
 
-def _layer(layer: Any, sizes: attention_layer.Attention, table: Tensor | None) -> Layer:
+def _layer(layer: Any, sizes: attention_layer.Attention, group: int, table: Tensor | None) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return Layer(
         attention=sizes,
+        group=group,
         attention_in=layer.attention_in and layer.attention_in.pair,
         attention_out=layer.attention_out and layer.attention_out.pair,
         mlp_in=layer.mlp_in and layer.mlp_in.pair,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention
-from pagewire.kernels.cpu.kernels import CpuKernels, batch_of
+from pagewire.kernels.cpu.kernels import CpuKernels, batches_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -103,7 +103,7 @@ class Case:
             part.view(len(part), count, part.shape[1] // count)
             for part, count in zip(split, (self.heads.heads, self.heads.kv_heads, self.heads.kv_heads), strict=True)
         )
-        batch = batch_of(self.slots, num_computed_tokens, query_lens, self.tables)
+        (batch,) = batches_of(self.slots, num_computed_tokens, query_lens, self.tables[None])
         out = (kernels or self.kernels).attend(batch, self.heads.layer, self.pool, q, k, v, self.sinks)
         return list(torch.split(out, query_lens.tolist()))
 

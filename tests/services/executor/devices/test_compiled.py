@@ -94,7 +94,7 @@ def test_every_block_size(block_size: int) -> None:
 
 def test_layers_in_one_call_equal_layers_one_by_one() -> None:
     ids = text(3, 40)
-    for name in ("llama", "qwen3", "mistral"):
+    for name in ("llama", "qwen3", "mistral", "gemma2", "olmo3"):  # the last two have two groups of layers
         driver = Driver(checkpoint(name), compiled=True)
         together = logits(driver, ids, chunk=9)
         assert driver.compiled is not None
