@@ -17,6 +17,7 @@ from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
 from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.model_folder import read_config
@@ -69,8 +70,8 @@ def cpu_device(model: str | Path, dtype: torch.dtype = torch.float32) -> CpuDevi
     return CpuDevice(plain, capacity, backend, Cores(1, torch.set_num_threads))
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(dtype: torch.dtype) -> DtypeSetting:
+    return "bfloat16" if dtype == torch.bfloat16 else "float32"
 
 
 def _folder(model: str | Path) -> Path:
