@@ -43,7 +43,8 @@ class ServiceMeter:
 
     def sample(self, policy: Policy | None, requests: Iterable[Request], now: float) -> None:
         """Records what has been generated since the last sample. Without a policy nothing runs."""
-        started = [request for request in requests if not request.queued]
+        # A request that has ended is kept until its detokenizer has read its last token, and was counted when it ended.
+        started = [request for request in requests if not request.queued and request.ended_at is None]
         running = sum([request.num_generated for request in started])
         tokens = self._ended + running
         if policy is not None:
