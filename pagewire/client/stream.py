@@ -48,8 +48,8 @@ RETRY_FOR = 15.0
 """Seconds for which a request without responders is sent again if its model has answered before: a tokenizer may be
 restarting."""
 HEARD_WITHIN = 1.0
-"""Seconds after a notice of no responders in which the next one belongs to the same absence: somebody has taken the
-request that was sent again in between otherwise."""
+"""Seconds within which two notices of no responders belong to the same absence: after more, somebody had taken the
+request in between."""
 OUTBOUND_ROOM = 16 << 20
 """Bytes that may wait in the outbound buffer of the connection when a request is sent; it holds twice as many."""
 ROOM_WITHIN = 5.0

@@ -256,7 +256,7 @@ def _check_length(params: SamplingParams) -> None:
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     if params.stop == [] and not params.stop_token_ids:
-        return
+        return  # as most requests
     stops = stop_strings(params)
     _require(len(stops) <= MAX_STOPS, f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed")
     _require(all(stops), "stop has an empty string: leave it out")
@@ -275,7 +275,7 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
 
 def _check_edits(params: SamplingParams, vocab_size: int) -> None:
     if params.logit_bias is None and params.allowed_token_ids is None and params.bad_words is None:
-        return
+        return  # as most requests
     biases, allowed, words = params.logit_bias or {}, params.allowed_token_ids, params.bad_words or []
     _require(len(biases) <= MAX_BIASES, f"logit_bias has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
     for token, bias in biases.items():
