@@ -58,7 +58,7 @@ class MemoryBroker:
                     subscription.put(status)
 
     def _find(self, subject: str) -> list["MemorySubscription"]:
-        wild = [each for each in self._wild if subject.startswith(each.prefix) and each.pattern.fullmatch(subject)]
+        wild = [subscription for subscription in self._wild if subscription.pattern.fullmatch(subject)]
         return self._exact.get(subject, []) + wild
 
     def _list_of(self, subscription: "MemorySubscription") -> list["MemorySubscription"]:
@@ -74,7 +74,6 @@ class MemorySubscription:
         self.bus = bus
         self.subject = subject
         self.pattern = compiled(subject)
-        self.prefix = re.split(r"[*>]", subject, maxsplit=1)[0]
         self.queue = queue
         self._handler = handler
 
