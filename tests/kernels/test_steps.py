@@ -53,7 +53,7 @@ def step(
     finishes = torch.full((len(slots),), 99, dtype=torch.uint8, device=DEVICE)
     arguments = (rows, cu, inputs.num_computed_tokens, inputs.ends, int32(STOPS[: len(state.known)]), int32(sampled))
     expected = bookkeeping.reference(copy, *arguments)
-    seen = torch.zeros(len(state.known), 10, dtype=torch.int32, device=DEVICE)
+    seen = torch.zeros(len(state.known), max(0, *sampled) + 1, dtype=torch.int32, device=DEVICE)
     bookkeeping.bookkeeping(state, *arguments, finishes, seen)
     assert finishes.tolist() == expected
     for name in SlotState.__slots__:
