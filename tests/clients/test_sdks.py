@@ -400,7 +400,7 @@ def test_what_is_not_there(client: openai.OpenAI) -> None:
 
 def test_a_time_out_leaves_the_server_well(client: openai.OpenAI, sdk: Any) -> None:
     with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.05).completions.create(
+        client.with_options(timeout=0.001).completions.create(
             model=MODEL, prompt=PROMPT, max_tokens=CONTEXT - 20, extra_body={"ignore_eos": True}
         )
     assert sdk.complete().choices[0].text
@@ -506,7 +506,7 @@ def test_anthropics_errors(claude: anthropic.Anthropic, message: Any) -> None:
     with pytest.raises(anthropic.AuthenticationError):
         claude.with_options(api_key="wrong").messages.count_tokens(model=MODEL, messages=HELLO)
     with pytest.raises(anthropic.APITimeoutError):
-        claude.with_options(timeout=0.05).messages.create(model=MODEL, max_tokens=400, messages=HELLO)
+        claude.with_options(timeout=0.001).messages.create(model=MODEL, max_tokens=400, messages=HELLO)
     assert message().content
 
 
