@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Bytecode is kept even where the environment denies it: the processes that tests start would compile all sources again.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Installed once, and again when the requirements change.
 $(VENV)/installed: pyproject.toml
@@ -54,14 +56,16 @@ checks: install
 
 # One worker more than two cores have: tests of faults wait for half of their time.
 BESIDE := -n 3 --dist loadscope
+# The files that have tests of this kind: the others need not be imported again.
+ALONE := $(shell grep -rl --include='*.py' 'mark[.]alone' tests)
 
 test: checks
 	$(BIN)/pytest $(BESIDE) -m 'not full and not cuda and not alone'
-	$(BIN)/pytest -m 'alone and not full and not cuda'
+	$(BIN)/pytest -m 'alone and not full and not cuda' $(ALONE)
 
 test-all: checks
 	$(BIN)/pytest $(BESIDE) -m 'not cuda and not alone'
-	$(BIN)/pytest -m 'alone and not cuda'
+	$(BIN)/pytest -m 'alone and not cuda' $(ALONE)
 
 # Other projects' clients, each in an environment of its own, against one `pagewire serve`. The first run installs them.
 test-clients: install

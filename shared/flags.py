@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,6 +71,7 @@ def default_text(field: FieldInfo) -> str:
     return f" (default: {field.default})"
 
 
+@cache
 def describe(fields: type) -> dict[str, str]:
     """Returns the docstring of each field of a class, read from the source, where it follows the field."""
     (body,) = ast.parse(inspect.getsource(fields)).body

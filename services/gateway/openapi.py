@@ -1,5 +1,6 @@
 """The OpenAPI document of the HTTP routes, from the structs that decode requests and encode answers."""
 
+import math
 from collections.abc import Collection
 from functools import cache
 from html import escape
@@ -23,6 +24,7 @@ from pagewire.services.gateway.tokenization import (
 )
 from pagewire.shared.flags import describe
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
+from pagewire.shared.sampling import PARAMETERS
 
 
 class Route(NamedTuple):
@@ -144,6 +146,7 @@ def fields(route: Route) -> list[tuple[str, dict[str, Any], str]]:
                 continue
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
+            schema |= _bounds(field.name)
             text = " ".join((texts.get(field.name) or described.get(field.name) or SHARED[field.encode_name]).split())
             if not field.required:  # a null field counts as missing
                 schema = _or_null(schema)
@@ -194,6 +197,17 @@ def kind_of(schema: dict[str, Any]) -> str:
         items = schema.get("items")
         return f"list of {kind_of(items)}" if isinstance(items, dict) and items else "list"
     return str(schema.get("type", "any"))
+
+
+@cache
+def _bounds(name: str) -> dict[str, float]:
+    """Returns the bounds of a number in the terms of JSON Schema; they say nothing of what is no number."""
+    for parameter in PARAMETERS:
+        if parameter.name == name:
+            above_0 = parameter.lowest == math.nextafter(0.0, 1.0)
+            lowest = {"exclusiveMinimum": 0.0} if above_0 else {"minimum": parameter.lowest}
+            return lowest | ({"maximum": parameter.highest} if math.isfinite(parameter.highest) else {})
+    return {}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:

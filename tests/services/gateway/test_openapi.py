@@ -21,6 +21,19 @@ def test_every_reference_leads_to_a_schema() -> None:
     assert {"messages", "temperature", "structured_outputs", "tools"} <= chat["properties"].keys()
 
 
+def test_bounds_are_those_that_requests_are_checked_against() -> None:
+    body = document()["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    expected: dict[str, dict[str, float]] = {
+        "temperature": {"minimum": 0.0, "maximum": 2.0},
+        "top_p": {"exclusiveMinimum": 0.0, "maximum": 1.0},
+        "top_k": {"minimum": -1},
+    }
+    for name, bounds in expected.items():
+        number, null = body["properties"][name]["anyOf"]
+        assert bounds.items() <= number.items()
+        assert null == {"type": "null"}
+
+
 @pytest.mark.anyio
 async def test_it_is_served_with_a_page(gateway: Gateway) -> None:
     served = (await gateway.get("/openapi.json")).json
