@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all clean fuzz lock audit
+.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all alone clusters clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -56,16 +56,24 @@ checks: install
 
 # One worker more than two cores have: tests of faults wait for half of their time.
 BESIDE := -n 3 --dist loadscope
-# The files that have tests of this kind: the others need not be imported again.
+# The files with tests marked `alone`: the others need not be imported again. Those of clusters wait for elections most
+# of the time, so they run beside the rest.
 ALONE := $(shell grep -rl --include='*.py' 'mark[.]alone' tests)
+CLUSTERS := $(filter %/test_cluster.py,$(ALONE))
 
 test: checks
 	$(BIN)/pytest $(BESIDE) -m 'not full and not cuda and not alone'
-	$(BIN)/pytest -m 'alone and not full and not cuda' $(ALONE)
+	$(MAKE) --jobs 2 --output-sync alone clusters MARKS='alone and not full and not cuda'
 
 test-all: checks
 	$(BIN)/pytest $(BESIDE) -m 'not cuda and not alone'
-	$(BIN)/pytest -m 'alone and not cuda' $(ALONE)
+	$(MAKE) --jobs 2 --output-sync alone clusters MARKS='alone and not cuda'
+
+alone:
+	$(BIN)/pytest -m '$(MARKS)' $(filter-out $(CLUSTERS),$(ALONE))
+
+clusters:
+	$(BIN)/pytest -m '$(MARKS)' $(CLUSTERS)
 
 # Other projects' clients, each in an environment of its own, against one `pagewire serve`. The first run installs them.
 test-clients: install

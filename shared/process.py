@@ -4,7 +4,9 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from pagewire.shared.polling import poll
 
@@ -69,10 +71,23 @@ def refuse_settings(reason: str) -> None:
         print(reason, file=sys.stderr)
 
 
-async def wait_for_predecessors() -> None:
-    """Returns once the processes whose successor this one is have ended, at once if there are none."""
-    predecessors = [int(process) for process in os.environ.get(PREDECESSORS, "").split(",") if process]
-    await poll(lambda: not any(map(_exists, predecessors)))
+def predecessors() -> list[int]:
+    """Returns the ids of the draining processes whose successor this one is."""
+    return [int(process) for process in os.environ.get(PREDECESSORS, "").split(",") if process]
+
+
+async def wait_for(processes: Sequence[int]) -> None:
+    """Returns once the processes have ended, at once if there are none."""
+    await poll(lambda: not any(map(_exists, processes)))
+
+
+def resident_bytes(process: int) -> int:
+    """Returns the bytes of memory that a process holds, 0 if it has ended."""
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _exists(process: int) -> bool:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from pagewire.services.executor.devices.capacity import has_room_beside
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
@@ -29,7 +30,7 @@ from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.metrics.metric import Sample
 from pagewire.shared.peers import Peers
 from pagewire.shared.polling import poll
-from pagewire.shared.process import wait_for_predecessors
+from pagewire.shared.process import predecessors, resident_bytes, wait_for
 
 T = TypeVar("T", Claim, Plan, Replay)
 
@@ -106,10 +107,10 @@ class Executor:
             ExceptionGroup: a step has raised, and the device does not recover from it.
         """
         await self._peers.listen("executor")
-        if not self._context.settings.device.startswith("sim:"):
-            # The device may have no room for the weights of two.
+        before = predecessors()
+        if not has_room_beside(self._context.settings.device, sum(map(resident_bytes, before))):
             self._waiting = True
-            await wait_for_predecessors()
+            await wait_for(before)
             self._waiting = False
         device = await DeviceThread.open(self._context.settings, self._inbox, self._deliver)
         self._steps = device.steps

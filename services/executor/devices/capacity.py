@@ -79,6 +79,15 @@ def free_memory() -> int:
     return max(free, 0)
 
 
+def has_room_beside(device: str, resident: int) -> bool:
+    """Returns whether an executor can open `device` while one that ends soon has it open and holds `resident` bytes.
+
+    On the CPU twice as much must be free: the memory for the same model again, and as much for its KV pool to grow. A
+    GPU's pool takes all memory that the weights leave.
+    """
+    return device.startswith("sim:") or (device == "cpu" and free_memory() >= 2 * resident)
+
+
 def log_pool(capacity: Capacity, bytes_per_block: int) -> None:
     """Logs the size of a KV pool: the tokens are those that it holds if no window has left any behind."""
     blocks, groups = capacity.num_blocks, len(capacity.windows)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pagewire.services.executor import thread
+from pagewire.services.executor.devices import capacity
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.services.executor.service import Executor
 from pagewire.shared import subjects
@@ -23,6 +24,7 @@ from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.process import resident_bytes
 from tests.services.executor.fakes import CAPACITY, PATIENCE, FakeDevice, add, plan, sampling, token_at
 from tests.support.waiting import until
 
@@ -333,18 +335,26 @@ async def test_an_executor_is_free_at_once_when_a_scheduler_that_drains_gives_it
 
 
 @pytest.mark.anyio
-async def test_the_device_is_opened_when_the_predecessor_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two copies of the weights may not fit."""
+@pytest.mark.parametrize("room", [True, False])
+async def test_the_device_is_opened_beside_a_predecessor_if_memory_has_room(
+    room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = FakeDevice()
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
     predecessor = await asyncio.create_subprocess_exec("sleep", "60")
     monkeypatch.setenv("PAGEWIRE_PREDECESSORS", str(predecessor.pid))
+    monkeypatch.setattr(capacity, "free_memory", lambda: 2 * resident_bytes(predecessor.pid) - (not room))
     bench = Bench(device, MemoryBroker())
     running = asyncio.create_task(bench.executor.run())
-    await until(lambda: bench.executor.heartbeat().load["waiting"])
-    predecessor.terminate()
-    await predecessor.wait()
+    if not room:
+        await until(lambda: bench.executor.heartbeat().load["waiting"])
+        predecessor.terminate()
+        await predecessor.wait()
     async with asyncio.timeout(PATIENCE):
         assert (await bench.beats.get()).ready
+    if room:
+        assert predecessor.returncode is None
+        predecessor.terminate()
+        await predecessor.wait()
     running.cancel()
     await asyncio.wait({running})
