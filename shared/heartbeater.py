@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from pagewire.shared import subjects
-from pagewire.shared.bus import Bus
+from pagewire.shared.bus import Bus, Message
 from pagewire.shared.context import Service
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
@@ -15,6 +15,8 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 
 INTERVAL = 0.5
 """Seconds between two heartbeats."""
+TOGETHER = 0.01
+"""Seconds after a request for a heartbeat: one heartbeat answers all that come meanwhile."""
 LOST_AFTER = 60.0
 """Seconds without a broker after which the service gives up."""
 
@@ -22,13 +24,15 @@ _log = structlog.get_logger()
 
 
 class Heartbeater:
-    """Publishes a service's heartbeat twice a second, and at once on `announce`."""
+    """Publishes a service's heartbeat twice a second, and at once on `announce` and when somebody asks for it."""
 
     def __init__(self, bus: Bus, name: str, instance: str) -> None:
         self._bus = bus
         self._subject = f"{subjects.HEARTBEAT}.{name}.{instance}"
         self._service: Service | None = None
         self._draining = False
+        self._asked: asyncio.TimerHandle | None = None
+        """Sends the heartbeat that somebody has asked for."""
 
     def drain(self) -> None:
         """Says from now on, and at once, that the service drains."""
@@ -57,6 +61,15 @@ class Heartbeater:
         """
         self._service = service
         self._bus.on_reconnect(self.announce)  # others may have missed heartbeats
+        asked = await self._bus.subscribe(subjects.ANNOUNCE, self._on_asked)
+        try:
+            await self._repeat()
+        finally:
+            await asked.unsubscribe()
+            if self._asked is not None:
+                self._asked.cancel()
+
+    async def _repeat(self) -> None:
         connected_at = time.monotonic()
         while True:
             self.announce()
@@ -66,3 +79,11 @@ class Heartbeater:
             elif now - connected_at > LOST_AFTER:
                 raise BusUnavailable(f"there was no broker for {LOST_AFTER:.0f} s: check that it runs at --nats-url")
             await asyncio.sleep(INTERVAL)
+
+    def _on_asked(self, _: Message) -> None:
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().call_later(TOGETHER, self._answer)
+
+    def _answer(self) -> None:
+        self._asked = None
+        self.announce()

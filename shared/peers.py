@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
+from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.heartbeat import Heartbeat
 
@@ -38,9 +40,12 @@ class Peers:
         """When the last heartbeat arrived, and since when none can have been missed."""
 
     async def listen(self, service: str = "*") -> Subscription:
-        """Subscribes to the heartbeats of one kind of service, or of all."""
+        """Subscribes to the heartbeats of one kind of service, or of all, and asks for the first ones."""
         self._heard_at = self._heard_since = time.monotonic()
-        return await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
+        subscription = await self._bus.subscribe(f"{subjects.HEARTBEAT}.{service}.*", self._on_message)
+        with suppress(BusUnavailable):  # then the next ones will do
+            self._bus.publish(subjects.ANNOUNCE, b"")
+        return subscription
 
     def alive(self, service: str) -> list[Heartbeat]:
         """Returns the last heartbeats of the live instances of a service, ordered by instance id."""

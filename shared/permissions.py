@@ -71,6 +71,7 @@ def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...],
     return Permissions(
         publish=(
             f"{subjects.HEARTBEAT}.{name}.*",
+            subjects.ANNOUNCE,
             subjects.TRACES,
             f"$SRV.STATS.pagewire-{name}",
             _inbox(name),
@@ -80,6 +81,7 @@ def _service(name: str, *, publish: tuple[str, ...], subscribe: tuple[str, ...],
         ),
         subscribe=(
             f"{subjects.HEARTBEAT}.*.*",
+            subjects.ANNOUNCE,
             subjects.METRICS,
             subjects.TRACES,
             *(f"$SRV.{verb}{suffix}" for verb in _VERBS for suffix in ("", f".pagewire-{name}", f".pagewire-{name}.*")),
@@ -163,7 +165,7 @@ ROLES: dict[str, Permissions] = {
         answers=True,
     ),
     "supervisor": Permissions(
-        publish=(f"{subjects.HEARTBEAT}.*.*", "$SRV.PING.>", "$SRV.STATS.>", f"{API}.INFO"),
+        publish=(f"{subjects.HEARTBEAT}.*.*", subjects.ANNOUNCE, "$SRV.PING.>", "$SRV.STATS.>", f"{API}.INFO"),
         subscribe=(f"{subjects.HEARTBEAT}.*.*", _inbox("supervisor")),
     ),
 }

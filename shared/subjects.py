@@ -38,6 +38,8 @@ TRACES = "pagewire.svc.traces"
 """What all services tell each other: a trace whose spans shall be exported although it was not sampled."""
 HEARTBEAT = "pagewire.svc.heartbeat"
 """`.<service>.<instance>`. An empty message says that the process of the instance has ended."""
+ANNOUNCE = "pagewire.svc.announce"
+"""Asks every service for a heartbeat at once: whoever has just begun to listen need not wait for the next ones."""
 
 PREFIXES = "pagewire.svc.prefixes"
 """`.<model>.<scheduler>`: the prefixes that a replica has cached."""

@@ -152,6 +152,7 @@ CHANNELS = {
     "heartbeat": Channel(
         f"{subjects.HEARTBEAT}.{{service}}.{{instance}}", "The state of a service; empty: it has ended.", [Heartbeat]
     ),
+    "announce": Channel(subjects.ANNOUNCE, "Asks every service for a heartbeat at once."),
     "metrics": Channel(subjects.METRICS, "Asks every service for its metrics.", [], [MetricsReport]),
     "checkWork": Channel(CHECK_WORK, "Zeros that show whether the store takes work."),
     "checkDone": Channel(CHECK_DONE, "Zeros that show whether the store takes records."),
