@@ -53,7 +53,7 @@ def starts_by_name(folder: Path) -> Mapping[str, int]:
 
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
