@@ -19,6 +19,7 @@ from pagewire.shared.bus.streams import WORK_STREAM
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusError
 from tests.support.checkpoints import checkpoint
+from tests.support.freezing import freeze
 from tests.support.pipeline import Pipeline, running
 from tests.support.waiting import until
 
@@ -146,7 +147,7 @@ async def test_streams_survive_the_loss_of_any_server(settings: Settings) -> Non
                 await until_each_goes_on(load, workers)
                 await restart(pipeline, victim)
             victim = await leader(pipeline)
-            os.kill(victim.pid, signal.SIGSTOP)
+            await freeze(victim.pid)
             await until_each_goes_on(load, workers)
             os.kill(victim.pid, signal.SIGCONT)
             load.ending = True

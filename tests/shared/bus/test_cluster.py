@@ -26,6 +26,7 @@ from pagewire.shared.errors import (
     StorageRefused,
 )
 from tests.support.broker import CLIENT_INBOX, connect_service
+from tests.support.freezing import freeze
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.alone, pytest.mark.anyio]
@@ -121,7 +122,7 @@ async def test_a_frozen_server_is_left_before_its_services_count_as_gone() -> No
     async with cluster_of_three() as scene:
         moved = asyncio.Event()
         scene.buses[0].on_reconnect(moved.set)
-        os.kill(scene.brokers[0].pid, signal.SIGSTOP)
+        await freeze(scene.brokers[0].pid)
         async with asyncio.timeout(1.8):
             await moved.wait()
         os.kill(scene.brokers[0].pid, signal.SIGCONT)
@@ -130,7 +131,7 @@ async def test_a_frozen_server_is_left_before_its_services_count_as_gone() -> No
 async def test_a_first_connection_passes_over_servers_that_do_not_answer() -> None:
     async with cluster_of_three() as scene:
         os.kill(scene.brokers[0].pid, signal.SIGKILL)
-        os.kill(scene.brokers[1].pid, signal.SIGSTOP)
+        await freeze(scene.brokers[1].pid)
         urls = ",".join(broker.url for broker in scene.brokers)
         for _ in range(4):
             bus = await nats.connect(urls, name="test", inbox_prefix=CLIENT_INBOX)

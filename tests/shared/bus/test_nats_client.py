@@ -20,6 +20,7 @@ from pagewire.shared.bus import Message, nats
 from pagewire.shared.bus.nats import OUTBOUND_LIMIT, NatsBus
 from pagewire.shared.errors import BusUnavailable, ConnectionLost, MessageTooLarge, NotPermitted, RequestTimeout
 from tests.support.broker import connect_client, connect_service
+from tests.support.freezing import freeze
 from tests.support.waiting import until
 from tests.support.wire import FakeServer
 
@@ -269,7 +270,7 @@ class TestAFrozenServer:
         async with Broker(port=0) as broker, opened(connect_service(broker)) as bus:
             received: list[bytes] = []
             await bus.subscribe("much", lambda message: received.append(message.data[:4]))
-            os.kill(broker.pid, signal.SIGSTOP)
+            await freeze(broker.pid)
             sent = 0
             try:
                 with suppress(BusUnavailable):
@@ -290,7 +291,7 @@ class TestAFrozenServer:
         async with Broker(port=0) as broker, opened(connect_service(broker)) as bus:
             again = asyncio.Event()
             bus.on_reconnect(again.set)
-            os.kill(broker.pid, signal.SIGSTOP)
+            await freeze(broker.pid)
             bus.publish("a", bytes(8_000_000))
             await until(lambda: not bus.connected, timeout=30)
             os.kill(broker.pid, signal.SIGKILL)
@@ -304,7 +305,7 @@ class TestAFrozenServer:
         monkeypatch.setattr(nats, "CLOSE_TIMEOUT", 0.2)
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
-            os.kill(broker.pid, signal.SIGSTOP)
+            await freeze(broker.pid)
             try:
                 bus.publish("a", bytes(8_000_000))
                 async with asyncio.timeout(2):

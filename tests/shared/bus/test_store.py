@@ -16,6 +16,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.streams import DONE_STREAM, WORK_STREAM
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, ConnectionLost, StorageRefused
 from tests.support.broker import connect_service
+from tests.support.freezing import freeze
 from tests.support.waiting import until
 
 MAX_STORE = 16 << 20
@@ -185,7 +186,7 @@ class TestStreams:
     async def test_an_item_survives_the_death_of_the_broker_before_its_answer(self, tmp_path: Path) -> None:
         async with Broker(port=0, store=tmp_path) as broker:
             bus = await connect_service(broker)
-            os.kill(broker.pid, signal.SIGSTOP)  # the item reaches the socket, and nobody reads it
+            await freeze(broker.pid)  # the item reaches the socket, and nobody reads it
             putting = asyncio.create_task(bus.store.put_work("m", b"x"))
             await until(lambda: not bus.backlog())
             os.kill(broker.pid, signal.SIGKILL)
@@ -200,7 +201,7 @@ class TestStreams:
     async def test_a_broker_that_was_frozen_stores_and_does_not_count_as_one_that_cannot(self) -> None:
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
-            os.kill(broker.pid, signal.SIGSTOP)
+            await freeze(broker.pid)
             storing = asyncio.gather(bus.store.put_work("m", b"x"), bus.store.check())
             asyncio.get_running_loop().call_later(1.3 * nats_store.TIMEOUT, os.kill, broker.pid, signal.SIGCONT)
             await storing
@@ -214,7 +215,7 @@ class TestStreams:
         monkeypatch.setattr(nats_store, "PUT_TIMEOUT", 0.5)
         async with Broker(port=0) as broker:
             bus = await connect_service(broker)
-            os.kill(broker.pid, signal.SIGSTOP)
+            await freeze(broker.pid)
             with pytest.raises(ConnectionLost):
                 await bus.store.check()
             os.kill(broker.pid, signal.SIGCONT)
