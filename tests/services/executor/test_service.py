@@ -3,14 +3,14 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pagewire.services.executor import thread
+from pagewire.services.executor import service, thread
 from pagewire.services.executor.devices import capacity
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.services.executor.service import Executor
@@ -24,7 +24,6 @@ from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
-from pagewire.shared.process import resident_bytes
 from tests.services.executor.fakes import CAPACITY, PATIENCE, FakeDevice, add, plan, sampling, token_at
 from tests.support.waiting import until
 
@@ -339,22 +338,25 @@ async def test_an_executor_is_free_at_once_when_a_scheduler_that_drains_gives_it
 async def test_the_device_is_opened_beside_a_predecessor_if_memory_has_room(
     room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = FakeDevice()
+    device, resident = FakeDevice(), 1 << 20
     monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
+    monkeypatch.setattr(service, "resident_bytes", lambda pid: resident)
+    monkeypatch.setattr(capacity, "free_memory", lambda: 2 * resident - (not room))
     predecessor = await asyncio.create_subprocess_exec("sleep", "60")
     monkeypatch.setenv("PAGEWIRE_PREDECESSORS", str(predecessor.pid))
-    monkeypatch.setattr(capacity, "free_memory", lambda: 2 * resident_bytes(predecessor.pid) - (not room))
     bench = Bench(device, MemoryBroker())
     running = asyncio.create_task(bench.executor.run())
-    if not room:
-        await until(lambda: bench.executor.heartbeat().load["waiting"])
-        predecessor.terminate()
+    try:
+        if not room:
+            await until(lambda: bench.executor.heartbeat().load["waiting"])
+            predecessor.terminate()
+            await predecessor.wait()
+        async with asyncio.timeout(PATIENCE):
+            assert (await bench.beats.get()).ready
+        assert room == (predecessor.returncode is None)
+    finally:
+        with suppress(ProcessLookupError):
+            predecessor.terminate()
         await predecessor.wait()
-    async with asyncio.timeout(PATIENCE):
-        assert (await bench.beats.get()).ready
-    if room:
-        assert predecessor.returncode is None
-        predecessor.terminate()
-        await predecessor.wait()
-    running.cancel()
-    await asyncio.wait({running})
+        running.cancel()
+        await asyncio.wait({running})
