@@ -7,7 +7,7 @@ import hashlib
 import math
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import pack
@@ -155,16 +155,8 @@ def resolve(
     """
     stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos and not grammar else eos)
     beams = params.beam_width or 0
-    biases = {token: max(-MAX_BIAS, min(MAX_BIAS, bias)) for token, bias in (params.logit_bias or {}).items()}
-    allowed = sorted(set(params.allowed_token_ids or ()))
     if beams:
-        _check_candidates(beams, len(stop_ids), len(allowed) or vocab_size)
-    if allowed:
-        banned = {word[0] for word in bad_words if len(word) == 1} | (stop_ids if params.min_tokens else set())
-        _require(
-            not banned.issuperset(allowed),
-            "allowed_token_ids are all banned at the beginning, by bad_words or as stop tokens below min_tokens",
-        )
+        _check_candidates(beams, len(stop_ids), len(set(params.allowed_token_ids or ())) or vocab_size)
     return Sampling(
         max_tokens=max_tokens,
         record=_record(params, vocab_size, greedy=_greedy(params) or beams > 0),
@@ -176,12 +168,36 @@ def resolve(
         candidates=max(beams + len(stop_ids), num_logprobs(params.logprobs, vocab_size) or 0) if beams else 0,
         logprobs=_reported(0 if num_sequences(params) > params.n else None, params.logprobs, vocab_size),
         prompt_logprobs=_reported(None, params.prompt_logprobs, vocab_size),
-        bias_ids=pack(biases),
-        biases=array("f", biases.values()).tobytes(),
-        allowed_ids=pack(allowed),
-        bad_words=pack(number for word in bad_words for number in (len(word), *word)),
         grammar=grammar,
+        **(_edits(params, bad_words, stop_ids) if _has_edits(params) else {}),
     )
+
+
+def _has_edits(params: SamplingParams) -> bool:
+    """Returns whether a request changes single logits, as few do."""
+    return params.logit_bias is not None or params.allowed_token_ids is not None or params.bad_words is not None
+
+
+def _edits(params: SamplingParams, bad_words: Sequence[Sequence[int]], stop_ids: Set[int]) -> dict[str, bytes]:
+    """Returns the fields of `Sampling` that change single logits.
+
+    Raises:
+        InvalidRequest: no token is allowed at the beginning.
+    """
+    biases = {token: max(-MAX_BIAS, min(MAX_BIAS, bias)) for token, bias in (params.logit_bias or {}).items()}
+    allowed = sorted(set(params.allowed_token_ids or ()))
+    if allowed:
+        banned = {word[0] for word in bad_words if len(word) == 1} | (stop_ids if params.min_tokens else set())
+        _require(
+            not banned.issuperset(allowed),
+            "allowed_token_ids are all banned at the beginning, by bad_words or as stop tokens below min_tokens",
+        )
+    return {
+        "bias_ids": pack(biases),
+        "biases": array("f", biases.values()).tobytes(),
+        "allowed_ids": pack(allowed),
+        "bad_words": pack(number for word in bad_words for number in (len(word), *word)),
+    }
 
 
 def _record(params: SamplingParams, vocab_size: int, *, greedy: bool) -> bytes:
@@ -274,8 +290,8 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _check_edits(params: SamplingParams, vocab_size: int) -> None:
-    if params.logit_bias is None and params.allowed_token_ids is None and params.bad_words is None:
-        return  # as most requests
+    if not _has_edits(params):
+        return
     biases, allowed, words = params.logit_bias or {}, params.allowed_token_ids, params.bad_words or []
     _require(len(biases) <= MAX_BIASES, f"logit_bias has {len(biases)} tokens, at most {MAX_BIASES} are allowed")
     for token, bias in biases.items():
