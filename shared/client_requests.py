@@ -61,11 +61,11 @@ def encode_request(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> by
     try:
         return encoder.encode(body)
     except (OverflowError, RecursionError) as error:
-        raise _refusal(body, encoder) from error
+        raise unencodable(body, encoder) from error
 
 
-def _refusal(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> InvalidRequest:
-    """Returns the refusal of a body that cannot be encoded. Sampling parameters are fields like those beside them."""
+def unencodable(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> InvalidRequest:
+    """Returns the error that names the field for which a body cannot be encoded; a sampling parameter is one, too."""
     sampling = msgspec.to_builtins(body.get("sampling", {}))
     for name, value in (body | sampling | {"sampling": None}).items():
         try:

@@ -13,29 +13,14 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 _json = msgspec.json.Encoder(enc_hook=str)
 
 
-class _LevelFilter:
-    """Drops what is below the level. Loggers are cached, so that their own level cannot be changed.
-
-    Attributes:
-        level: the lowest one that is logged now.
-    """
-
-    level = logging.INFO
-
-    def __call__(self, _: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-        if _LEVELS.get(name, logging.ERROR) < self.level:
-            raise structlog.DropEvent
-        return event
-
-
-_filter = _LevelFilter()
+_Logger = type("Logger", (structlog.make_filtering_bound_logger(logging.INFO),), {})
+"""The class of all loggers. They are cached, so the level changes with the base of their class."""
 
 
 def configure(settings: Settings, **bound: str) -> None:
     """Configures the logs of this process. The fields `bound`, such as the service, are added to every line."""
-    _filter.level = _LEVELS[settings.log_level]
+    _set_level(_LEVELS[settings.log_level])
     processors: list[Processor] = [
-        _filter,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -52,7 +37,7 @@ def configure(settings: Settings, **bound: str) -> None:
         factory = structlog.WriteLoggerFactory(sys.stderr)
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
+        wrapper_class=_Logger,
         logger_factory=factory,
         cache_logger_on_first_use=True,
     )
@@ -62,9 +47,15 @@ def configure(settings: Settings, **bound: str) -> None:
 
 def toggle_debug(settings: Settings) -> None:
     """Logs every level from now on, or only those of the settings if every level is logged already."""
-    _filter.level = _LEVELS[settings.log_level] if _filter.level == logging.DEBUG else logging.DEBUG
-    name = next(name for name, level in _LEVELS.items() if level == _filter.level)
+    debugs = structlog.get_logger().is_enabled_for(logging.DEBUG)
+    name = settings.log_level if debugs else "debug"
+    _set_level(_LEVELS[name])
     structlog.get_logger().warning("log_level_changed", log_level=name)
+
+
+def _set_level(level: int) -> None:
+    """Drops what is below the level, at no cost, from now on."""
+    _Logger.__bases__ = (structlog.make_filtering_bound_logger(level),)
 
 
 def quiet() -> None:

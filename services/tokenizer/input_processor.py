@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 import structlog
+from msgspec.structs import asdict, astuple, replace
 from opentelemetry.trace import Span, format_trace_id
 
 from pagewire.services.tokenizer import sampling
@@ -40,7 +41,7 @@ from pagewire.services.tokenizer.validation import (
 )
 from pagewire.shared import subjects, telemetry
 from pagewire.shared.bus import Message
-from pagewire.shared.client_requests import decode_request, encode_request, encoding_of
+from pagewire.shared.client_requests import decode_request, encoding_of, unencodable
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, RequestError
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ChatFormat, GenerateRequest, SamplingParams
@@ -219,7 +220,7 @@ class InputProcessor:
         if form is None:
             return opening
         skips = opening.skip_special and not self._model.formats.hides(form)
-        return msgspec.structs.replace(opening, chat_format=form, skip_special=skips)
+        return replace(opening, chat_format=form, skip_special=skips)
 
     async def _tokenize(
         self, request: GenerateRequest, prompt: TextPrompts | TokenPrompts | ChatPrompt
@@ -276,13 +277,17 @@ def digest_of(request: GenerateRequest) -> bytes:
     Raises:
         InvalidRequest: a field cannot be encoded; the message names it.
     """
-    # Structs leave out defaults by identity, not by value, when they are encoded: dictionaries leave out nothing.
-    params = msgspec.structs.asdict(request.sampling)
-    if request.sampling.logit_bias is not None:  # the encoder sorts keys that are texts only
-        params["logit_bias"] = sorted(request.sampling.logit_bias.items())
-    body = msgspec.structs.asdict(request) | {"sampling": params}
-    del body["request_id"], body["stream"]
-    return hashlib.sha256(encode_request(body, _canonical)).digest()
+    params, biases = request.sampling, None
+    if params.logit_bias is not None:  # the encoder sorts keys that are texts only
+        biases = sorted(params.logit_bias.items())
+        params = replace(params, logit_bias=None)
+    anonymous = replace(request, request_id=None, stream=False, sampling=params)
+    try:
+        # This struct leaves out defaults by identity, not by value, when it is encoded: a tuple leaves out nothing.
+        body = _canonical.encode((astuple(anonymous), biases))
+    except (OverflowError, RecursionError) as error:
+        raise unencodable(asdict(anonymous), _canonical) from error
+    return hashlib.sha256(body).digest()
 
 
 def open_stream(
