@@ -58,7 +58,8 @@ def check(params: SamplingParams, vocab_size: int, max_logprobs: int = 20) -> No
     if params.structured_outputs is not None:
         for name in NOT_IN_GRAMMAR:
             _require(not getattr(params, name), f"{name} cannot be used with structured_outputs: leave one of them out")
-    _require(params.n >= 1, f"n must be at least 1, not {params.n}")
+    if params.n < 1:
+        raise InvalidRequest(f"n must be at least 1, not {params.n}")
     _check_best_of(params)
     for parameter in PARAMETERS:
         parameter.check(getattr(params, parameter.name))
@@ -232,7 +233,8 @@ def _check_best_of(params: SamplingParams) -> None:
 
 
 def _check_logprobs(name: str, number: int | None, most: int) -> None:
-    _require(number is None or 0 <= number <= most, f"{name} must be between 0 and {most}, not {number}")
+    if number is not None and not 0 <= number <= most:
+        raise InvalidRequest(f"{name} must be between 0 and {most}, not {number}")
 
 
 def _check_beams(params: SamplingParams, width: int, vocab_size: int) -> None:
@@ -260,14 +262,12 @@ def _check_candidates(width: int, stops: int, vocab_size: int) -> None:
 
 
 def _check_length(params: SamplingParams) -> None:
-    _require(
-        params.max_tokens is None or params.max_tokens >= 1, f"max_tokens must be at least 1, not {params.max_tokens}"
-    )
-    _require(params.min_tokens >= 0, f"min_tokens must not be negative, as {params.min_tokens} is")
-    _require(
-        params.max_tokens is None or params.min_tokens <= params.max_tokens,
-        f"min_tokens {params.min_tokens} exceeds max_tokens {params.max_tokens}",
-    )
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, not {params.max_tokens}")
+    if params.min_tokens < 0:
+        raise InvalidRequest(f"min_tokens must not be negative, as {params.min_tokens} is")
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequest(f"min_tokens {params.min_tokens} exceeds max_tokens {params.max_tokens}")
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
