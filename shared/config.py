@@ -98,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     CPU as many as fit into the target step time, up to 4096."""
     block_size: Positive = 16
     """KV positions per block."""
-    kv_cache_memory: int | None = None
+    kv_cache_memory: Positive | None = None
     """Bytes of the KV cache, such as 4GiB; by default a share of the free memory."""
     num_kv_blocks: Annotated[int, msgspec.Meta(le=2**24)] | None = None
     """Blocks of the KV cache, instead of a size in bytes. Models with sliding windows take several per block of tokens,
@@ -249,12 +249,18 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _number(name: str, text: str) -> object:
-    """Returns the number that a text with a unit means, as vLLM reads it: 1k is 1000, 1K and 1KiB are 1024."""
+    """Returns the number that a text with a unit means, as vLLM reads it: 1k is 1000, 1K and 1KiB are 1024.
+
+    Raises:
+        ConfigurationError: the setting is a size, and the text is none.
+    """
     if name == "max-model-len" and text in {"auto", "-1"}:
         return None
-    found = _SIZE.fullmatch(text) if name in SIZES else None
-    if found is None:
+    if name not in SIZES or text.removeprefix("-").isdecimal() or text.lower() == "null":
         return text
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{name} must be a whole number, alone or with a unit as in 4GiB, not {text}")
     number, unit, suffix = found.groups()
     binary = suffix == "iB" or (not suffix and unit.isupper())
     return int(float(number) * (1024 if binary else 1000) ** (1 + "kmgt".index(unit.lower())))

@@ -72,6 +72,17 @@ def test_sizes_may_have_a_unit(text: str, size: int) -> None:
     assert settings_of("--kv-cache-memory-bytes", text).kv_cache_memory == size
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("4GiBs", "kv-cache-memory must be a whole number"), ("1.5", "as in 4GiB"), ("", "as in 4GiB"), ("-4", ">= 1")],
+)
+def test_what_is_no_size_is_refused_by_name(text: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", f"--kv-cache-memory={text}"]) == 2
+    error = capsys.readouterr().err
+    assert "kv-cache-memory" in error
+    assert reason in error
+
+
 def test_the_context_may_be_automatic() -> None:
     assert settings_of("--max-model-len", "auto").max_model_len is None
     assert settings_of("--max-model-len", "4k").max_model_len == 4000
