@@ -92,12 +92,14 @@ FUZZ_MINUTES ?= 10
 fuzz: install
 	FUZZ_MINUTES=$(FUZZ_MINUTES) $(BIN)/pytest -n logical --maxprocesses 4 --timeout 0 tests/fuzz
 
-# The lock file of the image: exact versions with the hashes of their files. UV_EXTRA_INDEX_URL adds an index.
+# The lock file of the image: exact versions with the hashes of their files. UV_EXTRA_INDEX_URL adds an index, LOCK_FLAGS
+# are uv's, such as `--no-emit-package triton` for an image without a GPU.
 LOCK ?= deploy/requirements.lock
+LOCK_FLAGS ?=
 lock: install
 	$(BIN)/pip install --quiet 'uv>=0.9'
 	echo 'setuptools>=77' | $(BIN)/uv pip compile pyproject.toml - --output-file $(LOCK) --quiet --universal \
-		--python-version 3.12 --generate-hashes --no-annotate --custom-compile-command 'make lock'
+		--python-version 3.12 --generate-hashes --no-annotate --custom-compile-command 'make lock' $(LOCK_FLAGS)
 
 # Known vulnerabilities of what the lock file names. It says so where no database can be reached.
 audit: install

@@ -1,7 +1,7 @@
 """Compiles the CPU kernels once for the machine that runs them, and loads them.
 
 The library is stored in the user's cache folder. Its name is a digest of everything that it depends on, so that it is
-never stale.
+never stale. An image, which has no compiler, brings libraries for several classes of machines beside the sources.
 """
 
 import ctypes
@@ -13,19 +13,26 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from pagewire.kernels.cpu.targets import Target, best_target, targets_of
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.progress import shown
 from pagewire.shared.sampling import RECORD
 
 COMPILER = "c++"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-Wno-psabi")
+NATIVE = "-march=native"
+FLAGS = ("-std=c++17", "-O3", NATIVE, "-fPIC", "-pthread", "-Wno-psabi")
 WITHIN = 300.0
 """Timeout of the compiler, in seconds."""
 KEPT = 8
 """Maximum number of libraries in the cache folder, the last loaded ones."""
 SOURCES = Path(__file__).parent
+AHEAD = "ahead"
+"""Folder beside the sources, with the libraries that `build_ahead` has compiled."""
 _C_TYPES = {"<f8": "double", "<i8": "int64_t", "<u8": "uint64_t"}
 _CPUINFO = Path("/proc/cpuinfo")
+
+
+_FAILURES = (subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError, RuntimeError)
 
 
 class NotBuilt(PagewireError):
@@ -38,30 +45,47 @@ def cache_folder() -> Path:
 
 
 def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
-    """Returns the library of all .cpp files in `sources`, from the cache if possible.
+    """Returns the library of all .cpp files in `sources`, compiled ahead or from the cache if possible.
 
     Raises:
         NotBuilt: there is no compiler, the compiler failed, or its result cannot be loaded.
     """
+    target = best_target(platform.machine(), frozenset(_cpu().split()))
+    if target is not None and (found := _open(_ahead(sources, target))) is not None:
+        return found
     try:
         folder = cache or cache_folder()
-        library = folder / f"{_digest(sources)}.so"
-        if library.exists() and (found := _open(library)) is not None:
+        library = folder / f"{_digest(sources, _run(COMPILER, '--version'), *FLAGS, _cpu())}.so"
+        if (found := _open(library)) is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as draft:
-            built = _compile(sources, Path(draft))
+            built = _compile(sources, Path(draft), FLAGS)
             loaded = ctypes.CDLL(str(built))
             built.rename(library)  # atomic: another process never sees half a library
         with suppress(OSError):  # another process may delete files at the same time
             _tidy(folder)
         return loaded
-    except subprocess.CalledProcessError as error:
-        raise NotBuilt(f"{COMPILER} failed: {error.stderr.strip()[-500:]}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NotBuilt(f"{COMPILER} did not end within {WITHIN:.0f} s") from error
-    except (OSError, RuntimeError) as error:
-        raise NotBuilt(str(error)) from error
+    except _FAILURES as error:
+        raise _not_built(error) from error
+
+
+def build_ahead(sources: Path = SOURCES) -> list[Path]:
+    """Compiles a library for every class of machines of this architecture, and returns them.
+
+    Raises:
+        NotBuilt: see `load`.
+    """
+    folder = sources / AHEAD
+    built = [_ahead(sources, target) for target in targets_of(platform.machine())]
+    try:
+        folder.mkdir(exist_ok=True)
+        for library, target in zip(built, targets_of(platform.machine()), strict=True):
+            with tempfile.TemporaryDirectory(dir=folder) as draft:
+                _compile(sources, Path(draft), _flags(target)).rename(library)
+    except _FAILURES as error:
+        raise _not_built(error) from error
+    return built
 
 
 def record_header() -> str:
@@ -71,8 +95,27 @@ def record_header() -> str:
     return "#pragma once\n#include <cstdint>\n\nstruct SamplingRecord {\n" + fields + "};\n" + size
 
 
+def _not_built(error: Exception) -> NotBuilt:
+    match error:
+        case subprocess.CalledProcessError():
+            return NotBuilt(f"{COMPILER} failed: {error.stderr.strip()[-500:]}")
+        case subprocess.TimeoutExpired():
+            return NotBuilt(f"{COMPILER} did not end within {WITHIN:.0f} s")
+        case _:
+            return NotBuilt(str(error))
+
+
+def _flags(target: Target) -> tuple[str, ...]:
+    return tuple(flag for given in FLAGS for flag in (target.flags if given == NATIVE else (given,)))
+
+
+def _ahead(sources: Path, target: Target) -> Path:
+    """Returns the file of a library that is compiled ahead; its compiler may be one that is not there any more."""
+    return sources / AHEAD / f"{target.name}-{_digest(sources, *_flags(target))}.so"
+
+
 def _open(library: Path) -> ctypes.CDLL | None:
-    """Loads the library; returns None if the file is not a library, for example after a full disk."""
+    """Loads the library; returns None if there is none, or the file is none, for example after a full disk."""
     try:
         loaded = ctypes.CDLL(str(library))
     except OSError:
@@ -89,13 +132,13 @@ def _tidy(folder: Path) -> None:
         library.unlink(missing_ok=True)
 
 
-def _digest(sources: Path) -> str:
-    """Returns the digest of the sources, written and generated, the compiler, its flags and the CPU's flags."""
+def _digest(sources: Path, *conditions: str) -> str:
+    """Returns the digest of the sources, written and generated, and of what else the library depends on."""
     digest = hashlib.sha256()
     for file in sorted([*sources.glob("*.cpp"), *sources.glob("*.hpp")]):
         digest.update(file.name.encode() + file.read_bytes())
     digest.update(record_header().encode())
-    digest.update(_run(COMPILER, "--version").encode() + " ".join(FLAGS).encode() + _cpu().encode())
+    digest.update("\0".join(conditions).encode())
     return digest.hexdigest()[:32]
 
 
@@ -107,11 +150,11 @@ def _cpu() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
-def _compile(sources: Path, folder: Path) -> Path:
+def _compile(sources: Path, folder: Path, flags: tuple[str, ...]) -> Path:
     """Compiles the files in parallel, because the start of the executor waits for them, and returns the library."""
     objects = {file: str(folder / f"{file.stem}.o") for file in sorted(sources.glob("*.cpp"))}
     (folder / "sampling_record.hpp").write_text(record_header())
-    commands = [[COMPILER, *FLAGS, f"-I{folder}", "-c", str(file), "-o", made] for file, made in objects.items()]
+    commands = [[COMPILER, *flags, f"-I{folder}", "-c", str(file), "-o", made] for file, made in objects.items()]
     running = [
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]

@@ -15,6 +15,8 @@ from pagewire.shared.errors import ConfigurationError
 _log = structlog.get_logger()
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_LIMITS = {"memory.max": "memory.current", "memory/memory.limit_in_bytes": "memory/memory.usage_in_bytes"}
+"""Files with a container's limit and with what it uses, of cgroup v2 and v1."""
 
 
 def pool_blocks(
@@ -73,9 +75,9 @@ def free_memory() -> int:
     """Returns the bytes that this process can still allocate, by the machine's memory and the container's limit."""
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
     free = int(lines["MemAvailable"].split()[0]) * 1024
-    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.exists() and (most := limit.read_text().strip()) != "max":
-        free = min(free, int(most) - int(used.read_text()))
+    for limit, used in _LIMITS.items():
+        if (_CGROUP / limit).exists() and (most := (_CGROUP / limit).read_text().strip()) != "max":
+            free = min(free, int(most) - int((_CGROUP / used).read_text()))
     return max(free, 0)
 
 

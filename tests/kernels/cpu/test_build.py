@@ -1,6 +1,7 @@
 """Libraries are compiled once per source and machine, and whatever is wrong has one clear error."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.kernels.cpu import build
+from pagewire.kernels.cpu.targets import targets_of
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 LOAD = (
@@ -108,6 +110,22 @@ def test_without_a_compiler(sources: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build.NotBuilt, match=r"c\+\+"):
         build.load(sources, tmp_path / "cache")
+
+
+def test_what_is_compiled_ahead_needs_no_compiler(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build.build_ahead(sources)
+    assert len(built) == len(targets_of(platform.machine()))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.load(sources, tmp_path / "cache").answer() == 42
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_was_compiled_ahead_of_a_change_is_not_loaded(sources: Path, tmp_path: Path) -> None:
+    build.build_ahead(sources)
+    (sources / "answer.cpp").write_text(SOURCE.replace("42", "43"))
+    assert build.load(sources, tmp_path / "cache").answer() == 43
 
 
 def test_a_source_that_does_not_compile(sources: Path, tmp_path: Path) -> None:

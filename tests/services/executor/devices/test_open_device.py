@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from pagewire.kernels.cpu import build
-from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.devices import capacity, open_device
 from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
 from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
@@ -110,6 +110,19 @@ def test_a_pool_larger_than_the_machine_is_refused_before_it_is_allocated() -> N
 
 def test_free_memory_is_plausible() -> None:
     assert 0 < free_memory() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("limit", "used"),
+    [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")],
+)
+def test_a_containers_limit_counts(limit: str, used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / used).write_text("900000\n")
+    for most, free in (("1000000\n", 100_000), ("800000\n", 0)):
+        (tmp_path / limit).write_text(most)
+        assert free_memory() == free
 
 
 @pytest.mark.parametrize("device", ["cuda", "sim:h100"])
