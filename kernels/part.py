@@ -2,8 +2,6 @@
 
 from functools import cache
 
-import triton
-
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Maximum shared memory of a program, in bytes."""
 PARTS = tuple(SHARED_MEMORY)
@@ -27,6 +25,8 @@ def parts_with(element: str) -> tuple[int, ...]:
 @cache
 def current() -> int:
     """Returns the GPU of this process; in the interpreter, one of `WIDE`."""
+    import triton  # the CPU device does without it
+
     if triton.knobs.runtime.interpret:
         return WIDE[0]
     arch: int = triton.runtime.driver.active.get_current_target().arch

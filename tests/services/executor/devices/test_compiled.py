@@ -116,27 +116,38 @@ def test_logits_take_no_new_memory_from_step_to_step() -> None:
     assert some.data_ptr() == all_rows.data_ptr()
 
 
-def test_without_a_compiler_pytorch_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a process of its own, with neither a compiler nor a cache."""
-    script = (
-        "import sys; from pathlib import Path; from pagewire.services.executor.devices import open_device;"
-        "from pagewire.shared import logs; from pagewire.shared.config import Settings, load;"
-        "logs.configure(Settings(log_format='json'), service='executor');"
-        "open_device(load({'num-kv-blocks': 40}, {}), Path(sys.argv[1])).close()"
-    )
+SCRIPT = (
+    "from pathlib import Path; from pagewire.services.executor.devices import open_device;"
+    "from pagewire.shared import logs; from pagewire.shared.config import Settings, load;"
+    "logs.configure(Settings(log_format='json'), service='executor');"
+    "open_device(load({'num-kv-blocks': 40}, {}), Path(sys.argv[1])).close()"
+)
+
+
+def opened(before: str, **environ: str) -> list[dict[str, Any]]:
+    """Opens the device in a process of its own, after a statement, and returns what it logs."""
     ran = subprocess.run(
-        [sys.executable, "-c", script, str(checkpoint("llama"))],
+        [sys.executable, "-c", f"import sys; {before}; {SCRIPT}", str(checkpoint("llama"))],
         capture_output=True,
         text=True,
         timeout=100,
         cwd=Path(build.__file__).parents[2],
-        env=os.environ | {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        env=os.environ | environ,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in (ran.stdout + ran.stderr).splitlines() if line.startswith("{")]
+
+
+def test_without_a_compiler_pytorch_serves(tmp_path: Path) -> None:
+    lines = opened("pass", PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
     (warning,) = [line for line in lines if line["event"] == "kernels_not_built"]
     assert build.COMPILER in warning["reason"]
+
+
+def test_triton_is_not_needed() -> None:
+    lines = opened("sys.modules['triton'] = None")
+    assert "kv_pool" in [line["event"] for line in lines]
 
 
 def test_with_a_compiler_weights_and_kv_keep_their_dtype() -> None:
