@@ -16,6 +16,7 @@ from pagewire.bench import (
     chaos,
     chat,
     fastgen,
+    features,
     lease,
     overload,
     pipeline,
@@ -111,6 +112,10 @@ def _chaos() -> list[str]:
     return [line for table in tables for line in (*table, "")][:-1]
 
 
+def _features() -> list[str]:
+    return features.table(json.loads((RESULTS / "features.json").read_text())["figures"])
+
+
 def _structured() -> list[str]:
     found = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("structured*.json"))]
     outputs = [structured.Outputs(**one) for run in found for one in run["outputs"]]
@@ -177,6 +182,7 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "chat-zen4": _sourced("chat-zen4.json", lambda: chat.table(_read(chat.Round, "chat-zen4.json"))),
     "chat-xeon": _sourced("chat-xeon.json", lambda: chat.table(_read(chat.Round, "chat-xeon.json"))),
     "quality": _sourced("quality.json", lambda: quality.summary(_runs("quality.json"))),
+    "features": _sourced("features.json", _features),
     "lease": _sourced("lease.json", lambda: lease.table(_read(lease.Run, "lease.json"))),
     "busy": _sourced(
         "busy.json", lambda: busy.table([run for run in _read(busy.Run, "busy.json") if run.streams == 64])

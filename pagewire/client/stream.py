@@ -45,8 +45,8 @@ RESULT_TIMEOUT = 15.0
 GRACE = 5.0
 """Seconds that the pipeline has after the deadline to end the request; then the client does."""
 RETRY_FOR = 15.0
-"""Seconds for which a request without responders is sent again if its model has answered before: a tokenizer may be
-restarting."""
+"""Seconds for which a request without responders is sent again if its model has answered before, or somebody took the
+request at first: a tokenizer may be restarting."""
 HEARD_WITHIN = 1.0
 """Seconds within which two notices of no responders belong to the same absence: after more, somebody had taken the
 request in between."""
@@ -274,7 +274,7 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif self.model in self._directory.answered and self._absent_for() < RETRY_FOR:
+        elif (self._last_recovery_at or self.model in self._directory.answered) and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))

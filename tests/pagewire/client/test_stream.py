@@ -252,18 +252,40 @@ async def test_a_tokenizer_that_has_answered_before_is_waited_for(client: AsyncC
     assert responder.requests[-1].request_id == "r8"
 
 
-async def test_an_absence_counts_from_its_own_beginning(
-    client: AsyncClient, responder: Responder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that runs for long is sent again when the tokenizer is not there."""
-    monkeypatch.setattr(stream, "RETRY_FOR", 0.3)
-    answer, publish, sent = responder.script, MemoryBus.publish, []
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The subjects of all messages, as they are sent."""
+    publish, subjects = MemoryBus.publish, list[str]()
 
     def note(bus: MemoryBus, subject: str, *arguments: Any, **options: Any) -> None:
-        sent.append(subject)
+        subjects.append(subject)
         publish(bus, subject, *arguments, **options)
 
     monkeypatch.setattr(MemoryBus, "publish", note)
+    return subjects
+
+
+async def test_a_tokenizer_that_took_the_clients_first_request_is_waited_for(
+    client: AsyncClient, responder: Responder, sent: list[str]
+) -> None:
+    """It was killed before it could answer; a request for one result has no other sign that it was taken."""
+    responder.script = lambda request: []
+    reading = asyncio.create_task(client.generate("x", request_id="r8"))
+    await until(lambda: responder.requests)
+    await responder.leave()
+    sent.clear()
+    await until(lambda: len(sent) > 2 or reading.done())
+    responder.script = responder.answer
+    await responder.start()
+    assert (await reading).choices[0].text == TEXT
+
+
+async def test_an_absence_counts_from_its_own_beginning(
+    client: AsyncClient, responder: Responder, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that runs for long is sent again when the tokenizer is not there."""
+    monkeypatch.setattr(stream, "RETRY_FOR", 0.3)
+    answer = responder.script
     assert await read(client.stream("x")) == TEXT
     responder.script = lambda request: []
     reading = asyncio.create_task(client.generate("x", request_id="r9"))
