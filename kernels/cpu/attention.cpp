@@ -403,7 +403,7 @@ extern "C" {
 
 void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values) {
     if (shape->dtype == BF16) Attention(*batch, *shape, *in, (Bf16Pool*)keys, (Bf16Pool*)values).run();
-    else if (shape->dtype == F16) Attention(*batch, *shape, *in, (_Float16*)keys, (_Float16*)values).run();
+    else if (shape->dtype == F16) Attention(*batch, *shape, *in, (Fp16*)keys, (Fp16*)values).run();
     else Attention(*batch, *shape, *in, (float*)keys, (float*)values).run();
 }
 

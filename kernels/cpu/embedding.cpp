@@ -19,7 +19,7 @@ void copy_row(const Weights& table, int64_t id, float* out) {
 }
 
 float number(const void* numbers, int64_t dtype, int64_t at) {
-    return dtype == F16 ? to_float(((const _Float16*)numbers)[at]) : ((const float*)numbers)[at];
+    return dtype == F16 ? to_float(((const Fp16*)numbers)[at]) : ((const float*)numbers)[at];
 }
 
 // Computes the weights of one output, in the layout of integers.hpp.
@@ -41,7 +41,7 @@ using CopyRow = void (*)(const Weights& table, int64_t id, float* out);
 CopyRow copier(int64_t kind) {
     switch (kind) {
     case BF16: return copy_row<Bf16>;
-    case F16: return copy_row<_Float16>;
+    case F16: return copy_row<Fp16>;
     case INT4: return unpack_row<4>;
     case INT5: return unpack_row<5>;
     case INT6: return unpack_row<6>;

@@ -138,7 +138,7 @@ struct Codes {
 
 // Loads a register of scales or minima.
 inline Vec load_as(const void* numbers, int64_t dtype, int64_t at) {
-    return dtype == F16 ? load((const _Float16*)numbers + at) : load((const float*)numbers + at);
+    return dtype == F16 ? load((const Fp16*)numbers + at) : load((const float*)numbers + at);
 }
 
 // Which inputs of a chunk a sum is of.

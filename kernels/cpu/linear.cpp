@@ -10,7 +10,7 @@ template <typename Target>
 void multiply_into(Target& target, const float* x, const Weights& weights, int64_t rows, int threads) {
     switch (weights.kind) {
     case F32: return multiply_floats<float>(x, weights.inputs, weights, target, rows, threads);
-    case F16: return multiply_floats<_Float16>(x, weights.inputs, weights, target, rows, threads);
+    case F16: return multiply_floats<Fp16>(x, weights.inputs, weights, target, rows, threads);
     case BF16: return multiply_bf16(x, weights, target, rows, threads);
     }
     Rounded rounded = round_rows(x, rows, weights.inputs, threads);

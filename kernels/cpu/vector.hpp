@@ -23,10 +23,16 @@ constexpr int ROWS = 6;
 // Unrolls loops over registers, so that these do not become an array in memory.
 #define UNROLLED _Pragma("GCC unroll 16")
 
+#if defined(__aarch64__)
+typedef __fp16 Fp16;  // GCC has _Float16 there only since version 13
+#else
+typedef _Float16 Fp16;
+#endif
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Int __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Short __attribute__((vector_size(LANES * 2)));
-typedef _Float16 Half __attribute__((vector_size(LANES * 2)));
+typedef Fp16 Half __attribute__((vector_size(LANES * 2)));
 
 struct Bf16 {
     uint16_t bits;
@@ -57,7 +63,7 @@ inline Vec load(const Bf16* p) {
     return (Vec)(wide << 16);
 }
 
-inline Vec load(const _Float16* p) {
+inline Vec load(const Fp16* p) {
     Half h;
     std::memcpy(&h, p, sizeof h);
 #if defined(__AVX512F__)
@@ -110,7 +116,7 @@ inline void store(Bf16* p, Vec v) {
 #endif
 }
 
-inline void store(_Float16* p, Vec v) {
+inline void store(Fp16* p, Vec v) {
     Half h = __builtin_convertvector(v, Half);
     std::memcpy(p, &h, sizeof h);
 }
