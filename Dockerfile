@@ -14,6 +14,7 @@ RUN python -m venv --without-pip /opt/pagewire
 WORKDIR /src
 # Exactly the files whose hashes the lock file has, the build backend among them: nothing else is downloaded.
 COPY ${REQUIREMENTS} requirements.lock
+# What PyTorch brings for those who compile or test against it stays out.
 RUN pip --python /opt/pagewire install --no-cache-dir --require-hashes --requirement requirements.lock \
     && cd /opt/pagewire/lib/python3*/site-packages/torch && rm -rf include test bin/test_* bin/protoc*
 COPY pyproject.toml README.md ./
@@ -33,7 +34,7 @@ LABEL org.opencontainers.image.title="Pagewire" \
     org.opencontainers.image.description="Serves large language models as a pipeline of services over NATS" \
     org.opencontainers.image.licenses="Apache-2.0"
 
-# For a GPU, Triton builds its launcher when it starts: compose.gpu.yaml names a C compiler and Python's headers here.
+# For a GPU, Triton builds its launcher at the first start: compose.gpu.yaml names a C compiler here.
 ARG PACKAGES=""
 RUN if [ -n "${PACKAGES}" ]; then \
         apt-get update && apt-get install --yes --no-install-recommends ${PACKAGES} && rm -rf /var/lib/apt/lists/*; fi
