@@ -1,16 +1,17 @@
-"""`python -m pagewire.kernels.cpu` compiles the kernels in advance, for this machine or, for an image, for many.
+"""Compiles the CPU kernels in advance: for this machine, or for an image, which runs on many."""
 
-`--ahead` compiles them for every class of machines of this architecture, into the package's own folder.
-"""
-
+import argparse
 import sys
 
 import torch  # noqa: F401 - the library finds OpenMP in the process
 
 from pagewire.kernels.cpu import build
 
+parser = argparse.ArgumentParser(prog="python -m pagewire.kernels.cpu", description=__doc__)
+parser.add_argument("--ahead", action="store_true", help="for every class of machines of this architecture")
+given = parser.parse_args()
 try:
-    if sys.argv[1:] == ["--ahead"]:
+    if given.ahead:
         print(*(library.name for library in build.build_ahead()), sep="\n")
     else:
         build.load()

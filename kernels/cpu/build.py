@@ -30,8 +30,6 @@ AHEAD = "ahead"
 """Folder beside the sources, with the libraries that `build_ahead` has compiled."""
 _C_TYPES = {"<f8": "double", "<i8": "int64_t", "<u8": "uint64_t"}
 _CPUINFO = Path("/proc/cpuinfo")
-
-
 _FAILURES = (subprocess.CalledProcessError, subprocess.TimeoutExpired, OSError, RuntimeError)
 
 
@@ -77,15 +75,15 @@ def build_ahead(sources: Path = SOURCES) -> list[Path]:
         NotBuilt: see `load`.
     """
     folder = sources / AHEAD
-    built = [_ahead(sources, target) for target in targets_of(platform.machine())]
+    built = {_ahead(sources, target): _flags(target) for target in targets_of(platform.machine())}
     try:
         folder.mkdir(exist_ok=True)
-        for library, target in zip(built, targets_of(platform.machine()), strict=True):
+        for library, flags in built.items():
             with tempfile.TemporaryDirectory(dir=folder) as draft:
-                _compile(sources, Path(draft), _flags(target)).rename(library)
+                _compile(sources, Path(draft), flags).rename(library)
     except _FAILURES as error:
         raise _not_built(error) from error
-    return built
+    return list(built)
 
 
 def record_header() -> str:

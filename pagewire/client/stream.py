@@ -274,10 +274,15 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif (self._last_recovery_at or self.model in self._directory.answered) and self._absent_for() < RETRY_FOR:
+        elif (self._sent_again or self.model in self._directory.answered) and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))
+
+    @property
+    def _sent_again(self) -> bool:
+        """Whether the request was sent before: then somebody took it, or it was lost with the connection."""
+        return self._last_recovery_at > 0
 
     def _absent_for(self) -> float:
         """Returns for how many seconds nobody has taken the request, which a notice has just said."""

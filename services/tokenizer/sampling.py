@@ -323,5 +323,6 @@ def _greedy(params: SamplingParams) -> bool:
 
 
 def _require(condition: bool, message: str) -> None:
+    """Refuses a request. What every request passes is written out instead: it does not pay for a message."""
     if not condition:
         raise InvalidRequest(message)

@@ -11,7 +11,8 @@ from pagewire.bench.report import PAGES, PICTURES, RESULTS, TABLES, contents, fi
 
 BENCHMARKS, README, FAULTS, STRUCTURED = PAGES
 GPU = BENCHMARKS.parent / "gpu.md"
-MOST_WORDS = 2100
+MOST_WORDS = 800
+"""Outside the tables."""
 RAW = sorted(RESULTS.glob("*.json"))
 
 
@@ -21,7 +22,8 @@ def test_pages_and_pictures_are_what_the_command_makes() -> None:
 
 
 def test_the_page_can_be_read() -> None:
-    assert len(BENCHMARKS.read_text().split()) <= MOST_WORDS
+    prose = [line for line in BENCHMARKS.read_text().splitlines() if not line.startswith("|")]
+    assert len(" ".join(prose).split()) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("file", RAW, ids=lambda file: file.name)

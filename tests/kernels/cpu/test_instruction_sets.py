@@ -23,7 +23,7 @@ def test_they_give_the_same_products(
 ) -> None:
     if NEEDS[target] not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"this CPU cannot run {target}")
-    flags = tuple(f"-march={target}" if flag == "-march=native" else flag for flag in build.FLAGS)
+    flags = tuple(f"-march={target}" if flag == build.NATIVE else flag for flag in build.FLAGS)
     monkeypatch.setattr(build, "FLAGS", flags)
     other = CpuKernels(build.load(cache=tmp_path), 1)
     for bits, group, minima in ((8, None, False), (4, 32, True), (5, 64, False), (6, 16, True)):
