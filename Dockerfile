@@ -15,7 +15,7 @@ WORKDIR /src
 # Exactly the files whose hashes the lock file has, the build backend among them: nothing else is downloaded.
 COPY ${REQUIREMENTS} requirements.lock
 # What PyTorch brings for those who compile or test against it stays out.
-RUN pip --python /opt/pagewire install --no-cache-dir --require-hashes --requirement requirements.lock \
+RUN pip --python /opt/pagewire install --no-cache-dir --no-compile --require-hashes --requirement requirements.lock \
     && cd /opt/pagewire/lib/python3*/site-packages/torch && rm -rf include test bin/test_* bin/protoc*
 COPY pyproject.toml README.md ./
 COPY bench bench
@@ -27,6 +27,8 @@ RUN pip --python /opt/pagewire install --no-cache-dir --no-deps --no-build-isola
 # The CPU kernels for every class of machines, since the image has no compiler and runs on machines unlike this one.
 WORKDIR /
 RUN /opt/pagewire/bin/python -m pagewire.kernels.cpu --ahead
+# One answer tries the image, and leaves the bytecode of what the services import: all of it would take 250 MB.
+RUN /opt/pagewire/bin/pagewire demo --model bundled
 
 FROM ${BASE}
 

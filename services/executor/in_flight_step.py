@@ -65,14 +65,17 @@ class InFlightStep(msgspec.Struct, frozen=True):
     """[R, longest list] ids that end each sequence, padded with -1."""
     full: Bool
     """[R] whether the row samples the last token that fits into the sequence's maximum length."""
+    changes: int
+    """Number of sequences that had begun, or had ended, when the step was launched."""
     left: Int64 | None = None
     """[R] number of tokens that fit into it; None where no row samples more than one."""
 
     def finishes(self, tokens: Int64) -> UInt8:
         """Returns the `Finish` of each row [R], given the sampled `tokens` [R], some of which may be `NOT_FINITE`."""
         finishes = self.full * _LENGTH
-        if self.stop_ids.size:
-            finishes[self.batch.samples & (self.stop_ids == tokens[:, None]).any(axis=1)] = Finish.STOP
+        stops = self.stop_ids == tokens[:, None]
+        if np.count_nonzero(stops):
+            finishes[self.batch.samples & stops.any(axis=1)] = Finish.STOP
         failed = tokens == NOT_FINITE
         if np.count_nonzero(failed):
             finishes[failed] = Finish.NOT_FINITE

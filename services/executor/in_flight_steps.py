@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from pagewire.services.executor.devices.protocol import Candidates, Device, Int64, Logprobs, Pending
+from pagewire.services.executor.devices.protocol import Device, Int64, Pending
 from pagewire.services.executor.in_flight_step import InFlightStep
 from pagewire.shared.messages.plan import Plan
 
@@ -22,16 +22,8 @@ class CollectedStep(NamedTuple):
     step: InFlightStep
     tokens: Int64
     """Sampled tokens, as `Pending.wait` returns them."""
-    token_counts: Int64 | None
-    """See `Pending.token_counts`."""
-    forced: Mapping[int, Sequence[int]]
-    """See `Pending.forced`."""
-    candidates: Candidates | None
-    """Reported candidates; see `Pending.candidates`."""
-    logprobs: Logprobs | None
-    """See `Pending.logprobs`."""
-    prompt_logprobs: Logprobs | None
-    """See `Pending.prompt_logprobs`."""
+    pending: Pending
+    """What else the device reports of the step."""
     plan: int
     """Number of the last plan that was applied before the launch."""
     plans: list[Plan]
@@ -90,10 +82,7 @@ class InFlightSteps:
         self._unfinished.popleft()
         began, self._ended = max(launched, self._ended), time.perf_counter()
         self._expect(-len(step.batch.token_ids))
-        reported = pending.candidates, pending.logprobs, pending.prompt_logprobs
-        return CollectedStep(
-            step, tokens, pending.token_counts, pending.forced, *reported, plan, plans, self._ended - began
-        )
+        return CollectedStep(step, tokens, pending, plan, plans, self._ended - began)
 
     @property
     def sequences(self) -> list[int]:

@@ -162,9 +162,8 @@ class StepLoop:
 
     def _collect(self) -> None:
         """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
-        ended = self._in_flight.collect()
-        step, plan, plans, elapsed = ended.step, ended.plan, ended.plans, ended.elapsed
-        columns = self._slots.record(step, ended.tokens, ended.token_counts, ended.forced)
+        step, tokens, ended, plan, plans, elapsed = self._in_flight.collect()
+        columns = self._slots.record(step, tokens, ended.token_counts, ended.forced)
         counters = self.counters
         counters.busy_s = self._device.busy
         counters.steps += 1

@@ -76,6 +76,7 @@ class SlotTable:
         self._capacity = capacity
         self._budget = 0
         self._order: Int64 = np.empty(0, np.int64)
+        self._all: Bool = np.ones(slots, np.bool_)  # what every row is in a step without dead rows
         self._occupied: Bool = np.zeros(slots, np.bool_)
         self._running: Bool = np.zeros(slots, np.bool_)
         self._sequences: Int64 = np.zeros(slots, np.int64)
@@ -83,6 +84,7 @@ class SlotTable:
         self._awaited: Bool = np.zeros(slots, np.bool_)  # a step in flight samples an unknown number of tokens
         self._stopped: Int64 = np.zeros(slots, np.int64)  # the last admission that a stop id ended
         self._admitted = 0
+        self._changes = 0  # admissions, and ends that a step has reported
         self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
         self._known: Int64 = np.zeros(slots, np.int64)
         self._computed: Int64 = np.zeros(slots, np.int64)
@@ -182,7 +184,8 @@ class SlotTable:
         if np.count_nonzero(full):
             self._running[slots[full]] = False
         stop_ids = self._stop_ids.table[slots]
-        return InFlightStep(batch, self._sequences[slots], self._admissions[slots], stop_ids, full, left)
+        sequences, admissions = self._sequences[slots], self._admissions[slots]
+        return InFlightStep(batch, sequences, admissions, stop_ids, full, self._changes, left)
 
     def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
         """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
@@ -223,12 +226,16 @@ class SlotTable:
             return self._record_many(step, tokens, counts)
         batch, finishes = step.batch, step.finishes(tokens)
         slots = batch.slots
-        alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
-        here = alive & (self._admissions[slots] == step.admissions)
+        if step.changes == self._changes:
+            alive = here = self._all[: len(slots)]
+        else:
+            alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
+            here = alive & (self._admissions[slots] == step.admissions)
         if np.count_nonzero(finishes):
             stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
             self._stopped[slots[stops]] = step.admissions[stops]
             self._running[slots[here & stops]] = False
+            self._changes += 1
         written = here & batch.samples
         if np.count_nonzero(written) == len(slots):
             self._tokens[slots, batch.ends] = tokens
@@ -312,6 +319,7 @@ class SlotTable:
         self._awaited[slot] = False
         self._forced.discard(slot)
         self._admitted += 1
+        self._changes += 1
         self._sequences[slot], self._admissions[slot] = sequence, self._admitted
         self._tokens[slot, : len(tokens)] = tokens
         self._known[slot] = len(tokens)

@@ -21,6 +21,7 @@ STEP = InFlightStep(
     admissions=np.array([1, 2, 3, 4]),
     stop_ids=np.array([[5, -1], [6, 5], [6, -1], [6, -1]]),
     full=np.array([False, True, True, False]),
+    changes=0,
 )
 
 

@@ -37,7 +37,7 @@ class Clocked(FakeDevice):
 def step(start: int, width: int = 1) -> InFlightStep:
     one = np.array([0])
     batch = StepBatch(one, np.array([start]), np.array([width]), np.zeros(width, np.int64), np.array([True]))
-    return InFlightStep(batch, one, one, np.full((1, 1), -1), np.array([False]))
+    return InFlightStep(batch, one, one, np.full((1, 1), -1), np.array([False]), changes=0)
 
 
 def test_steps_are_collected_in_order_with_what_they_were_launched_with(monkeypatch: pytest.MonkeyPatch) -> None:
