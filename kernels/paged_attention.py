@@ -115,6 +115,8 @@ def tiling(layer: Attention, itemsize: int, *, wide: bool) -> dict[str, int]:
         block_m, tile, warps, stages = 64, 32, 8, 5 if wide else 3
     elif wide:
         block_m, tile, warps, stages = 128, 64, 8, 5 if padded > 64 else 3
+    elif 64 < layer.head_size < padded:  # masks take registers
+        block_m, tile, warps, stages = 64, 32, 4, 4
     else:
         block_m, tile, warps, stages = 128, 32, 8, 4
     block_m = max(block_m, triton.next_power_of_2(layer.group))
