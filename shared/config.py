@@ -260,7 +260,7 @@ def _number(name: str, text: str) -> object:
         return text
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ConfigurationError(f"{name} must be a whole number, alone or with a unit as in 4GiB, not {text}")
+        raise ConfigurationError(f"{name} must be a whole number, alone or with a unit as in 4GiB, not {text!r}")
     number, unit, suffix = found.groups()
     binary = suffix == "iB" or (not suffix and unit.isupper())
     return int(float(number) * (1024 if binary else 1000) ** (1 + "kmgt".index(unit.lower())))

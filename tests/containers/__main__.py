@@ -1,6 +1,6 @@
 """Builds the image, starts compose.yaml as it is, and breaks it while it serves: `make test-containers`.
 
-Needs Docker, or podman with a Compose of Docker's: ENGINE names the program, COMPOSE the command of Compose. With
+Needs Docker or podman, and a Compose, Docker's or podman's: ENGINE names the program, COMPOSE the command of Compose. With
 --no-build the image `pagewire` is there already.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nats
 
-from tests.containers.engine import ROOT, compose, containers, health_checks, restarts, run, signal
+from tests.containers.engine import ROOT, compose, containers, health_checks, healthy, restarts, run, signal
 
 URL = "http://127.0.0.1:8000"
 BODY = {"prompt": "Once upon a time", "max_tokens": 180, "temperature": 0, "ignore_eos": True}
@@ -38,14 +38,14 @@ def main() -> int:
             check(key)
     finally:
         compose("down", "--volumes", "--timeout", "50")
-    assert not compose("ps", "--all", "--quiet"), "containers are left"
+    assert not containers(ended=True), "containers are left"
     say("down: nothing is left")
     return 0
 
 
 def check(key: str) -> None:
     """Starts the stack and breaks it."""
-    up("--wait-timeout", "300")
+    up(300)
     say("up: all services are healthy")
     wanted = complete(key)
     say(f"over HTTP: {len(wanted)} characters")
@@ -65,15 +65,16 @@ def check(key: str) -> None:
     took = time.monotonic() - began
     assert took < BACK_WITHIN, took
     say(f"a frozen detokenizer: serves again after {took:.0f} s")
-    up("--scale", "executor=2", "--scale", "scheduler=2", "--no-recreate", "--wait-timeout", "120")
+    up(120, "--scale", "executor=2", "--scale", "scheduler=2", "--no-recreate")
     assert [len(containers(service)) for service in ("executor", "scheduler")] == [2, 2]
     assert complete(key) == wanted
     say("scaled to two replicas: all healthy, the same text")
 
 
-def up(*arguments: str) -> None:
-    """Starts what does not run, and waits until all is healthy."""
-    compose("up", "--detach", "--no-build", "--wait", *arguments)
+def up(seconds: float, *arguments: str) -> None:
+    """Starts what does not run, and waits until all is healthy: not every Compose can wait for that."""
+    compose("up", "--detach", "--no-build", *arguments)
+    until(lambda: all(map(healthy, containers())), seconds, "every container is healthy")
 
 
 def complete(key: str) -> str:

@@ -10,15 +10,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENGINE = os.environ.get("ENGINE", "docker")
-"""`docker`, or `podman` where compose reaches it by DOCKER_HOST."""
+"""`docker` or `podman`."""
 COMPOSE = shlex.split(os.environ.get("COMPOSE", f"{ENGINE} compose"))
+PROJECT = "pagewire-test"
 HEALTH_INTERVAL = 8.0
 """Seconds between two health checks, as in compose.yaml, where this program has to run them."""
 
 
 def run(*command: str, check: bool = True) -> str:
     """Runs a program to its end in the checkout; returns what it prints."""
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=check)
+    environment = {**os.environ, "COMPOSE_PROJECT_NAME": PROJECT}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=check)
     return done.stdout.strip()
 
 
@@ -27,14 +29,21 @@ def compose(*arguments: str) -> str:
     return run(*COMPOSE, *arguments)
 
 
-def containers(service: str) -> list[str]:
-    """The ids of a service's containers that run."""
-    return compose("ps", "--quiet", "--status", "running", service).split()
+def containers(service: str = "", *, ended: bool = False) -> list[str]:
+    """The ids of the containers that run, or of all; of one service or of the project."""
+    labels = {"project": PROJECT} | ({"service": service} if service else {})
+    filters = (f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items())
+    return run(ENGINE, "ps", "--quiet", *["--all"] * ended, *filters).split()
 
 
 def restarts(container: str) -> int:
     """How often a container was restarted."""
     return int(run(ENGINE, "inspect", container, "--format", "{{.RestartCount}}"))
+
+
+def healthy(container: str) -> bool:
+    """Whether the last health checks of a container have passed."""
+    return run(ENGINE, "inspect", container, "--format", "{{.State.Health.Status}}", check=False) == "healthy"
 
 
 def signal(container: str, name: str) -> None:
@@ -48,14 +57,14 @@ def health_checks() -> Iterator[None]:
     stop = threading.Event()
 
     def check(container: str) -> None:
-        while not stop.is_set() and container in compose("ps", "--quiet", "--status", "running").split():
+        while not stop.is_set() and container in containers():
             run(ENGINE, "healthcheck", "run", container, check=False)
             stop.wait(HEALTH_INTERVAL)
 
     def check_all() -> None:
         checked: dict[str, threading.Thread] = {}
         while not stop.wait(1.0):
-            for container in compose("ps", "--quiet", "--status", "running").split():
+            for container in containers():
                 if container not in checked or not checked[container].is_alive():
                     checked[container] = threading.Thread(target=check, args=(container,), daemon=True)
                     checked[container].start()
