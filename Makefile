@@ -83,7 +83,7 @@ test-clients: install
 test-observability: install
 	$(BIN)/python -m tests.observability
 
-# The image and compose.yaml as they are, under faults. ENGINE=podman COMPOSE=docker-compose use podman, by DOCKER_HOST.
+# The image and compose.yaml as they are, under faults. ENGINE=podman COMPOSE=podman-compose: the same with podman.
 test-containers: install
 	$(BIN)/python -m tests.containers
 

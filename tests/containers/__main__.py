@@ -7,6 +7,7 @@ Needs Docker or podman, and a Compose, Docker's or podman's: ENGINE names the pr
 import argparse
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import nats
 
-from tests.containers.engine import ROOT, compose, containers, health_checks, healthy, restarts, run, signal
+from tests.containers.engine import ENGINE, ROOT, compose, containers, health_checks, healthy, restarts, run, signal
 
 URL = "http://127.0.0.1:8000"
 BODY = {"prompt": "Once upon a time", "max_tokens": 180, "temperature": 0, "ignore_eos": True}
@@ -37,7 +38,7 @@ def main() -> int:
         with health_checks():
             check(key)
     finally:
-        compose("down", "--volumes", "--timeout", "50")
+        compose("down", "--volumes", "--remove-orphans", "--timeout", "50")
     assert not containers(ended=True), "containers are left"
     say("down: nothing is left")
     return 0
@@ -65,10 +66,18 @@ def check(key: str) -> None:
     took = time.monotonic() - began
     assert took < BACK_WITHIN, took
     say(f"a frozen detokenizer: serves again after {took:.0f} s")
-    up(120, "--scale", "executor=2", "--scale", "scheduler=2", "--no-recreate")
+    up(120, "--scale", "detokenizer=2", "--no-recreate")
+    (added,) = {*containers("detokenizer")} - {frozen}
+    assert complete(key) == wanted
+    say("scaled to two detokenizers: all healthy, the same text")
+    run(ENGINE, "rm", "--force", added)
+    assert complete(key) == wanted
+    say("one of them removed: the same text")
+    os.environ["PAGEWIRE_DATA_PARALLEL_SIZE"] = "2"
+    up(120, "--no-recreate")
     assert [len(containers(service)) for service in ("executor", "scheduler")] == [2, 2]
     assert complete(key) == wanted
-    say("scaled to two replicas: all healthy, the same text")
+    say("two replicas: all healthy, the same text")
 
 
 def up(seconds: float, *arguments: str) -> None:
