@@ -76,6 +76,42 @@ class Stream:
         final: the last frame, with the usage; None until the stream ends.
     """
 
+    __slots__ = (  # every frame reads some of them, and Python is slower with more than 30 attributes
+        "_absent_at",
+        "_absent_since",
+        "_accepted",
+        "_asked",
+        "_batch_inbox",
+        "_body",
+        "_bus",
+        "_cancel",
+        "_deltas",
+        "_directory",
+        "_early_final",
+        "_ended",
+        "_error",
+        "_fresh",
+        "_headers",
+        "_inbox",
+        "_interval",
+        "_last_frame_at",
+        "_last_recovery_at",
+        "_resend",
+        "_result",
+        "_resume",
+        "_sent",
+        "_sequencer",
+        "_subject",
+        "_timeout",
+        "_waiter",
+        "chat_format",
+        "final",
+        "model",
+        "prompt_token_ids",
+        "prompt_tokens",
+        "request_id",
+    )
+
     def __init__(
         self,
         bus: Bus,
