@@ -11,6 +11,10 @@ import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 
+OTHERS_PER_FORCED = 24
+"""Rows that each position of forced tokens beyond one per row needs beside it in a step, but for the first position:
+the others wait 4 % longer at most where the time of a step grows with its positions."""
+
 
 class Pending(NamedTuple):
     """The work that each slot could do next, as columns in the order in which prompts are served."""
@@ -51,3 +55,17 @@ def compose(pending: Pending, budget: int) -> Rows:
     query_lens = query_lens[query_lens > 0]  # the budget runs out once: those left out are the last
     prompts = slots[waiting][: len(query_lens)]
     return Rows(np.concatenate((decodes, prompts)), np.concatenate((np.ones_like(decodes), query_lens)))
+
+
+def pace_forced(remaining: Int64, others: int) -> Int64:
+    """Returns how many of their `remaining` positions [N], at least 1 each, rows with forced tokens compute in a step.
+
+    All of them if there are no `others` in it. Beside others, each row computes one position, and the first rows some
+    more.
+    """
+    if not others:
+        return remaining
+    more = remaining - 1
+    left = max(1, others // OTHERS_PER_FORCED) - (more.cumsum() - more)
+    paced: Int64 = 1 + np.clip(left, 0, more)
+    return paced

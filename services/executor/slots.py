@@ -14,7 +14,7 @@ from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.sampling import RECORD
-from pagewire.shared.splitfuse import Pending, compose
+from pagewire.shared.splitfuse import Pending, compose, pace_forced
 
 _STOP = np.uint8(Finish.STOP)
 _NOT_FINITE = np.uint8(Finish.NOT_FINITE)
@@ -68,7 +68,8 @@ class SlotTable:
     there, `known` is counted when a step is recorded.
 
     Tokens that a grammar forces are known when the step is launched that samples the token before them. They are part
-    of its output, and the next row of the sequence computes them together.
+    of its output, and the next rows of the sequence compute several of them at a time: all together where every row has
+    some, and otherwise so few that the other rows hardly wait.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -154,12 +155,15 @@ class SlotTable:
     def pending(self) -> Pending:
         """Returns what each unfinished sequence could compute next, in order."""
         ready = self._running if self._capacity.max_row_tokens == 1 else self._running & ~self._awaited
-        slots = self._order[ready[self._order]]
+        slots, forced = self._order[ready[self._order]], 0
         if self._forced:  # they go on with a text, and wait for no prompt
             first = np.isin(slots, list(self._forced))
-            slots = np.concatenate((slots[first], slots[~first]))
+            slots, forced = np.concatenate((slots[first], slots[~first])), np.count_nonzero(first)
         computed = self._computed[slots]
-        return Pending(slots, self._known[slots] - computed, self._limits[slots] - computed)
+        remaining = self._known[slots] - computed
+        if forced:
+            remaining[:forced] = pace_forced(remaining[:forced], len(slots) - forced)
+        return Pending(slots, remaining, self._limits[slots] - computed)
 
     def launch(self) -> InFlightStep | None:
         """Returns the next step, whose positions count as computed from now on; None when no sequence can continue."""

@@ -1,10 +1,11 @@
 """Dynamic SplitFuse, column by column, against the rule written row by row."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.shared.splitfuse import Pending, compose
+from pagewire.shared.splitfuse import Pending, compose, pace_forced
 
 limits = st.integers(-3, 40)
 entries = st.lists(st.tuples(st.integers(0, 40), limits), max_size=12) | st.lists(
@@ -49,3 +50,11 @@ def test_a_long_prompt_is_split_and_short_ones_are_fused() -> None:
 def test_a_slot_at_its_limit_delays_nobody() -> None:
     assert rows([(1, 0), (8, 0), (4, 2), (1, 1)], 16) == [(0, 1), (1, 2)]
     assert rows([(1, -1), (8, -2), (4, 2), (1, 1)], 16) == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("others", "wanted"),
+    [(0, [5, 1, 9]), (1, [2, 1, 1]), (23, [2, 1, 1]), (72, [4, 1, 1]), (144, [5, 1, 3]), (2400, [5, 1, 9])],
+)
+def test_forced_tokens_take_few_positions_of_a_step_with_others(others: int, wanted: list[int]) -> None:
+    assert pace_forced(np.array([5, 1, 9]), others).tolist() == wanted

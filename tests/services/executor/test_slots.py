@@ -351,11 +351,13 @@ def test_forced_tokens_are_reported_behind_the_sampled_one_and_computed_before_p
     columns = table.record(step, np.array([7, 8, -1]), forced=forced)
     assert (unpack(columns.tokens), unpack(columns.token_counts)) == ([7, 20, 21, 8], [3, 1, 0])
     following = launched(table).batch
-    assert following.slots.tolist() == [1, 0], "the budget does not last for the prompt"
-    assert following.query_lens.tolist() == [1, 3]
-    assert following.token_ids.tolist() == [8, 7, 20, 21]
-    assert following.samples.all()
-    assert launched(table).batch.slots.tolist() == [0, 1, 2], "the slot is a decode again"
+    assert following.slots.tolist() == [1, 0, 2]
+    assert following.query_lens.tolist() == [1, 2, 1], "one position more, and what the budget leaves for the prompt"
+    assert following.token_ids[:3].tolist() == [8, 7, 20]
+    assert following.samples.tolist() == [True, False, False]
+    last = launched(table).batch
+    assert (last.slots.tolist(), last.query_lens.tolist()) == ([0, 1, 2], [1, 1, 2])
+    assert last.samples.tolist() == [True, True, False]
 
 
 def test_forced_tokens_are_launched_before_the_token_in_front_is_known() -> None:
