@@ -158,7 +158,7 @@ class SlotTable:
         slots, forced = self._order[ready[self._order]], 0
         if self._forced:  # they go on with a text, and wait for no prompt
             first = np.isin(slots, list(self._forced))
-            slots, forced = np.concatenate((slots[first], slots[~first])), np.count_nonzero(first)
+            slots, forced = np.concatenate((slots[first], slots[~first])), int(np.count_nonzero(first))
         computed = self._computed[slots]
         remaining = self._known[slots] - computed
         if forced:
