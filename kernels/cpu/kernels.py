@@ -17,6 +17,7 @@ from torch import Tensor
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.packed import DTYPES, Packed, pack_floats, pack_integers
+from pagewire.shared.messages.step import LOWEST_LOGPROB
 
 Int64 = npt.NDArray[np.int64]
 
@@ -114,6 +115,9 @@ class CpuKernels:
         rows = [c_void_p, c_int64, POINTER(SamplingTable), c_void_p, c_void_p, c_int64]
         self._edit_logits = self.function("edit_logits", [*rows, c_int])
         self._sample = self.function("sample", [*rows, c_void_p, c_int])
+        self._reduce_logprobs = self.function(
+            "reduce_logprobs", [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int, c_float, c_void_p, c_int]
+        )
 
     def function(self, name: str, arguments: list[Any]) -> Callable[..., None]:
         """Returns a function of the library without a result."""
@@ -257,6 +261,15 @@ class CpuKernels:
         columns = address(slots), address(positions), rows, address(tokens)
         self._sample(logits.data_ptr(), vocabulary, byref(table), *columns, self.threads)
         return tokens
+
+    def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
+        """See `pagewire.services.executor.devices.logprobs.reduce_logprobs`; the first of equal ones comes first."""
+        (rows, vocabulary), logits = logits.shape, logits.contiguous()
+        entries = 1 + min(num_logprobs - 1, vocabulary)
+        out = torch.empty(rows, 2 * entries + 1, dtype=torch.int32)
+        given = logits.data_ptr(), vocabulary, tokens.data_ptr(), rows, entries, normalized, LOWEST_LOGPROB
+        self._reduce_logprobs(*given, out.data_ptr(), self.threads)
+        return out
 
 
 def batches_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tables: Int64) -> Array[Batch]:

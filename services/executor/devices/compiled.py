@@ -56,6 +56,10 @@ class CompiledBackend:
         """See `Backend.sample`."""
         return self._kernels.sample(logits, self._sampling_table(slots), rows, positions)
 
+    def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
+        """See `Backend.reduce_logprobs`."""
+        return self._kernels.reduce_logprobs(logits, tokens, num_logprobs, normalized=normalized)
+
     def _sampling_table(self, slots: DeviceSlots) -> SamplingTable:
         ids = slots.stop_ids.table
         if self._stop_ids is not ids:  # the table is replaced when it grows; the records stay where they are

@@ -17,7 +17,6 @@ from pagewire.services.executor.devices.logprobs import (
     LogprobsMode,
     join_logprobs,
     prompt_slices,
-    reduce_logprobs,
     unpack_logprobs,
 )
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
@@ -41,10 +40,10 @@ class Backend(Protocol):
         """Edits the float32 logits [R, V] of the tokens at `positions` [R] of the slots `rows` [R] in place."""
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
-        """Samples the tokens [R] at `positions` [R] of the slots `rows` [R] from float32 logits [R, V].
+        """Samples the tokens [R] at `positions` [R] of the slots `rows` [R] from float32 logits [R, V]."""
 
-        The logits may be overwritten.
-        """
+    def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
+        """See `pagewire.services.executor.devices.logprobs.reduce_logprobs`."""
 
 
 def multiplies_bf16(cpuinfo: Path) -> bool:
@@ -152,7 +151,7 @@ class CpuDevice:
             batch, self._slots.records["num_prompt_logprobs"], self.capacity.vocab_size
         ):
             logits = self._model.logits(hidden[torch.from_numpy(places)])
-            reduced = reduce_logprobs(logits, torch.from_numpy(ids), int(counts.max()))
+            reduced = self._backend.reduce_logprobs(logits, torch.from_numpy(ids), int(counts.max()))
             parts.append(unpack_logprobs(reduced.numpy(), rows, positions, counts))
         return join_logprobs(parts)
 
@@ -166,7 +165,7 @@ class CpuDevice:
         edited = self._slots.any_edits(slots, positions)
         reporting = self._slots.num_logprobs[slots].nonzero()[0]
         reported = logits
-        if len(reporting) and not self._mode.processed:
+        if len(reporting) and not self._mode.processed and (edited or len(reporting) < len(rows)):
             reported = logits[torch.from_numpy(reporting)]
         if edited:
             self._backend.edit(logits, self._slots, slots, positions)
@@ -190,8 +189,10 @@ class CpuDevice:
             return None
         some = reporting[sampled]
         counts = self._slots.num_logprobs[slots[some]]
+        if len(sampled) < len(reporting):
+            logits = logits[torch.from_numpy(sampled)]
         chosen, most = torch.from_numpy(tokens[some]), int(counts.max())
-        reduced = reduce_logprobs(logits[torch.from_numpy(sampled)], chosen, most, normalized=self._mode.normalized)
+        reduced = self._backend.reduce_logprobs(logits, chosen, most, normalized=self._mode.normalized)
         return unpack_logprobs(reduced.numpy(), rows[some], positions[some], counts)
 
     def close(self) -> None:

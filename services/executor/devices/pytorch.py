@@ -5,6 +5,7 @@ from torch import Tensor
 
 from pagewire.services.executor.devices.attention import KVCache, PagedAttention
 from pagewire.services.executor.devices.edits import edit
+from pagewire.services.executor.devices.logprobs import reduce_logprobs
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
@@ -32,3 +33,7 @@ class PyTorchBackend:
         records = slots.records[rows]
         tokens: Int64 = sample(logits, records, positions).numpy()
         return tokens
+
+    def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
+        """See `Backend.reduce_logprobs`."""
+        return reduce_logprobs(logits, tokens, num_logprobs, normalized=normalized)
