@@ -1,7 +1,7 @@
 """Builds the image, starts compose.yaml as it is, and breaks it while it serves: `make test-containers`.
 
-Needs Docker or podman, and a Compose, Docker's or podman's: ENGINE names the program, COMPOSE the command of Compose. With
---no-build the image `pagewire` is there already.
+Needs Docker or podman, and a Compose, Docker's or podman's: ENGINE names the program, COMPOSE the command of Compose.
+With --no-build the image `pagewire` is there already.
 """
 
 import argparse
