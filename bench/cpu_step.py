@@ -85,6 +85,7 @@ class Timed:
 
     def __init__(self, model: CausalLM, backend: Backend) -> None:
         self.layers = backend.layers
+        self.reduce_logprobs = backend.reduce_logprobs  # not counted: no row asks for any
         self._spent = dict.fromkeys(PARTS, 0.0)
         self._backend = backend
         self._before = dict(self._spent)
