@@ -43,6 +43,18 @@ def configure(settings: Settings, **bound: str) -> None:
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**bound)
+    logging.captureWarnings(capture=True)
+    logging.basicConfig(handlers=[_Libraries()])  # without effect where the program has handlers of its own
+
+
+class _Libraries(logging.Handler):
+    """Writes what libraries log as lines like our own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        structlog.get_logger().log(
+            record.levelno, "library", logger=record.name, message=record.getMessage().strip(), exc_info=record.exc_info
+        )
 
 
 def toggle_debug(settings: Settings) -> None:

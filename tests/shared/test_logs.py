@@ -22,11 +22,26 @@ except OSError:
 """
 
 
-def lines(*, terminal: bool, **environ: str) -> list[str]:
+LIBRARIES = """
+import logging, warnings
+from pagewire.shared import config, logs
+
+logs.configure(config.load({}), service="probe")
+logging.getLogger("exporter").warning("cannot reach %s", "x")
+logging.getLogger("exporter").info("not for everybody")
+try:
+    raise OSError("lost")
+except OSError:
+    logging.getLogger("loop").exception("never retrieved")
+warnings.warn("old")
+"""
+
+
+def lines(body: str = BODY, *, terminal: bool = False, **environ: str) -> list[str]:
     """What the program writes to its standard error."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     environment = {**os.environ, **environ}
-    process = subprocess.Popen([sys.executable, "-c", BODY], env=environment, stderr=theirs)
+    process = subprocess.Popen([sys.executable, "-c", body], env=environment, stderr=theirs)
     os.close(theirs)
     written = bytearray()
     try:
@@ -57,6 +72,21 @@ def test_people_get_words_and_a_traceback_without_local_variables(terminal: bool
     assert not written[0].startswith("{")
     assert any("OSError: lost" in line for line in written)
     assert not any("secret" in line for line in written)
+
+
+def test_what_libraries_log_looks_like_our_own_lines() -> None:
+    unreachable, failed, warned = map(json.loads, lines(LIBRARIES))
+    assert unreachable.pop("timestamp").endswith("Z")
+    assert unreachable == {
+        "event": "library",
+        "logger": "exporter",
+        "message": "cannot reach x",
+        "level": "warning",
+        "service": "probe",
+    }
+    assert (failed["logger"], failed["level"]) == ("loop", "error")
+    assert "OSError: lost" in failed["exception"]
+    assert "UserWarning: old" in warned["message"]
 
 
 def test_colours_are_for_terminals() -> None:
