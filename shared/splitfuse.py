@@ -12,8 +12,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 
 OTHERS_PER_FORCED = 24
-"""Rows that each position of forced tokens beyond one per row needs beside it in a step, but for the first position:
-the others wait 4 % longer at most where the time of a step grows with its positions."""
+"""Sequences without forced tokens that each position of such tokens beyond one per row needs beside it in a step, but
+for the first position: they wait 4 % longer at most where the time of a step grows with its positions."""
 
 
 class Pending(NamedTuple):
@@ -60,8 +60,8 @@ def compose(pending: Pending, budget: int) -> Rows:
 def pace_forced(remaining: Int64, others: int) -> Int64:
     """Returns how many of their `remaining` positions [N], at least 1 each, rows with forced tokens compute in a step.
 
-    All of them if there are no `others` in it. Beside others, each row computes one position, and the first rows some
-    more.
+    All of them if there are no `others` in it, which are sequences that have had none. Beside others, each row computes
+    one position, and the first rows some more.
     """
     if not others:
         return remaining

@@ -68,8 +68,8 @@ class SlotTable:
     there, `known` is counted when a step is recorded.
 
     Tokens that a grammar forces are known when the step is launched that samples the token before them. They are part
-    of its output, and the next rows of the sequence compute several of them at a time: all together where every row has
-    some, and otherwise so few that the other rows hardly wait.
+    of its output, and the next rows of the sequence compute several of them at a time: all together where every
+    sequence has had some, and otherwise so few that the others hardly wait.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -94,6 +94,7 @@ class SlotTable:
         self._ends: Int64 = np.zeros(slots, np.int64)
         self._stop_ids = IdLists(slots)
         self._forced: set[int] = set()  # slots with forced tokens that no step has computed yet
+        self._forcing: Bool = np.zeros(slots, np.bool_)  # whether the sequence of a slot has had any
         self._reported_prompts: dict[int, int] = {}  # length of the prompt whose log-probabilities a slot reports
 
     @property
@@ -162,7 +163,8 @@ class SlotTable:
         computed = self._computed[slots]
         remaining = self._known[slots] - computed
         if forced:
-            remaining[:forced] = pace_forced(remaining[:forced], len(slots) - forced)
+            others = len(slots) - np.count_nonzero(self._forcing[slots])
+            remaining[:forced] = pace_forced(remaining[:forced], int(others))
         return Pending(slots, remaining, self._limits[slots] - computed)
 
     def launch(self) -> InFlightStep | None:
@@ -209,6 +211,7 @@ class SlotTable:
             self._tokens[slot, begin : begin + len(tokens)] = tokens
             self._known[slot] = begin + len(tokens)
             self._forced.add(slot)
+            self._forcing[slot] = True
 
     def record(
         self,
@@ -322,6 +325,7 @@ class SlotTable:
         self._occupied[slot] = self._running[slot] = True
         self._awaited[slot] = False
         self._forced.discard(slot)
+        self._forcing[slot] = False
         self._admitted += 1
         self._changes += 1
         self._sequences[slot], self._admissions[slot] = sequence, self._admitted
