@@ -12,7 +12,7 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 
 OTHERS_PER_FORCED = 24
-"""Sequences without forced tokens that each position of such tokens beyond one per row needs beside it in a step, but
+"""Sequences without a grammar that each position of such tokens beyond one per row needs beside it in a step, but
 for the first position: they wait 4 % longer at most where the time of a step grows with its positions."""
 
 
@@ -60,7 +60,7 @@ def compose(pending: Pending, budget: int) -> Rows:
 def pace_forced(remaining: Int64, others: int) -> Int64:
     """Returns how many of their `remaining` positions [N], at least 1 each, rows with forced tokens compute in a step.
 
-    All of them if there are no `others` in it, which are sequences that have had none. Beside others, each row computes
+    All of them if there are no `others` in it, which are sequences without a grammar. Beside others, each row computes
     one position, and the first rows some more.
     """
     if not others:

@@ -69,7 +69,7 @@ class SlotTable:
 
     Tokens that a grammar forces are known when the step is launched that samples the token before them. They are part
     of its output, and the next rows of the sequence compute several of them at a time: all together where every
-    sequence has had some, and otherwise so few that the others hardly wait.
+    sequence has a grammar, and otherwise so few that the others hardly wait.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -94,7 +94,7 @@ class SlotTable:
         self._ends: Int64 = np.zeros(slots, np.int64)
         self._stop_ids = IdLists(slots)
         self._forced: set[int] = set()  # slots with forced tokens that no step has computed yet
-        self._forcing: Bool = np.zeros(slots, np.bool_)  # whether the sequence of a slot has had any
+        self._structured: Bool = np.zeros(slots, np.bool_)  # whether the sequence of a slot has a grammar
         self._reported_prompts: dict[int, int] = {}  # length of the prompt whose log-probabilities a slot reports
 
     @property
@@ -146,8 +146,9 @@ class SlotTable:
         return self._tokens[slot, : self._known[slot]].copy()
 
     def hold(self, slot: int) -> None:
-        """Keeps a new sequence out of steps until `release`."""
+        """Keeps a new sequence, which has a grammar, out of steps until `release`."""
         self._running[slot] = False
+        self._structured[slot] = True
 
     def release(self, slot: int) -> None:
         """Lets a sequence run that was held."""
@@ -163,7 +164,7 @@ class SlotTable:
         computed = self._computed[slots]
         remaining = self._known[slots] - computed
         if forced:
-            others = len(slots) - np.count_nonzero(self._forcing[slots])
+            others = len(slots) - np.count_nonzero(self._structured[slots])
             remaining[:forced] = pace_forced(remaining[:forced], int(others))
         return Pending(slots, remaining, self._limits[slots] - computed)
 
@@ -211,7 +212,6 @@ class SlotTable:
             self._tokens[slot, begin : begin + len(tokens)] = tokens
             self._known[slot] = begin + len(tokens)
             self._forced.add(slot)
-            self._forcing[slot] = True
 
     def record(
         self,
@@ -325,7 +325,7 @@ class SlotTable:
         self._occupied[slot] = self._running[slot] = True
         self._awaited[slot] = False
         self._forced.discard(slot)
-        self._forcing[slot] = False
+        self._structured[slot] = False
         self._admitted += 1
         self._changes += 1
         self._sequences[slot], self._admissions[slot] = sequence, self._admitted

@@ -360,16 +360,16 @@ def test_forced_tokens_are_reported_behind_the_sampled_one_and_computed_before_p
     assert last.samples.tolist() == [True, True, False]
 
 
-def test_forced_tokens_do_not_wait_for_rows_that_have_had_some() -> None:
+def test_forced_tokens_do_not_wait_for_rows_that_have_a_grammar() -> None:
     table = running(add(0, 1, [3], [0, 1]), add(1, 2, [4], [2, 3]))
-    for row in (0, 1):
-        step = launched(table)
-        table.append_forced(step, {row: [20, 21, 22]})
-        table.record(step, np.array([7, 8]), forced={row: [20, 21, 22]})
-        if row == 0:
-            assert [launched(table).batch.query_lens.tolist() for _ in range(2)] == [[1, 2], [1, 2]]
-    last = launched(table).batch
-    assert (last.slots.tolist(), last.query_lens.tolist()) == ([0, 1], [1, 4])
+    for slot in (0, 1):
+        table.hold(slot)
+        table.release(slot)
+    step = launched(table)
+    table.append_forced(step, {0: [20, 21, 22]})
+    table.record(step, np.array([7, 8]), forced={0: [20, 21, 22]})
+    batch = launched(table).batch
+    assert (batch.slots.tolist(), batch.query_lens.tolist()) == ([1, 0], [1, 4])
 
 
 def test_forced_tokens_are_launched_before_the_token_in_front_is_known() -> None:
