@@ -164,8 +164,8 @@ class SlotTable:
         computed = self._computed[slots]
         remaining = self._known[slots] - computed
         if forced:
-            others = len(slots) - np.count_nonzero(self._structured[slots])
-            remaining[:forced] = pace_forced(remaining[:forced], int(others))
+            others = int(np.count_nonzero(~self._structured[slots[forced:]]))
+            remaining[:forced] = pace_forced(remaining[:forced], others)
         return Pending(slots, remaining, self._limits[slots] - computed)
 
     def launch(self) -> InFlightStep | None:
