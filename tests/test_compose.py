@@ -145,7 +145,7 @@ def test_one_variable_sets_the_replicas() -> None:
     services = compose()
     for name in SERVICES:
         assert services[name]["environment"]["PAGEWIRE_DATA_PARALLEL_SIZE"] == "1"
-        assert services[name].get("deploy") == ({"replicas": "1"} if name in REPLICATED else None)
+        assert services[name].get("deploy") == ({"mode": "replicated", "replicas": "1"} if name in REPLICATED else None)
 
 
 def test_every_variable_is_a_setting() -> None:
