@@ -12,8 +12,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 
 OTHERS_PER_FORCED = 24
-"""Sequences without a grammar that each position of such tokens beyond one per row needs beside it in a step, but
-for the first position: they wait 4 % longer at most where the time of a step grows with its positions."""
+"""Sequences without a grammar that a step needs for each position of forced tokens beyond one per row, the first one
+excepted: they wait 4 % longer at most where the time of a step grows with its positions."""
 
 
 class Pending(NamedTuple):

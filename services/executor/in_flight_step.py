@@ -66,7 +66,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
     full: Bool
     """[R] whether the row samples the last token that fits into the sequence's maximum length."""
     changes: int
-    """Number of sequences that had begun, or had ended, when the step was launched."""
+    """The slot table's count of changes at the launch: still the same when none of its sequences has begun or ended."""
     left: Int64 | None = None
     """[R] number of tokens that fit into it; None where no row samples more than one."""
 

@@ -187,4 +187,4 @@ async def test_forced_tokens_are_those_that_would_be_sampled() -> None:
     expected, plain = await answers(forms, forced=False, **settings)
     found, rows = await answers(forms, forced=True, **settings)
     assert found == expected
-    assert rows < plain
+    assert rows < 0.8 * plain
