@@ -56,8 +56,8 @@ class DeltaBatcher:
         self._publish = bus.publish
         self._limit = min(BATCH_BYTES, bus.max_payload // 2)
         self._size = 0
-        self._waiting: dict[tuple[str, int], list[tuple[Subscriber, Delta]]] = {}
-        """By inbox and encoding."""
+        self._waiting: dict[tuple[str, int], tuple[list[Subscriber], list[Delta]]] = {}
+        """The subscriber of each delta, and the deltas, by inbox and encoding."""
 
     def add(self, subscriber: Subscriber, delta: Delta) -> None:
         """Collects the next delta of a subscriber.
@@ -68,9 +68,15 @@ class DeltaBatcher:
         size = _FRAME_BYTES + len(subscriber.reply) + _CHARACTER_BYTES * len(delta.text)
         if delta.logprobs is not None:
             size += _LOGPROB_BYTES * sum(map(len, delta.logprobs))
+        if delta.prompt_logprobs:
+            size += _LOGPROB_BYTES * sum(len(token) for token in delta.prompt_logprobs if token)
         if self._size + size > self._limit:
             self.send()
-        self._waiting.setdefault((subscriber.batch_inbox, subscriber.encoding), []).append((subscriber, delta))
+        waiting = self._waiting.get(subscriber.batch)
+        if waiting is None:
+            waiting = self._waiting[subscriber.batch] = [], []
+        waiting[0].append(subscriber)
+        waiting[1].append(delta)
         self._size += size
 
     def send(self) -> None:
@@ -79,24 +85,25 @@ class DeltaBatcher:
         Raises:
             BusUnavailable: the connection takes no more; what was not sent stays collected.
         """
-        for key, parts in list(self._waiting.items()):
-            if len(parts) == 1:
-                ((subscriber, delta),) = parts
-                self._publish(subscriber.reply, subscriber.encode(delta))
+        for batch, (subscribers, deltas) in list(self._waiting.items()):
+            first = subscribers[0]
+            if len(deltas) == 1:
+                self._publish(first.reply, first.encode(deltas[0]))
             else:
-                batch = DeltaBatch([subscriber.reply for subscriber, _ in parts], [delta for _, delta in parts])
-                self._publish(key[0], parts[0][0].encode(batch))
-            del self._waiting[key]
+                frame = DeltaBatch([subscriber.reply for subscriber in subscribers], deltas)
+                self._publish(first.batch_inbox, first.encode(frame))
+            del self._waiting[batch]
         self._size = 0
 
     def put_back(self) -> list[Subscriber]:
         """Makes what was collected due again, and returns the subscribers that it is due to."""
-        parts = [part for parts in self._waiting.values() for part in parts]
+        waiting = list(self._waiting.values())
         self._waiting.clear()
         self._size = 0
-        for subscriber, delta in parts:
-            subscriber.put_back(delta)
-        return [subscriber for subscriber, _ in parts]
+        for subscribers, deltas in waiting:
+            for subscriber, delta in zip(subscribers, deltas, strict=True):
+                subscriber.put_back(delta)
+        return [subscriber for subscribers, _ in waiting for subscriber in subscribers]
 
 
 class FrameSender:
@@ -124,7 +131,9 @@ class FrameSender:
     def enqueue(self, stream: Stream) -> None:
         """Queues the subscribers of a stream that has something new for them; `drain` sends it."""
         for subscriber in stream.subscribers:
-            self._enqueue(subscriber)
+            if not subscriber.queued:
+                subscriber.queued = True
+                self._waiting.append(subscriber)
 
     def drain(self) -> None:
         """Sends frames until none are due or the connection lags; then sending goes on once the connection is back."""
@@ -135,7 +144,7 @@ class FrameSender:
                 self._batcher.send()
         except BusUnavailable:  # treated like a connection that lags
             for subscriber in self._batcher.put_back():
-                self._enqueue(subscriber)
+                self.enqueue(subscriber.stream)
         if self._waiting and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(RETRY_INTERVAL, self._try_again)
 
@@ -156,11 +165,6 @@ class FrameSender:
         self._waiting.clear()
         if self._retry is not None:
             self._retry.cancel()
-
-    def _enqueue(self, subscriber: Subscriber) -> None:
-        if not subscriber.queued:
-            subscriber.queued = True
-            self._waiting.append(subscriber)
 
     def _serve(self, subscriber: Subscriber) -> None:
         sent = self._send_due(subscriber)
@@ -192,7 +196,9 @@ class FrameSender:
             sent = 1
         for index, completion in enumerate(stream.completions):
             position = subscriber.positions[index]
-            end = min(len(completion.texts), position + QUOTA - sent)
+            end = len(completion.texts)
+            if end - position > QUOTA - sent:
+                end = position + QUOTA - sent
             while position < end:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
                 if completion.logprobs is not None:

@@ -343,6 +343,7 @@ class Subscriber:
         encoding: the `Encoding` of its frames.
         encode: makes the bytes of a frame.
         batch_inbox: where its deltas may be sent together with those of other streams; empty: nowhere.
+        batch: that inbox and the encoding: equal for subscribers whose deltas go into one message.
         accepted: the first frame, until it is sent.
         positions: per completion, the position of the next token to send.
         queued: whether it waits for its turn in the `FrameSender`.
@@ -354,6 +355,7 @@ class Subscriber:
 
     __slots__ = (
         "accepted",
+        "batch",
         "batch_inbox",
         "closed",
         "encode",
@@ -387,6 +389,7 @@ class Subscriber:
         self.encoding = encoding
         self.encode = encoder(encoding)
         self.batch_inbox = batch_inbox
+        self.batch = batch_inbox, encoding
         self.accepted = accepted
         self.positions = list(sent) or [start] * len(stream.completions)
         self.queued = False

@@ -1,4 +1,5 @@
 import asyncio
+import struct
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,9 @@ from pagewire.services.detokenizer.frame_sender import FrameSender
 from pagewire.services.detokenizer.stream import Stream, Subscriber
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import DeltaBatch, Final
+from pagewire.shared.messages.done import TokenLogprobs
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.step import Finish
 from tests.services.detokenizer.rig import ids, rig
@@ -142,6 +145,25 @@ def test_a_message_with_several_deltas_has_its_bound(character: str, length: int
     alone = [reply for _, reply in made if bus.starts(reply)]
     assert sorted(together + alone) == sorted(reply for _, reply in made)
     assert bool(together) == (length < frame_sender.BATCH_BYTES)
+
+
+@pytest.mark.parametrize("reported", [1, 40, 2000])
+def test_a_message_with_log_probabilities_of_prompts_has_its_bound(reported: int) -> None:
+    bus = SlowBus()
+    sender = FrameSender(bus)
+    token = TokenLogprobs(1, pack(range(20)), struct.pack("<20f", *(-9.123456789 * rank for rank in range(20))))
+    for number in range(8):
+        stream = stream_of(1)
+        stream.prompts = (pack([7] * reported),)
+        stream.restored_prompt_logprobs = ((None, *[token] * reported),)
+        subscribe(stream, f"r{number}", batch_inbox=TOGETHER)
+        sender.enqueue(stream)
+    sender.drain()
+    together = [data for subject, data in bus.sent if subject == TOGETHER]
+    assert all(len(data) <= frame_sender.BATCH_BYTES for data in together)
+    alone = [number for number in range(8) if bus.starts(f"r{number}")]
+    assert sum(len(batch_of(data)) for data in together) + len(alone) == 8
+    assert bool(together) == (reported == 1)
 
 
 async def test_what_a_broken_connection_did_not_take_is_sent_when_it_is_back() -> None:
