@@ -7,6 +7,7 @@ find out whether it can be, the executor to follow it token by token.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 
 import llguidance
 from llguidance import LLMatcher, LLTokenizer
@@ -41,7 +42,8 @@ class GrammarError(PagewireError):
 
 
 class GrammarCompiler:
-    """Compiles grammars for the tokens of one model, and keeps the compiled ones. Any thread may use it.
+    """Compiles grammars for the tokens of one model, and keeps the compiled ones. Any thread may use it: of those that
+    ask for the same grammar at once, one compiles it and the others wait.
 
     The tokenizer is loaded on the first use, and its tokens are prepared, which takes a third of a second.
     """
@@ -52,7 +54,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos = sorted(eos)
         self._tokens: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        self._compiled: OrderedDict[str, Future[LLMatcher | str]] = OrderedDict()
         self._characters = 0
         self._preparing = threading.Lock()
         self._keeping = threading.Lock()
@@ -65,14 +67,31 @@ class GrammarCompiler:
         """
         with self._keeping:
             compiled = self._compiled.get(grammar)
-            if compiled is not None:
+            is_new = compiled is None
+            if compiled is None:
+                compiled = self._compiled[grammar] = Future()
+                self._characters += len(grammar)
+                self._drop_oldest()
+            else:
                 self._compiled.move_to_end(grammar)
-        if compiled is None:
-            compiled = self._compile(grammar)
-            self._keep(grammar, compiled)
-        if isinstance(compiled, str):
-            raise GrammarError(compiled)
-        return compiled.deep_copy()
+        if is_new:
+            self._complete(grammar, compiled)
+        found = compiled.result()
+        if isinstance(found, str):
+            raise GrammarError(found)
+        return found.deep_copy()
+
+    def _complete(self, grammar: str, compiled: "Future[LLMatcher | str]") -> None:
+        """Compiles a grammar that others may wait for."""
+        try:
+            compiled.set_result(self._compile(grammar))
+        except BaseException as error:
+            compiled.set_exception(error)
+            with self._keeping:
+                if self._compiled.get(grammar) is compiled:
+                    del self._compiled[grammar]
+                    self._characters -= len(grammar)
+            raise
 
     def _compile(self, grammar: str) -> LLMatcher | str:
         """Returns a matcher, or the reason why there is none."""
@@ -92,14 +111,10 @@ class GrammarCompiler:
         _run_deep(work)
         return matchers[0].get_error() or matchers[0]
 
-    def _keep(self, grammar: str, compiled: LLMatcher | str) -> None:
-        with self._keeping:
-            if grammar not in self._compiled:
-                self._characters += len(grammar)
-            self._compiled[grammar] = compiled
-            while len(self._compiled) > MAX_COMPILED or self._characters > MAX_COMPILED_CHARACTERS:
-                dropped, _ = self._compiled.popitem(last=False)
-                self._characters -= len(dropped)
+    def _drop_oldest(self) -> None:
+        while len(self._compiled) > MAX_COMPILED or self._characters > MAX_COMPILED_CHARACTERS:
+            dropped, _ = self._compiled.popitem(last=False)
+            self._characters -= len(dropped)
 
     def _prepared(self) -> LLTokenizer:
         with self._preparing:

@@ -1,7 +1,11 @@
 import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer, models
 
 from pagewire.shared import grammars
@@ -39,6 +43,36 @@ def test_what_cannot_be_compiled_is_refused_each_time(compiler: GrammarCompiler)
     for _ in range(2):
         with pytest.raises(GrammarError, match="unclosed group"):
             compiler.compile("start: /(/")
+
+
+def test_a_grammar_that_many_ask_for_at_once_is_compiled_once(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on, compiled = threading.Event(), threading.Event(), compiler._compile
+
+    def compile_slowly(grammar: str) -> LLMatcher | str:
+        assert not begun.is_set(), "it is compiled a second time"
+        begun.set()
+        assert may_go_on.wait(10)
+        return compiled(grammar)
+
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    with ThreadPoolExecutor(4) as pool:
+        matchers = [pool.submit(compiler.compile, 'start: "x"') for _ in range(4)]
+        assert begun.wait(10)
+        may_go_on.set()
+        assert len({id(matcher.result()) for matcher in matchers}) == 4
+
+
+def test_a_failure_that_is_not_the_grammars_is_not_kept(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(grammars, "_run_deep", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="new thread"):
+            compiler.compile('start: "x"')
+    assert compiler._characters == 0
+    assert compiler.compile('start: "x"').is_accepting() is False
 
 
 def test_old_grammars_are_dropped(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
