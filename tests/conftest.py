@@ -32,6 +32,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
     return Scheduler(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the longest tests first, each part in random order: no worker is left with one of them at the end."""
+    items.sort(key=lambda item: "pipeline" not in item.path.parts)
+
+
 @pytest.fixture
 def anyio_backend() -> str:
     """Async tests run on asyncio."""

@@ -111,9 +111,11 @@ class AsyncClient:
         if tenant not in self._tenants:
             async with self._adding_tenant:
                 if tenant not in self._tenants:
-                    bus, *_ = self._connection()
+                    bus, directory, _ = self._connection()
                     view = await bus.view(subjects.gateway_inbox(tenant))
-                    self._tenants[tenant] = AsyncClient(tenant=tenant, model=self._model, bus=view)
+                    client = AsyncClient(tenant=tenant, model=self._model, bus=view)
+                    client._directory = directory.for_tenant(view, tenant)
+                    self._tenants[tenant] = client
         return self._tenants[tenant]
 
     def stream(

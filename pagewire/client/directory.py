@@ -24,10 +24,17 @@ class Directory:
     def __init__(self, bus: Bus, default: str = "", tenant: str = "") -> None:
         self.tenant = tenant
         """The tenant whose requests these are; empty: that of a client that is no tenant."""
+        self.known = set[str]()
+        """Models that are served: their tokenizer has said so, or answered a request. Without responders, it may be
+        restarting."""
         self._bus = bus
         self._default = default
-        self.answered: set[str] = set()
-        """Models that have answered a request of this client: without responders, their tokenizer may be restarting."""
+
+    def for_tenant(self, bus: Bus, tenant: str) -> "Directory":
+        """Returns the directory of a tenant, whose requests go over `bus`. It knows the same models."""
+        directory = Directory(bus, self._default, tenant)
+        directory.known = self.known
+        return directory
 
     def subject(self, request: str) -> str:
         """Returns the subject of a request, which depends on the tenant."""
@@ -43,7 +50,12 @@ class Directory:
             reply = await self._bus.request(self.subject(subjects.MODELS), b"{}", timeout=_REPLY_TIMEOUT)
         except (NoResponders, RequestTimeout) as error:
             raise Unavailable("no tokenizer answers: is the stack running? `pagewire status` shows it") from error
-        return _models.decode(reply.data).models
+        models = _models.decode(reply.data).models
+        roots = {info.root or info.name for info in models}
+        self.known |= roots | {info.name for info in models}
+        if len(roots) == 1:
+            self._default = self._default or roots.pop()
+        return models
 
     async def resolve(self, model: str) -> str:
         """Returns the model of a request: `model`, else the client's default, else the only model that is served.
@@ -53,10 +65,9 @@ class Directory:
             Unavailable: no tokenizer answers.
         """
         if not (model or self._default):
-            served = list(dict.fromkeys(info.root or info.name for info in await self.models()))
-            if len(served) != 1:
+            served = dict.fromkeys(info.root or info.name for info in await self.models())
+            if not self._default:
                 raise InvalidRequest(f"name a model: this stack serves {', '.join(served)}")
-            self._default = served[0]
         return model or self._default
 
     async def absence(self, model: str) -> RequestError:

@@ -45,7 +45,7 @@ RESULT_TIMEOUT = 15.0
 GRACE = 5.0
 """Seconds that the pipeline has after the deadline to end the request; then the client does."""
 RETRY_FOR = 15.0
-"""Seconds for which a request without responders is sent again if its model has answered before, or somebody took the
+"""Seconds for which a request without responders is sent again if its model is known to be served, or somebody took the
 request at first: a tokenizer may be restarting."""
 HEARD_WITHIN = 1.0
 """Seconds within which two notices of no responders belong to the same absence: after more, somebody had taken the
@@ -268,7 +268,7 @@ class Stream:
         elif isinstance(frame, Accepted):
             self._accepted = True
             self._interval = CHECK_INTERVAL
-            self._directory.answered.add(self.model)
+            self._directory.known.add(self.model)
             self._cancel, self._resume = frame.cancel, frame.resume
             self.prompt_tokens = frame.prompt_tokens
             self.chat_format = frame.chat_format
@@ -277,7 +277,7 @@ class Stream:
             self._on_final(frame)
         elif isinstance(frame, Result):
             self._result = frame
-            self._directory.answered.add(self.model)
+            self._directory.known.add(self.model)
             self._end()
         elif isinstance(frame, ErrorFrame):
             self._end(frames.error_of(frame))
@@ -310,7 +310,7 @@ class Stream:
             self._recover()
         elif self._accepted:
             self._resume = ""  # the detokenizer has ended: after the next timeout the request itself is sent again
-        elif (self._sent_again or self.model in self._directory.answered) and self._absent_for() < RETRY_FOR:
+        elif (self._sent_again or self.model in self._directory.known) and self._absent_for() < RETRY_FOR:
             self._resend, self._interval = True, RESEND_INTERVAL  # the tokenizer is restarting
         else:
             self._end(NoResponders(f"nobody subscribes to {self._subject}"))

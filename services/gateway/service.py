@@ -23,6 +23,7 @@ from pagewire.shared import listener
 from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.config import names
 from pagewire.shared.context import Context, Drain
+from pagewire.shared.errors import BusError, Unavailable
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
@@ -129,9 +130,11 @@ class Gateway:
                 task.cancel()
 
     async def _begin(self) -> None:
-        with suppress(TimeoutError):
+        """Lets requests in once the other services are ready, and their models known: requests for these can wait."""
+        with suppress(TimeoutError, Unavailable, BusError):
             async with asyncio.timeout(OTHERS_READY_WITHIN):
                 await poll(lambda: not self._health.missing())
+                await self._client.models()
         self._rotation.begin()
 
     @property

@@ -280,6 +280,21 @@ async def test_a_tokenizer_that_took_the_clients_first_request_is_waited_for(
     assert (await reading).choices[0].text == TEXT
 
 
+async def test_the_tokenizer_of_a_model_that_is_known_to_be_served_is_waited_for(
+    memory: MemoryBroker, responder: Responder, sent: list[str]
+) -> None:
+    """A new gateway has learned that the model is served, and the tokenizer is away at its first request."""
+    client = AsyncClient(bus=MemoryBus(memory, inbox_prefix="_INBOX"))
+    await client.models()
+    tenant = await client.for_tenant("alice")
+    await responder.leave()
+    sent.clear()
+    readings = [asyncio.create_task(each.generate("x")) for each in (client, tenant)]
+    await until(lambda: len(sent) > 6 or any(reading.done() for reading in readings))
+    await responder.start()
+    assert [(await reading).choices[0].text for reading in readings] == [TEXT] * 2
+
+
 async def test_an_absence_counts_from_its_own_beginning(
     client: AsyncClient, responder: Responder, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
@@ -113,6 +114,27 @@ def test_the_official_client_works_unchanged() -> None:
             client.completions.create(model=MODEL, prompt="x", suffix="y")
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="wrong").models.list()
+
+
+def test_the_first_request_waits_for_a_tokenizer_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, sent = MemoryBus.publish, list[str]()
+
+    def note(bus: MemoryBus, subject: str, *arguments: Any, **options: Any) -> None:
+        sent.append(subject)
+        publish(bus, subject, *arguments, **options)
+
+    monkeypatch.setattr(MemoryBus, "publish", note)
+    with (
+        running() as gateway,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.port}/v1", api_key="none", max_retries=0) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        gateway.thread.run(until(lambda: subjects.MODELS in sent))
+        gateway.thread.run(gateway.responder.leave())
+        answer = pool.submit(client.completions.create, model="", prompt="x")
+        gateway.thread.run(until(lambda: sent.count(f"{subjects.GENERATE}.{MODEL}") > 1 or answer.done()))
+        gateway.thread.run(gateway.responder.start())
+        assert answer.result(20).choices[0].text == TEXT
 
 
 def test_openais_client_of_responses_works_unchanged() -> None:
