@@ -107,6 +107,8 @@ SHAPES = (
     Shape("llama-3-8b fp8 cache", Attention(32, 8, 128, 1.0), cache="fp8e4nv"),
     Shape("qwen3-14b", Attention(40, 8, 128, 1.0)),
     Shape("qwen3-0.6b", Attention(16, 8, 128, 1.0)),
+    Shape("qwen3-30b-a3b", Attention(32, 4, 128, 1.0)),
+    Shape("qwen1.5-moe-a2.7b", Attention(16, 16, 128, 1.0)),
     Shape("opt-125m", Attention(12, 12, 64, 1.0)),
     Shape("phi-2 (head 80)", Attention(32, 32, 80, 1.0)),
     Shape("gemma-2-2b (window, cap)", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0)),

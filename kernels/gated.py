@@ -57,7 +57,7 @@ def reference(x: torch.Tensor, kind: Activation) -> torch.Tensor:
 
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
-    variants = [(size, "bf16", Activation.SILU) for size in (3072, 14336, 17408)]
+    variants = [(size, "bf16", Activation.SILU) for size in (768, 1408, 3072, 5632, 14336, 17408)]
     variants += [
         (14336, "fp32", Activation.SILU),
         (9216, "bf16", Activation.GELU_TANH),

@@ -132,7 +132,10 @@ def configurations() -> list[Configuration]:
         for name, size, share, dtype in (
             ("qwen3-30b-a3b up", 2048, 8, "bf16"),
             ("qwen3-30b-a3b down", 768, 0, "bf16"),
+            ("qwen1.5-moe-a2.7b up", 2048, 4, "bf16"),
+            ("qwen1.5-moe-a2.7b down", 1408, 0, "bf16"),
             ("mixtral-8x7b up", 4096, 2, "bf16"),
+            ("mixtral-8x7b down", 14336, 0, "bf16"),
             ("mixtral-8x7b down", 14336, 0, "fp32"),
         )
     ]

@@ -60,7 +60,7 @@ def reference(
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
     found = []
-    for size, dtype in ((1024, "bf16"), (4096, "bf16"), (5120, "bf16"), (8192, "bf16"), (4096, "fp32")):
+    for size, dtype in ((1024, "bf16"), (2048, "bf16"), (4096, "bf16"), (5120, "bf16"), (8192, "bf16"), (4096, "fp32")):
         padded = triton.next_power_of_2(size)
         for fused in (False, True):
             tensors = {"out": dtype, "x": dtype, "weight": dtype, **({"residual": dtype} if fused else {})}

@@ -22,7 +22,7 @@ MAX_BAD_WORD_IDS = 1024
 CHECKED_STOP_IDS = 16
 """Stop ids that the device checks after every step. The host checks all; a missed one costs a wasted row."""
 
-VOCABULARIES = (128256, 151936, 50272)
+VOCABULARIES = (128256, 151936, 50272, 32000)
 """Tokens of known models, for `pagewire.kernels.compile`."""
 
 COLUMNS = {name: _DTYPES[RECORD[name].kind] for name in RECORD.names or ()}

@@ -37,6 +37,35 @@ from tests.services.executor.devices.cuda.twins import batch_of
 
 Form = tuple[object, ...]
 """What a compiled kernel depends on: its name, the type of each parameter, constants, alignments and options."""
+MODELS: Mapping[str, dict[str, Any]] = {
+    **SHAPES,
+    "mixtral-8x7b": SHAPES["llama-3-8b"] | {"architectures": ["MixtralForCausalLM"], "vocab_size": 32000},
+    "qwen1.5-moe-a2.7b": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 151936,
+        "max_position_embeddings": 8192,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    "qwen3-30b-a3b": SHAPES["qwen3-0.6b"]
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
+}
+"""config.json of published models, but for the number of layers."""
 SLOTS, LAYERS, CONTEXT, BLOCK_SIZE, BLOCKS, BUDGET = 12, 8, 4096, 16, 512, 32
 
 
@@ -256,11 +285,11 @@ def main() -> None:
     """Prints the launches of a step by bucket, then all findings as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, default=90, choices=SHARED_MEMORY)
-    parser.add_argument("--model", default="llama-3-8b", choices=SHAPES)
+    parser.add_argument("--model", default="llama-3-8b", choices=MODELS)
     parser.add_argument("--cache", default="bf16", choices=["bf16", "fp8"])
     parser.add_argument("--compile", action="store_true", help="compile what is launched")
     given = parser.parse_args()
-    config = SHAPES[given.model] | {"num_hidden_layers": LAYERS}
+    config = MODELS[given.model] | {"num_hidden_layers": LAYERS}
     cached = torch.float8_e4m3fn if given.cache == "fp8" else None
     found = observe(config, given.arch, compiles=given.compile, cached=cached)
     for bucket, launches in found.launches.items():

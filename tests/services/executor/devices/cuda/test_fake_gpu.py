@@ -17,6 +17,11 @@ CAPTURED = {
     "to", "unsqueeze", "zeros_like",
 }  # fmt: skip
 """Operations of PyTorch in a graph: products, the embedding, and what has no kernel of its own."""
+ROUTING = {
+    "add", "clamp_max", "cumsum", "div", "floor_divide", "gt", "index", "index_put_", "lt", "minimum", "mul",
+    "searchsorted", "sigmoid", "softmax", "sort", "stack", "sum", "topk", "view", "where",
+}  # fmt: skip
+"""What a mixture of experts adds to them: which experts a token takes, and the sum of their outputs."""
 AROUND = CAPTURED | {
     "_to_copy", "cat", "detach", "gather", "ge", "index_copy_", "logsumexp", "new_zeros", "select", "sum", "topk",
     "view", "zero_",
@@ -33,24 +38,49 @@ def observed(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def check(found: dict[str, Any]) -> None:
+def check(found: dict[str, Any], *, routed: bool = False) -> None:
     assert found["late"] == [], "a request would wait for a compilation"
     assert found["unknown"] == [], "`make kernels` does not compile what is launched"
-    assert set(found["captured"]) <= CAPTURED
-    assert set(found["operations"]) <= AROUND
+    routing = ROUTING if routed else set()
+    assert set(found["captured"]) <= CAPTURED | routing
+    assert set(found["operations"]) <= AROUND | routing
 
 
-def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
-    found = observed()
-    check(found)
+def check_launches(found: dict[str, Any], feed_forward: dict[str, int]) -> None:
+    """`feed_forward`: the kernels of a layer behind its attention."""
     by_layer = dict.fromkeys(("rotary_cache_kernel", "split_attention_kernel", "reduce_splits_kernel"), LAYERS)
-    by_layer |= {"gated_kernel": LAYERS, "rms_norm_kernel": 2 * LAYERS + 1}
+    by_layer |= {"rms_norm_kernel": 2 * LAYERS + 1} | {name: LAYERS * count for name, count in feed_forward.items()}
     once = ("step_inputs", "plan_splits", "edit_logits", "tile_sums", "sample", "bookkeeping")
     decode = by_layer | {f"{name}_kernel": 1 for name in once}
     mixed = decode | {"paged_attention_kernel": LAYERS}
     assert len(found["launches"]) == 10
     for bucket, launches in found["launches"].items():
         assert launches == (decode if bucket.startswith("decode") else mixed), bucket
+
+
+def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
+    found = observed()
+    check(found)
+    check_launches(found, {"gated_kernel": 1})
+
+
+@pytest.mark.parametrize(
+    ("model", "arch"),
+    [
+        ("qwen1.5-moe-a2.7b", 90),
+        *(
+            pytest.param(model, arch, marks=pytest.mark.full)
+            for model in ("qwen1.5-moe-a2.7b", "mixtral-8x7b", "qwen3-30b-a3b")
+            for arch in (80, 90, 120)
+            if (model, arch) != ("qwen1.5-moe-a2.7b", 90)
+        ),
+    ],
+)
+def test_a_mixture_of_experts_launches_what_it_must_and_compiles_nothing(model: str, arch: int) -> None:
+    found = observed("--model", model, "--arch", str(arch))
+    check(found, routed=True)
+    shared = int(model == "qwen1.5-moe-a2.7b")
+    check_launches(found, {"grouped_linear_kernel": 2, "gated_kernel": 1 + shared})
 
 
 @pytest.mark.full
