@@ -1,12 +1,16 @@
 """A whole model in bfloat16: as near to float32 as PyTorch's own, and its tokens but for near ties."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from pagewire.services.executor.devices.cpu import CpuDevice
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from tests.services.executor.devices.cuda.twins import GREEDY, Host, Text, batch_of, cpu_device, cuda_device
+from tests.support.checkpoints import checkpoint, reference_logits
 
 pytestmark = [pytest.mark.cuda] if torch.cuda.is_available() else []
 PROMPT = [7, 300, 41, 5, 88, 12, 450, 3, 77, 140, 9, 31, 256, 64, 2, 19, 500, 18]
@@ -53,3 +57,26 @@ def test_tokens_differ_at_near_ties_only(name: str) -> None:
     for place in range(len(PROMPT), len(tokens)):
         logits = following(plain, tokens[:place])
         assert logits[tokens[place]] >= logits.max() - BOUND * logits.std()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_64_tokens_are_those_of_transformers_but_for_near_ties(name: str) -> None:
+    """A near tie is one that the rounding of transformers' own bfloat16 could decide."""
+    text = Text(list(PROMPT), len(PROMPT) + 64)
+    device = cuda_device(name, captured=False, dtype=torch.bfloat16)
+    (ids,) = Host(device, seed=1, preempt=0).run([text])
+    tokens = torch.tensor(ids[len(PROMPT) :])
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        checkpoint(name), dtype=torch.bfloat16, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        rounded = model.eval()(torch.tensor([ids[:-1]]), use_cache=False).logits[0, len(PROMPT) - 1 :].float()
+    exact = reference_logits(checkpoint(name), ids[:-1])[len(PROMPT) - 1 :]
+    noise = (rounded - exact).square().mean().sqrt()
+    for logits in (rounded, exact):
+        behind = logits.max(-1).values - logits.gather(1, tokens[:, None])[:, 0]
+        assert behind.max() < 5 * noise
+    wrong, allowed = ((exact.argmax(-1) != made).sum() for made in (tokens, rounded.argmax(-1)))
+    assert wrong <= allowed + 2
+    assert len(set(tokens.tolist())) > 20, "a text that repeats itself shows little"
