@@ -43,6 +43,15 @@ class OneShape:
         """See `Buckets.captured`."""
         return [self._bucket] if self._bucket.tokens <= LARGEST else []
 
+    @property
+    def sampled(self) -> list[int]:
+        """See `Buckets.sampled`."""
+        return [bucket.rows for bucket in self.captured]
+
+    def rows(self, _rows: int) -> int:
+        """See `Buckets.rows`."""
+        return self._bucket.rows
+
     def choose(self, _rows: int, tokens: int) -> Bucket:
         """See `Buckets.choose`.
 
@@ -71,10 +80,19 @@ class Buckets:
         mixed = [self._with(tokens) for tokens in reversed(self._mixed)]
         return mixed + [Bucket(rows, rows, decode=True) for rows in reversed(self._decode)]
 
+    @property
+    def sampled(self) -> list[int]:
+        """The rows for which sampling is captured, the most first."""
+        return self._decode[::-1]
+
+    def rows(self, rows: int) -> int:
+        """Returns the rows for which a step of `rows` rows makes logits, of whatever bucket it is."""
+        return self._decode[bisect_left(self._decode, rows)]
+
     def choose(self, rows: int, tokens: int) -> Bucket:
         """Returns the bucket of a step; a step larger than all captured ones gets a bucket of exactly its tokens."""
         if rows == tokens:
-            size = self._decode[bisect_left(self._decode, rows)]
+            size = self.rows(rows)
             return Bucket(size, size, decode=True)
         place = bisect_left(self._mixed, tokens)
         return self._with(self._mixed[place] if place < len(self._mixed) else tokens)

@@ -14,7 +14,7 @@ from pagewire.services.executor.devices.cuda.columns import StepColumns
 from pagewire.services.executor.devices.cuda.outputs import NOTHING, OutputRing, Pending, Report, Reports
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
-from pagewire.services.executor.devices.cuda.step import Step
+from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
 from pagewire.services.executor.devices.cuda.tables import SlotTables
 from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
@@ -74,12 +74,13 @@ class CudaDevice:
         self._runtime = runtime
         self._tables = SlotTables(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
-        self._logits = torch.empty(slots, capacity.vocab_size, device=runtime.device)
+        self._memory = StepMemory(slots, capacity.vocab_size, runtime.device)
         self._outputs = OutputRing(runtime, DEPTH, slots)
         self._buckets: Buckets | OneShape = Buckets(slots, max_tokens)
         if batch_invariant:
             self._buckets = OneShape(slots, max_tokens)
-        self._captured: dict[Bucket, tuple[Step, Callable[[], None], Callable[[], None]]] = {}
+        self._forwards: dict[Bucket, tuple[Forward, Callable[[], None]]] = {}
+        self._samplers: dict[int, tuple[Sampler, Callable[[], None]]] = {}
         self._held: Int64 = np.zeros(slots, np.int64)  # number of leading tokens that are on the device
         self._entries: Int64 = np.zeros(slots, np.int64)  # of the block table
         self._changes: list[tuple[Int64, Int32]] = []
@@ -96,16 +97,21 @@ class CudaDevice:
         return self._outputs.busy
 
     def capture(self) -> None:
-        """Captures a graph of every bucket. Before that, and for larger steps, kernels are launched one by one."""
-        began, buckets = time.monotonic(), self._buckets.captured
+        """Captures both parts of a step in every size. Before that, and for larger steps, kernels are launched one by
+        one.
+        """
+        began, buckets, sizes = time.monotonic(), self._buckets.captured, self._buckets.sampled
         nothing, place = np.empty(0, np.int64), self._tables.places("tokens", np.zeros(1, np.int64))
         self._columns.send(nothing, nothing, self._tables.memory, place, np.zeros(1, np.int32))  # compiles the update
-        steps = [self._step(bucket) for bucket in buckets]
-        graphs = self._runtime.capture([part for step in steps for part in (step.forward, step.sample)])
-        for bucket, step, forward, sample in zip(buckets, steps, graphs[::2], graphs[1::2], strict=True):
-            self._captured[bucket] = step, forward, sample
+        forwards = [self._forward(bucket)[0] for bucket in buckets]
+        samplers = [self._sampler(rows)[0] for rows in sizes]
+        graphs = self._runtime.capture([*(forward.run for forward in forwards), *(sampler.run for sampler in samplers)])
+        runs, more = graphs[: len(forwards)], graphs[len(forwards) :]
+        self._forwards = dict(zip(buckets, zip(forwards, runs, strict=True), strict=True))
+        self._samplers = dict(zip(sizes, zip(samplers, more, strict=True), strict=True))
+        for bucket in buckets:
             _log.debug("graph_captured", rows=bucket.rows, tokens=bucket.tokens)
-        _log.info("graphs_captured", graphs=len(buckets), seconds=round(time.monotonic() - began, 1))
+        _log.info("graphs_captured", graphs=len(graphs), seconds=round(time.monotonic() - began, 1))
 
     def add(
         self,
@@ -148,20 +154,18 @@ class CudaDevice:
         began = self._runtime.mark()
         self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values)
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
-        if bucket in self._captured:
-            step, forward, sample = self._captured[bucket]
-        else:
-            step = self._step(bucket)
-            forward, sample = step.forward, step.sample
-        forward()
+        forward, run_forward = self._forward(bucket)
+        run_forward()
         masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
         forced: dict[int, list[int]] = {}
         if len(masked):
             found = self._send_masks(batch.slots[masked])
             # The row samples the first of them: its mask allows no other.
             forced = {int(masked[index]): tokens[1:] for index, tokens in found.items() if tokens[1:]}
-        sample()
-        pending = self._outputs.send(step.tokens[: len(batch.slots)], began, self._reports(step, batch), forced)
+        sampler, run_sampler = self._sampler(self._buckets.rows(len(batch.slots)))
+        run_sampler()
+        reports = self._reports(forward, sampler, batch)
+        pending = self._outputs.send(sampler.tokens[: len(batch.slots)], began, reports, forced)
         if len(masked):
             rows = [row for index, row in enumerate(masked.tolist()) if index not in found]
             grammars = [(row, self._masks.of(batch.slots[row])) for row in rows]
@@ -189,30 +193,33 @@ class CudaDevice:
 
     def close(self) -> None:
         """Drops the model, the graphs and the KV pool."""
-        self._captured.clear()
+        self._forwards.clear()
+        self._samplers.clear()
         self._masks.close()
-        del self._model, self._pool, self._logits
+        del self._model, self._pool, self._memory
 
     @torch.inference_mode()
-    def _reports(self, step: Step, batch: StepBatch) -> Reports:
+    def _reports(self, forward: Forward, sampler: Sampler, batch: StepBatch) -> Reports:
         """Enqueues what the step reports. These kernels are in no graph: few steps need them."""
         records = self._records[batch.slots]
         if not (records["num_logprobs"].any() or records["num_candidates"].any() or batch.next_ids is not None):
             return NOTHING
         return Reports(
-            self._sampled_reports(step, batch), self._prompt_reports(step, batch), self._candidate_reports(step, batch)
+            self._sampled_reports(forward, sampler, batch),
+            self._prompt_reports(forward, batch),
+            self._candidate_reports(sampler, batch),
         )
 
-    def _candidate_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+    def _candidate_reports(self, sampler: Sampler, batch: StepBatch) -> list[Report]:
         """Enqueues the candidates of the rows that report some, by their edited logits."""
         wanted: Int64 = self._records["num_candidates"][batch.slots]
         rows = np.flatnonzero(batch.samples & (wanted > 0))
         if not len(rows):
             return []
-        logits = step.logits.index_select(0, self._on_device(rows))
+        logits = sampler.logits.index_select(0, self._on_device(rows))
         return [Report(rows, batch.ends[rows], wanted[rows], reduce_candidates(logits, int(wanted[rows].max())))]
 
-    def _sampled_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+    def _sampled_reports(self, forward: Forward, sampler: Sampler, batch: StepBatch) -> list[Report]:
         """Enqueues what is reported of the sampled tokens."""
         rows = np.flatnonzero(batch.samples & (self._records["num_logprobs"][batch.slots] > 0))
         if not len(rows):
@@ -223,23 +230,23 @@ class CudaDevice:
         edited = bool(self._edited[slots].any() or (positions < records["min_length"]).any())
         if edited and not mode.processed:
             last = self._on_device(batch.query_lens.cumsum()[rows] - 1)
-            logits = self._model.logits(step.hidden.index_select(0, last))
+            logits = self._model.logits(forward.hidden.index_select(0, last))
         else:
-            logits = step.logits.index_select(0, index)
+            logits = sampler.logits.index_select(0, index)
         if mode.processed:
             logits = process(logits, records)
         counts: Int64 = records["num_logprobs"]
-        tokens = step.tokens.index_select(0, index).long()
+        tokens = sampler.tokens.index_select(0, index).long()
         reduced = reduce_logprobs(logits, tokens, int(counts.max()), normalized=mode.normalized)
         return [Report(rows, positions, counts, reduced)]
 
-    def _prompt_reports(self, step: Step, batch: StepBatch) -> list[Report]:
+    def _prompt_reports(self, forward: Forward, batch: StepBatch) -> list[Report]:
         """Enqueues what is reported of prompts."""
         reports = []
         for places, ids, rows, positions, counts in prompt_slices(
             batch, self._records["num_prompt_logprobs"], self.capacity.vocab_size
         ):
-            logits = self._model.logits(step.hidden.index_select(0, self._on_device(places)))
+            logits = self._model.logits(forward.hidden.index_select(0, self._on_device(places)))
             reduced = reduce_logprobs(logits, self._on_device(ids).long(), int(counts.max()))
             reports.append(Report(rows, positions, counts, reduced))
         return reports
@@ -250,8 +257,19 @@ class CudaDevice:
         pinned.numpy()[:] = numbers
         return pinned.to(self._runtime.device, non_blocking=True)
 
-    def _step(self, bucket: Bucket) -> Step:
-        return Step(self._model, self._pool, self._tables, self._columns, self._logits, bucket)
+    def _forward(self, bucket: Bucket) -> tuple[Forward, Callable[[], None]]:
+        """Returns the first part of a step, and what runs it: its graph, or its kernels one by one."""
+        if bucket in self._forwards:
+            return self._forwards[bucket]
+        forward = Forward(self._model, self._pool, self._tables, self._columns, self._memory, bucket)
+        return forward, forward.run
+
+    def _sampler(self, rows: int) -> tuple[Sampler, Callable[[], None]]:
+        """Returns the same of the second part."""
+        if rows in self._samplers:
+            return self._samplers[rows]
+        sampler = Sampler(self._model, self._tables, self._columns, self._memory, rows)
+        return sampler, sampler.run
 
     def _add_new_tokens(self, batch: StepBatch) -> None:
         """Adds to the changes the tokens that the device lacks, and the state of their rows."""

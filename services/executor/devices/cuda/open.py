@@ -13,7 +13,7 @@ from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.services.executor.devices.cuda.step import Step
+from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
 from pagewire.services.executor.devices.cuda.tables import SlotTables
 from pagewire.services.executor.devices.defaults import GPU, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
@@ -76,10 +76,11 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     empty = Capacity(0, block_size, slots, length, spec.vocab_size, windows=windows)
     dummy_pool = KVPool(spec, empty, dtype, runtime, tokens, cached)
     tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
-    logits = torch.empty(slots, spec.vocab_size, device=runtime.device)
-    Step(model, dummy_pool, tables, columns, logits, Bucket(min(slots, tokens), tokens, decode=False)).run()
+    memory = StepMemory(slots, spec.vocab_size, runtime.device)
+    Forward(model, dummy_pool, tables, columns, memory, Bucket(min(slots, tokens), tokens, decode=False)).run()
+    Sampler(model, tables, columns, memory, slots).run()
     torch.cuda.synchronize()
-    del tables, columns, dummy_pool, logits  # so that the allocator has room for the real ones
+    del tables, columns, dummy_pool, memory  # so that the allocator has room for the real ones
     free, total = torch.cuda.mem_get_info()
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)

@@ -267,7 +267,8 @@ def observe(config: dict[str, Any], arch: int, *, compiles: bool, cached: torch.
             serve(device)
     known = {form_of(configuration) for _, configuration in configurations() if arch in configuration.parts}
     buckets: list[Bucket] = device._buckets.captured
-    graphs = [forward + sample for forward, sample in zip(runtime.graphs[::2], runtime.graphs[1::2], strict=True)]
+    sampling = dict(zip(device._buckets.sampled, runtime.graphs[len(buckets) :], strict=True))
+    graphs = [graph + sampling[bucket.rows] for bucket, graph in zip(buckets, runtime.graphs, strict=False)]
     return Findings(
         launches={
             f"{'decode' if bucket.decode else 'mixed'} {bucket.tokens}": dict(graph)

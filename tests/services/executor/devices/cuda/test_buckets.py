@@ -53,6 +53,14 @@ def test_little_of_a_decode_step_is_padding(rows: int, most: int) -> None:
     assert chosen.tokens - rows < 8
 
 
+@given(rows=st.integers(1, 1024), most=st.integers(1, 1024))
+def test_logits_are_made_of_few_rows_beside_those_of_the_step(rows: int, most: int) -> None:
+    buckets = Buckets(max(rows, most), 512)
+    assert rows <= buckets.rows(rows) < rows + 8
+    assert buckets.rows(rows) in buckets.sampled
+    assert buckets.sampled == sorted(set(buckets.sampled), reverse=True)
+
+
 def test_graphs_are_captured_from_large_to_small() -> None:
     captured = Buckets(4, 40).captured
     assert [bucket.tokens for bucket in captured] == [40, 32, 28, 24, 20, 16, 4, 2, 1]
@@ -68,6 +76,8 @@ def test_one_shape_holds_every_step_of_a_budget(most: int, tokens: int, data: st
     assert chosen == Bucket(min(most, tokens), tokens, decode=False, split=False)
     assert rows <= chosen.rows
     assert shape.captured == ([chosen] if tokens <= LARGEST else [])
+    assert shape.rows(rows) == chosen.rows
+    assert shape.sampled == [bucket.rows for bucket in shape.captured]
 
 
 def test_a_step_beyond_the_one_shape_is_refused() -> None:

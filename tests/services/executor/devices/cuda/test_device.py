@@ -236,6 +236,23 @@ def test_edited_tokens_are_those_of_the_cpu() -> None:
 def test_all_graphs_share_the_memory_of_the_logits() -> None:
     """With a large vocabulary, logits of their own would take gigabytes."""
     device = cuda_device("llama")
-    steps = [step for step, *_ in device._captured.values()]
-    assert len(steps) > 2
-    assert len({step.logits.data_ptr() for step in steps}) == 1
+    samplers = [sampler for sampler, _ in device._samplers.values()]
+    assert len(samplers) > 2
+    assert len({sampler.logits.data_ptr() for sampler in samplers}) == 1
+
+
+@pytest.mark.parametrize("captured", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_mixed_step_makes_logits_of_its_rows_only(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward is in a bucket for rows of every slot."""
+    device = cuda_device("llama", captured=captured)
+    plain, sizes = device._model.logits, []
+
+    def counted(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        sizes.append(len(hidden))
+        return plain(hidden, out)
+
+    monkeypatch.setattr(device._model, "logits", counted)
+    for slot in range(2):
+        device.add(slot, [slot * 2], GREEDY)
+    device.launch(batch_of((0, 0, PROMPT[:2], True), (1, 0, PROMPT, True))).wait()
+    assert sizes == [2] != [device.capacity.max_num_seqs]
