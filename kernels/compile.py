@@ -72,6 +72,7 @@ def compiled(configuration: Configuration, arch: int) -> Any:
     Raises:
         triton.TritonError: the kernel does not compile.
     """
+    configuration = configuration.on(arch)
     kernel: Any = configuration.kernel
     signature = {}
     for parameter in kernel.params:

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.activation import Activation
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 
 BLOCK = 1024
@@ -13,9 +14,15 @@ BLOCK = 1024
 
 @jit
 def gated_kernel(
-    out: tl.tensor, x: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr
+    out: tl.tensor,
+    x: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: BLOCK features of one token. ACTIVATION is a number of `Activation`."""
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < SIZE
@@ -38,7 +45,8 @@ def gated(x: torch.Tensor, out: torch.Tensor, kind: Activation) -> None:
     `x` [T, 2 * size] is contiguous, of the same dtype.
     """
     size = out.shape[1]
-    gated_kernel[len(x), triton.cdiv(size, BLOCK)](out, x, SIZE=size, BLOCK=BLOCK, ACTIVATION=int(kind))
+    sizes = {"SIZE": size, "BLOCK": BLOCK, "ACTIVATION": int(kind)}
+    gated_kernel[len(x), triton.cdiv(size, BLOCK)](out, x, **sizes, **launch_options())
 
 
 def reference(x: torch.Tensor, kind: Activation) -> torch.Tensor:

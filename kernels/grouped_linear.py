@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 
 ROWS = 16
@@ -60,8 +61,10 @@ def grouped_linear_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: COLUMNS outputs of one tile. SHARE is the number of pairs that read a row of x, 0: one each."""
+    wait_for_previous(PDL)
     tile = tiles + tl.program_id(0) * 3
     expert = tl.load(tile).to(tl.int64)
     if expert < 0:
@@ -110,6 +113,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, groups: Groups, *, gat
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         DEPTH=DEPTH,
+        **launch_options(),
     )
     return out
 

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import triton
 import triton.language as tl
 
-from pagewire.kernels.part import PARTS
+from pagewire.kernels.part import PARTS, has_dependent_launch
 
 
 class Kernel(Protocol):
@@ -48,3 +48,11 @@ class Configuration:
     """Whether spilled registers are allowed; false for attention and sampling."""
     parts: tuple[int, ...] = PARTS
     """Those of `PARTS` on which devices launch it."""
+
+    def on(self, arch: int) -> "Configuration":
+        """Returns the variant as a GPU launches it: see `pagewire.kernels.dependent_launch`."""
+        kernel: Any = self.kernel
+        if "PDL" not in kernel.arg_names:
+            return self
+        pdl = has_dependent_launch(arch)
+        return replace(self, constants={**self.constants, "PDL": pdl}, options={**self.options, "launch_pdl": pdl})

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from pagewire.kernels.attend import add_sink, attend
 from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.part import current, is_wide
 from pagewire.kernels.search import find_row
@@ -44,8 +45,10 @@ def paged_attention_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: BLOCK_M // GROUP queries of one sequence, all heads that share one KV head."""
+    wait_for_previous(PDL)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     index = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last queries take longest and begin first
     kv_head = tl.program_id(1)
@@ -172,6 +175,7 @@ def paged_attention(
         CHUNK=layer.chunk,
         SOFT_CAP=layer.soft_cap,
         **sizes,
+        **launch_options(),
     )
 
 

@@ -7,6 +7,8 @@ SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024,
 PARTS = tuple(SHARED_MEMORY)
 FP8_SINCE = 89
 """First one with instructions to convert to and from fp8."""
+DEPENDENT_LAUNCH_SINCE = 90
+"""First one that starts a kernel before the previous one has ended."""
 WIDE = (90, 100)
 """Those whose products read operands from shared memory, and which have much of it: registers are left for larger
 tiles. Tiles of all others fit into 99 KiB."""
@@ -15,6 +17,11 @@ tiles. Tiles of all others fit into 99 KiB."""
 def is_wide(arch: int) -> bool:
     """Returns whether a GPU, which may be a variant of one in `PARTS`, takes large tiles."""
     return arch // 10 in {part // 10 for part in WIDE}
+
+
+def has_dependent_launch(arch: int) -> bool:
+    """Returns whether kernels are compiled for programmatic dependent launch on a GPU."""
+    return arch >= DEPENDENT_LAUNCH_SINCE
 
 
 def parts_with(element: str) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from pagewire.kernels.attention_layer import SHAPES
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 
 TILE = 16
@@ -24,8 +25,10 @@ def reduce_splits_kernel(
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: one head of one query."""
+    wait_for_previous(PDL)
     row = tl.program_id(0) // limit
     local = tl.program_id(0) % limit
     head = tl.program_id(1)
@@ -85,6 +88,7 @@ def reduce_splits(
         PADDED=triton.next_power_of_2(head_size),
         TILE=TILE,
         num_warps=WARPS,
+        **launch_options(),
     )
 
 

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 
 
@@ -16,8 +17,10 @@ def rms_norm_kernel(
     epsilon: tl.float32,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: one token."""
+    wait_for_previous(PDL)
     place = tl.program_id(0).to(tl.int64) * SIZE
     dims = tl.arange(0, PADDED)
     mask = dims < SIZE
@@ -41,7 +44,8 @@ def rms_norm(
     """
     size = x.shape[1]
     padded = triton.next_power_of_2(size)
-    rms_norm_kernel[(len(x),)](out, x, residual, weight, epsilon, SIZE=size, PADDED=padded, num_warps=warps(padded))
+    sizes = {"SIZE": size, "PADDED": padded, "num_warps": warps(padded)}
+    rms_norm_kernel[(len(x),)](out, x, residual, weight, epsilon, **sizes, **launch_options())
 
 
 def warps(padded: int) -> int:

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.part import parts_with
 
@@ -73,8 +74,10 @@ def rotary_cache_kernel(
     LARGEST: tl.constexpr,
     LANES: tl.constexpr,
     PADDED: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: one token's KV head and the query heads that share it."""
+    wait_for_previous(PDL)
     HEADS: tl.constexpr = KV_HEADS * GROUP
     HALF: tl.constexpr = ROTARY // 2
     token = tl.program_id(0).to(tl.int64)
@@ -180,6 +183,7 @@ def rotary_cache(
         LANES=triton.next_power_of_2(group),
         PADDED=triton.next_power_of_2(layer.head_size),
         num_warps=warps(group),
+        **launch_options(),
     )
 
 

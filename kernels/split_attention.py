@@ -12,6 +12,7 @@ import triton.language as tl
 
 from pagewire.kernels.attend import add_sink, attend
 from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.part import current, is_wide
 from pagewire.kernels.plan_splits import most_items, plan_splits
@@ -50,8 +51,10 @@ def split_attention_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: all queries of one sequence for one KV head, over one split of the context."""
+    wait_for_previous(PDL)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -216,6 +219,7 @@ def split_attention(
         CHUNK=layer.chunk,
         SOFT_CAP=layer.soft_cap,
         **sizes,
+        **launch_options(),
     )
     reduce_splits(plan.partial, plan.logsum, plan.cu_splits, batch.cu_queries, out)
 

@@ -20,15 +20,19 @@ _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", re.MULTILINE)
 _BACK = re.compile(r"\bBRA\S*\s.*?(0x[0-9a-f]+)")
 
 
-def product_loops(cubin: bytes) -> list[list[str]]:
-    """The instructions of each loop that has matrix products, in the order of the code."""
+def instructions(cubin: bytes) -> list[tuple[int, str]]:
+    """The instructions of a kernel and their addresses, in the order of the code."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         command = [triton.knobs.nvidia.cuobjdump.path, "-sass", path]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    code = [(int(place, 16), instruction) for place, instruction in _LINE.findall(text)]
-    loops = []
+    return [(int(place, 16), instruction) for place, instruction in _LINE.findall(text)]
+
+
+def product_loops(cubin: bytes) -> list[list[str]]:
+    """The instructions of each loop that has matrix products, in the order of the code."""
+    code, loops = instructions(cubin), []
     for place, instruction in code:
         back = _BACK.search(instruction)
         if back is not None and int(back[1], 16) <= place:

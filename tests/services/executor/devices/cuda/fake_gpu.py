@@ -83,7 +83,7 @@ def form_of(configuration: Configuration) -> Form:
     aligned = tuple(index for index, kind in enumerate(types) if kind.startswith("*"))
     constants = {**{parameter.name: None for parameter in kernel.params}, **configuration.constants}
     values = tuple(constants[p.name] for p, kind in zip(kernel.params, types, strict=True) if kind == "constexpr")
-    options = {"num_warps": 4, "num_stages": 3, "maxnreg": None, **configuration.options}
+    options = {"launch_pdl": False, "num_warps": 4, "num_stages": 3, "maxnreg": None, **configuration.options}
     return kernel.fn.__name__, tuple(types), values, aligned, *(options[name] for name in sorted(options))
 
 
@@ -92,6 +92,7 @@ class FakeDriver:
 
     Attributes:
         launches: names of the kernels launched so far.
+        dependent: names of those that a launch lets begin before the previous kernel has ended.
         forms: what they need compiled.
         shared: the largest shared memory of a kernel, in bytes, if they are compiled.
     """
@@ -100,6 +101,7 @@ class FakeDriver:
         """Unless it `compiles`, forms are only noted."""
         self._arch = arch
         self.launches: Counter[str] = Counter()
+        self.dependent: set[str] = set()
         self.forms: set[Form] = set()
         self.shared = 0
         self.utils = self
@@ -114,13 +116,18 @@ class FakeDriver:
         (attributes,) = compile["configs"]
         aligned = tuple(sorted(index for (index,), value in attributes.items() if value))
         options = json.loads(compile["specialization_data"])["options"]
-        chosen = (options["maxnreg"], options["num_stages"], options["num_warps"])
+        chosen = (options["launch_pdl"], options["maxnreg"], options["num_stages"], options["num_warps"])
         self.forms.add((fn.name, types, tuple(compile["constants"].values()), aligned, *chosen))
 
-    def _launch(self, *, fn: Any, **found: Any) -> bool:
-        self._note(fn=fn, **found)
-        self.launches[fn.name] += 1
+    def _launch(self, *, fn: Any, compile: Mapping[str, Any], **found: Any) -> bool:  # noqa: A002
+        self._note(fn=fn, compile=compile, **found)
+        self._count(fn.name, dependent=json.loads(compile["specialization_data"])["options"]["launch_pdl"])
         return True
+
+    def _count(self, name: str, *, dependent: bool) -> None:
+        self.launches[name] += 1
+        if dependent:
+            self.dependent.add(name)
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._arch, 32)
@@ -140,7 +147,7 @@ class FakeDriver:
 
     def launcher_cls(self, _source: object, metadata: Any) -> Callable[..., None]:
         def launch(*_: object) -> None:
-            self.launches[metadata.name] += 1
+            self._count(metadata.name, dependent=metadata.launch_pdl)
 
         return launch
 
@@ -216,6 +223,8 @@ class Findings:
     """The same while graphs are captured."""
     shared: int = 0
     """Largest shared memory in bytes."""
+    dependent: list[str] = field(default_factory=list)
+    """Kernels that begin before the previous one has ended."""
 
 
 @contextmanager
@@ -265,7 +274,7 @@ def observe(config: dict[str, Any], arch: int, *, compiles: bool, cached: torch.
         forms = set(driver.forms)
         with Operations(runtime.pinned_storages) as operations:
             serve(device)
-    known = {form_of(configuration) for _, configuration in configurations() if arch in configuration.parts}
+    known = {form_of(configuration.on(arch)) for _, configuration in configurations() if arch in configuration.parts}
     buckets: list[Bucket] = device._buckets.captured
     sampling = dict(zip(device._buckets.sampled, runtime.graphs[len(buckets) :], strict=True))
     graphs = [graph + sampling[bucket.rows] for bucket, graph in zip(buckets, runtime.graphs, strict=False)]
@@ -279,6 +288,7 @@ def observe(config: dict[str, Any], arch: int, *, compiles: bool, cached: torch.
         operations=dict(operations.names),
         captured=dict(captured.names),
         shared=driver.shared,
+        dependent=sorted(driver.dependent),
     )
 
 
