@@ -36,6 +36,7 @@ MODULES = (
     "rotary_cache",
     "rms_norm",
     "gated",
+    "route",
     "grouped_linear",
     "integer_linear",
     "round_rows",

@@ -1,51 +1,15 @@
 """Products of a mixture of experts: tokens are grouped by expert, and each group is multiplied by its own matrix."""
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.route import ROWS, Groups
 
-ROWS = 16
-"""Rows of a tile: a decode has few tokens per expert."""
 COLUMNS = 64
 DEPTH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The pairs of a token and an expert of one step, P in all, in the order of the experts."""
-
-    pairs: torch.Tensor
-    """[P] index of each pair, of which token t has those from t * K on."""
-    places: torch.Tensor
-    """[P] place of each pair in `pairs`."""
-    tiles: torch.Tensor
-    """int32 [tiles, 3] expert, first place and place after the last one of each tile; expert -1: it is empty."""
-
-
-def group(chosen: torch.Tensor, experts: int) -> Groups:
-    """Groups the experts `chosen` [T, K] of each token. All shapes follow from those of the arguments."""
-    flat = chosen.flatten()
-    sorted_, pairs = flat.sort(stable=True)
-    places = torch.empty_like(pairs)
-    places[pairs] = torch.arange(len(pairs), device=flat.device)
-    numbers = torch.arange(experts, device=flat.device)
-    firsts = torch.searchsorted(sorted_, numbers)
-    ends = torch.searchsorted(sorted_, numbers, right=True)
-    last = ((ends - firsts + ROWS - 1) // ROWS).cumsum(0)  # number of tiles up to each expert
-    tile = torch.arange(-(-len(pairs) // ROWS) + min(experts, len(pairs)), device=flat.device)
-    expert = torch.searchsorted(last, tile, right=True)
-    used = expert < experts
-    expert = expert.clamp_max(experts - 1)
-    before = torch.where(expert > 0, last[(expert - 1).clamp_min(0)], 0)
-    first = firsts[expert] + (tile - before) * ROWS
-    end = torch.minimum(first + ROWS, ends[expert])
-    columns = torch.where(used, expert, -1), first, end
-    return Groups(pairs, places, torch.stack(columns, dim=1).to(torch.int32))
 
 
 @jit
@@ -94,7 +58,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, groups: Groups, *, gat
     Args:
         x: [T, size] with `gather`, else [P, size] in the order of the places; contiguous.
         weight: [experts, outputs, size], contiguous, of the same dtype.
-        groups: result of `group`.
+        groups: result of `route.group`.
         gather: whether the row is that of the pair's token.
     """
     pairs, outputs = len(groups.pairs), weight.shape[1]
@@ -130,7 +94,7 @@ def configurations() -> list[Configuration]:
         Configuration(
             f"{name} {dtype}",
             grouped_linear_kernel,
-            {"out": dtype, "x": dtype, "weight": dtype, "pairs": "i64", "tiles": "i32"},
+            {"out": dtype, "x": dtype, "weight": dtype, "pairs": "i32", "tiles": "i32"},
             {"SIZE": size, "SHARE": share, **sizes},
         )
         for name, size, share, dtype in (

@@ -37,13 +37,15 @@ def main(modules: list[str]) -> None:
         for arch in {80, 90} & set(plain.parts):
             form = plain.on(arch)
             kernel = compiled(form, arch)
+            waits = "griddepcontrol.wait" in kernel.asm["ptx"]
+            code = [line for _, line in instructions(kernel.asm["cubin"])] if waits else []
             found.append(
                 {
                     "form": f"{module}: {form.name}",
                     "arch": arch,
                     "launched": bool(kernel.metadata.launch_pdl),
-                    "ptx": "griddepcontrol.wait" in kernel.asm["ptx"],
-                    "before": before_the_wait([line for _, line in instructions(kernel.asm["cubin"])]),
+                    "waits": waits,
+                    "before": before_the_wait(code),
                     "spills": machine_code(kernel.asm["cubin"]).spills,
                 }
             )

@@ -257,10 +257,24 @@ MORE = (
     ),
     Mutation(
         "a tile runs into the tokens of the next expert",
-        "grouped_linear.py",
-        "torch.minimum(first + ROWS, ends[expert])",
-        "torch.minimum(first + ROWS, ends[-1])",
-        "test_grouped_linear.py::test_each_place_is_in_one_tile_of_its_expert",
+        "route.py",
+        "tl.minimum(begin + ROWS, end)",
+        "tl.minimum(begin + ROWS, count)",
+        "test_route.py::test_each_place_is_in_one_tile_of_its_expert",
+    ),
+    Mutation(
+        "an expert chosen twice",
+        "route.py",
+        "x = tl.where(expert == index, -1.0, x)",
+        "x = tl.where(expert == index + 1, -1.0, x)",
+        "test_route.py::test_of_equal_experts_the_first_is_taken_and_none_twice",
+    ),
+    Mutation(
+        "places of pairs counted from each block on",
+        "route.py",
+        "first += tl.sum(own, 0)",
+        "first += 0 * tl.sum(own, 0)",
+        "test_route.py::test_more_pairs_than_are_read_at_a_time",
     ),
 )
 

@@ -24,6 +24,7 @@ DEPENDENT = {
     "reduce_splits",
     "rms_norm",
     "rotary_cache",
+    "route",
     "split_attention",
 }
 """The kernels of a layer."""
@@ -39,7 +40,7 @@ def check(*modules: str) -> None:
     assert {form["arch"] for form in found} == {80, 90}
     for form in found:
         dependent = form["arch"] == 90
-        assert form["launched"] == form["ptx"] == dependent, form
+        assert form["launched"] == form["waits"] == dependent, form
         assert form["before"] == ([] if dependent else None), form
         assert form["spills"] == 0, form
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from pagewire.kernels.gated import gated
-from pagewire.kernels.grouped_linear import group, grouped_linear
+from pagewire.kernels.grouped_linear import grouped_linear
 from pagewire.kernels.rms_norm import rms_norm
 from pagewire.kernels.rotary_cache import Rotary
+from pagewire.kernels.route import choose, combine, group
 from pagewire.services.executor.devices.cuda.attention import TritonAttention
 from pagewire.services.executor.models.decoder import Attention, DecoderLM
 from pagewire.services.executor.models.feed_forward import Experts
@@ -126,12 +127,9 @@ class GroupedExperts(nn.Module):
 
     def forward(self, x: Tensor, router_logits: Tensor) -> Tensor:
         """[T, width], [T, count] -> [T, width]."""
-        weights, chosen = router_logits.float().softmax(-1).topk(self.spec.chosen)
-        if self.spec.normalized:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = choose(router_logits, self.spec.chosen, normalized=self.spec.normalized)
         groups = group(chosen, self.spec.count)
         raised = grouped_linear(x, self.gate_up, groups, gather=True)
         active = torch.empty(len(raised), raised.shape[1] // 2, dtype=x.dtype, device=x.device)
         gated(raised, active, self.kind)
-        made = grouped_linear(active, self.down, groups, gather=False)
-        return (made[groups.places].view(*chosen.shape, -1) * weights[..., None]).sum(1).to(x.dtype)
+        return combine(grouped_linear(active, self.down, groups, gather=False), weights, groups)

@@ -17,14 +17,12 @@ CAPTURED = {
     "to", "unsqueeze", "zeros_like",
 }  # fmt: skip
 """Operations of PyTorch in a graph: products, the embedding, and what has no kernel of its own."""
-ROUTING = {
-    "add", "clamp_max", "cumsum", "div", "floor_divide", "gt", "index", "index_put_", "lt", "minimum", "mul",
-    "searchsorted", "sigmoid", "softmax", "sort", "stack", "sum", "topk", "view", "where",
-}  # fmt: skip
-"""What a mixture of experts adds to them: which experts a token takes, and the sum of their outputs."""
+SHARED = {"add", "mul", "sigmoid"}
+"""What a mixture of experts with a shared one adds to them."""
 DEPENDENT = {
-    "gated_kernel", "grouped_linear_kernel", "paged_attention_kernel", "reduce_splits_kernel", "rms_norm_kernel",
-    "rotary_cache_kernel", "split_attention_kernel",
+    "choose_kernel", "combine_kernel", "gated_kernel", "group_kernel", "grouped_linear_kernel",
+    "paged_attention_kernel", "reduce_splits_kernel", "rms_norm_kernel", "rotary_cache_kernel",
+    "split_attention_kernel",
 }  # fmt: skip
 """Kernels that begin before the previous one has ended, where the GPU allows it."""
 AROUND = CAPTURED | {
@@ -43,14 +41,14 @@ def observed(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def check(found: dict[str, Any], *, arch: int = 90, routed: bool = False) -> None:
+def check(found: dict[str, Any], *, arch: int = 90, shared: bool = False) -> None:
     assert found["late"] == [], "a request would wait for a compilation"
     assert found["unknown"] == [], "`make kernels` does not compile what is launched"
     launched = {name for launches in found["launches"].values() for name in launches}
     assert set(found["dependent"]) == (launched & DEPENDENT if arch >= 90 else set())
-    routing = ROUTING if routed else set()
-    assert set(found["captured"]) <= CAPTURED | routing
-    assert set(found["operations"]) <= AROUND | routing
+    more = SHARED if shared else set()
+    assert set(found["captured"]) <= CAPTURED | more
+    assert set(found["operations"]) <= AROUND | more
 
 
 def check_launches(found: dict[str, Any], feed_forward: dict[str, int]) -> None:
@@ -85,9 +83,10 @@ def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
 )
 def test_a_mixture_of_experts_launches_what_it_must_and_compiles_nothing(model: str, arch: int) -> None:
     found = observed("--model", model, "--arch", str(arch))
-    check(found, arch=arch, routed=True)
-    shared = int(model == "qwen1.5-moe-a2.7b")
-    check_launches(found, {"grouped_linear_kernel": 2, "gated_kernel": 1 + shared})
+    shared = model == "qwen1.5-moe-a2.7b"
+    check(found, arch=arch, shared=shared)
+    routing = dict.fromkeys(("choose_kernel", "group_kernel", "combine_kernel"), 1)
+    check_launches(found, routing | {"grouped_linear_kernel": 2, "gated_kernel": 1 + shared})
 
 
 @pytest.mark.full
