@@ -20,6 +20,7 @@ def reduce_splits_kernel(
     logsum: tl.tensor,
     cu_splits: tl.tensor,
     cu_queries: tl.tensor,
+    queries: tl.int32,
     limit: tl.int32,
     heads: tl.int32,
     HEAD_SIZE: tl.constexpr,
@@ -29,8 +30,8 @@ def reduce_splits_kernel(
 ) -> None:
     """One program: one head of one query."""
     wait_for_previous(PDL)
-    row = tl.program_id(0) // limit
-    local = tl.program_id(0) % limit
+    row = tl.program_id(0) // queries
+    local = tl.program_id(0) % queries
     head = tl.program_id(1)
     first = tl.load(cu_queries + row)
     if local >= tl.load(cu_queries + row + 1) - first:
@@ -68,14 +69,15 @@ def reduce_splits(
     cu_splits: torch.Tensor,
     cu_queries: torch.Tensor,
     out: torch.Tensor,
+    queries: int,
 ) -> None:
     """Writes the average of each query's splits, weighted by their sums of weights, to `out` [T, heads, head_size].
 
     `partial` is float32 [items, queries, heads, head_size]; `logsum` is float32 [items, queries, heads], in base 2,
     minus infinity where a split saw nothing; `cu_splits` and `cu_queries` are int32 [R + 1]. Rows with less than two
-    splits are skipped: the attention kernel has written their result.
+    splits are skipped: the attention kernel has written their result. No other row has more than `queries` queries.
     """
-    _, queries, heads, head_size = partial.shape
+    _, limit, heads, head_size = partial.shape
     reduce_splits_kernel[(len(cu_queries) - 1) * queries, heads](
         out,
         partial,
@@ -83,6 +85,7 @@ def reduce_splits(
         cu_splits,
         cu_queries,
         queries,
+        limit,
         heads,
         HEAD_SIZE=head_size,
         PADDED=triton.next_power_of_2(head_size),

@@ -1,5 +1,6 @@
 """Joining splits: a weighted mean that forgets nothing and invents nothing."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from tests.kernels.batches import DEVICE, assert_close, int32
 
 def case(splits: list[int], queries: list[int], seed: int = 0) -> tuple[torch.Tensor, ...]:
     random = torch.Generator().manual_seed(seed)
-    items, limit = sum(splits) + 2, max(queries)
+    items, limit = sum(splits) + 2, max(queries) + 1
     partial = torch.randn(items, limit, 3, 24, generator=random).to(DEVICE)
     logsum = (torch.randn(items, limit, 3, generator=random) * 20).to(DEVICE)
     cu = [int32([0, *counts]).cumsum(0).int() for counts in (splits, queries)]
@@ -21,7 +22,8 @@ def case(splits: list[int], queries: list[int], seed: int = 0) -> tuple[torch.Te
 def check(arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
     partial, logsum, cu_splits, cu_queries, out = arguments
     expected = reference(*(tensor.cpu() for tensor in arguments))
-    reduce_splits(partial, logsum, cu_splits, cu_queries, out)
+    most = int(cu_queries.diff().max())
+    reduce_splits(partial, logsum, cu_splits, cu_queries, out, most)
     assert out.isnan().equal(expected.isnan().to(DEVICE)), "only shared rows are written"
     assert_close(out.nan_to_num(), expected.nan_to_num(), torch.float32)
     return out
@@ -49,7 +51,7 @@ def test_all_splits_empty_is_zero() -> None:
     arguments = case([2], [1])
     arguments[1].fill_(float("-inf"))
     partial, logsum, cu_splits, cu_queries, out = arguments
-    reduce_splits(partial, logsum, cu_splits, cu_queries, out)
+    reduce_splits(partial, logsum, cu_splits, cu_queries, out, 1)
     assert (out[0] == 0).all()
 
 
@@ -58,3 +60,18 @@ def test_all_splits_empty_is_zero() -> None:
 def test_any_plan(rows: list[tuple[int, int]], seed: int) -> None:
     splits, queries = [row[0] for row in rows], [row[1] for row in rows]
     check(case(splits, [*queries[:-1], max(1, queries[-1])], seed))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
+def test_a_decode_has_a_program_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    plain, grids = builder.set_grid_dim, []
+
+    def set_grid_dim(*size: int) -> None:
+        grids.append(size)
+        plain(*size)
+
+    monkeypatch.setattr(builder, "set_grid_dim", set_grid_dim)
+    check(case([3, 2], [1, 1]))
+    assert grids == [(2, 3, 1)]
