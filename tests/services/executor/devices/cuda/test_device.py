@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pagewire.kernels import split_attention
+from pagewire.kernels.reduce_splits import reduce_splits
 from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
 from pagewire.services.executor.devices.protocol import Edits, Logprobs
 from pagewire.services.executor.sampling import sequence_key
@@ -260,7 +261,7 @@ def test_a_mixed_step_makes_logits_of_its_rows_only(captured: bool, monkeypatch:
 
 
 def test_a_decode_combines_the_splits_of_one_query_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, seen = split_attention.reduce_splits, []
+    plain, seen = reduce_splits, []
 
     def counted(*arguments: Any) -> None:
         seen.append(arguments[-1])
