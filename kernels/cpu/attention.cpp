@@ -1,8 +1,8 @@
-// Paged attention that reads blocks in place.
+// Paged attention that reads blocks in place; see kv_pool.hpp for their layout.
 //
-// The keys of a block are stored dimension by dimension, so that a register holds one dimension of as many keys as it
-// has lanes; values are stored key by key. Where the CPU multiplies pairs of bf16 numbers, keys are stored by two
-// dimensions and values by two keys, and queries and softmax weights are rounded to bf16.
+// Where the CPU multiplies pairs of bf16 numbers, queries and softmax weights are rounded to bf16. For a pool in int8 they
+// are rounded to int16: a query with a scale of its own, and the weights of a query in a piece, times the scales of
+// their values, with one scale.
 //
 // A tile consists of queries of a row that read the same KV head. The context is cut into pieces, whose bounds do not
 // depend on the batch. For each piece, a tile computes scores, their softmax and the weighted values; pieces are joined
@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "kernels.hpp"
+#include "kv_pool.hpp"
 #include "parallel.hpp"
-#include "vector.hpp"
+#include "softmax.hpp"
 
 namespace {
 
@@ -44,61 +44,19 @@ struct Part {
     int64_t head, piece;
 };
 
-// The unnormalised softmax of some queries over some keys.
-struct Partial {
-    float *most, *total;  // per query: largest score, sum of exponentials
-    float* values;        // per query: `padded` numbers
-
-    void join(const Partial& next, int64_t queries, int64_t padded) {
-        for (int64_t i = 0; i < queries; i++) {
-            float peak = std::max(most[i], next.most[i]);
-            float mine = exponential(splat(most[i] - peak))[0], theirs = exponential(splat(next.most[i] - peak))[0];
-            most[i] = peak;
-            total[i] = total[i] * mine + next.total[i] * theirs;
-            for (int64_t j = 0; j < padded; j += LANES) {
-                float* at = values + i * padded + j;
-                store(at, load(at) * mine + load(next.values + i * padded + j) * theirs);
-            }
-        }
-    }
-};
-
-// An element of the pool, which a product multiplies at once: a number or a pair.
-template <typename T>
-struct Element {
-    using Stored = T;       // type of its numbers
-    using Factor = float;   // type of the other factor
-    using Rounded = float;  // type of the other factor's numbers
-    static constexpr int64_t NUMBERS = 1;
-};
-
-#if defined(__AVX512BF16__)
-template <>
-struct Element<Pair> {
-    using Stored = Bf16;
-    using Factor = Pair;
-    using Rounded = Bf16;
-    static constexpr int64_t NUMBERS = 2;
-};
-using Bf16Pool = Pair;
-#else
-using Bf16Pool = Bf16;
-#endif
-
 template <typename T>
 class Attention {
-    using Stored = typename Element<T>::Stored;
     using Factor = typename Element<T>::Factor;
     using Rounded = typename Element<T>::Rounded;
+    using Sum = typename Element<T>::Sum;
     using Vector = decltype(load(std::declval<const T*>()));
     static constexpr int64_t NUMBERS = Element<T>::NUMBERS;
+    static constexpr bool SCALED = Element<T>::SCALED;
 
 public:
     Attention(const Batch& batch, const Shape& shape, const Inputs& in, T* keys, T* values)
-        : batch(batch), shape(shape), in(in), keys(keys), values(values),
-          group(shape.heads / shape.kv_heads), dims((shape.dim + NUMBERS - 1) / NUMBERS),
-          padded((shape.value_dim + LANES - 1) / LANES * LANES), value_rows((shape.block_size + NUMBERS - 1) / NUMBERS),
-          bounded(shape.window || shape.chunk), lines((shape.block_size + LANES - 1) / LANES),
+        : batch(batch), shape(shape), in(in), pool(shape, keys, values), group(shape.heads / shape.kv_heads),
+          dims(pool.dims), padded(pool.padded), bounded(shape.window || shape.chunk), lines((shape.block_size + LANES - 1) / LANES),
           piece_blocks(std::max<int64_t>(1, PIECE / shape.block_size)), columns(piece_blocks * lines * LANES) {
         int64_t most = std::max<int64_t>(1, TILE / group), token = 0;
         for (int64_t row = 0; row < batch.rows; row++)
@@ -154,11 +112,16 @@ private:
     struct Space {
         explicit Space(const Attention& of) {
             static thread_local std::vector<float> buffer;
-            buffer.resize(std::max<size_t>(buffer.size(), 2 * of.partial_size() + of.widest * (of.dims + of.columns)));
+            int64_t scales = SCALED ? 2 * of.widest + of.columns : 0;
+            buffer.resize(std::max<size_t>(
+                buffer.size(), 2 * of.partial_size() + of.widest * (of.dims + of.columns) + scales));
             joined = of.partial(buffer.data());
             next = of.partial(buffer.data() + of.partial_size());
             scores = buffer.data() + 2 * of.partial_size();
             query = (Factor*)(scores + of.widest * of.columns);
+            query_scales = (float*)(query + of.widest * of.dims);
+            weight_scales = query_scales + of.widest;
+            value_scales = weight_scales + of.widest;
             static thread_local std::vector<const T*> blocks;
             blocks.resize(std::max<size_t>(blocks.size(), 2 * of.piece_blocks + AHEAD));
             reads = blocks.data();
@@ -167,6 +130,7 @@ private:
         Partial joined, next;
         float* scores;
         Factor* query;
+        float *query_scales, *weight_scales, *value_scales;  // per query, per query, per column of the scores
         const T** reads;  // the blocks to read, in order
     };
 
@@ -180,11 +144,11 @@ private:
     }
 
     T* key_block(const Tile& tile, int64_t block, int64_t head) const {
-        return keys + (tile.blocks[block] * shape.kv_heads + head) * dims * shape.block_size;
+        return pool.key_block(tile.blocks[block], head);
     }
 
     T* value_block(const Tile& tile, int64_t block, int64_t head) const {
-        return values + (tile.blocks[block] * shape.kv_heads + head) * value_rows * padded;
+        return pool.value_block(tile.blocks[block], head);
     }
 
     // Writes the keys and values of the tile's tokens to the pool.
@@ -193,27 +157,21 @@ private:
             int64_t block = (tile.position + i) / shape.block_size, at = (tile.position + i) % shape.block_size;
             const float* k = in.k + (tile.token + i) * in.k_stride + head * shape.dim;
             const float* v = in.v + (tile.token + i) * in.v_stride + head * shape.value_dim;
-            T* key = key_block(tile, block, head) + at;
-            Stored* value = (Stored*)(value_block(tile, block, head) + at / NUMBERS * padded) + at % NUMBERS;
-            for (int64_t j = 0; j < shape.dim; j += LANES) {
-                T some[LANES / NUMBERS];
-                store((Stored*)some, load_some(k + j, shape.dim - j));
-                int64_t count = std::min<int64_t>(LANES / NUMBERS, dims - j / NUMBERS);
-                for (int64_t l = 0; l < count; l++) key[(j / NUMBERS + l) * shape.block_size] = some[l];
-            }
-            for (int64_t j = 0; j < shape.value_dim; j += LANES) {
-                Stored numbers[LANES];
-                store(numbers, load_some(v + j, shape.value_dim - j));
-                for (int64_t l = 0; l < LANES; l++) value[(j + l) * NUMBERS] = numbers[l];
-            }
+            pool.write(key_block(tile, block, head), value_block(tile, block, head), at, k, v);
         }
     }
 
     // Reads the tile's queries and scales them: token by token, and head by head within a token.
-    void read_queries(const Tile& tile, int64_t head, Factor* query) const {
+    void read_queries(const Tile& tile, int64_t head, const Space& own) const {
         float scale = shape.scale;
+        Factor* query = own.query;
         for (int64_t i = 0; i < tile.count * group; i++, query += dims) {
             const float* q = in.q + (tile.token + i / group) * in.q_stride + (head * group + i % group) * shape.dim;
+            if constexpr (SCALED) {
+                Rounding how = rounding(q, shape.dim, steps(2 * dims));
+                scale = how.factor;
+                own.query_scales[i] = how.scale * (float)shape.scale;
+            }
             query[dims - 1] = {};
             for (int64_t j = 0; j < shape.dim; j += LANES)
                 store_some((Rounded*)query + j, load_some(q + j, shape.dim - j) * scale, shape.dim - j);
@@ -229,6 +187,13 @@ private:
             for (int64_t j = 0; j < dim; j += LANES)
                 store_some(out + j, load(joined.values + i * padded + j) / total, dim - j);
         }
+    }
+
+    // Returns the places in a block from the first token that the tile sees to the one after the last.
+    std::pair<int64_t, int64_t> seen(const Tile& tile, int64_t block) const {
+        int64_t begin = block * shape.block_size;
+        return {std::max<int64_t>(0, first_seen(tile.position) - begin),
+                std::min(shape.block_size, tile.position + tile.count - begin)};
     }
 
     int64_t first_block(const Part& part) const { return (part.tile->first_piece + part.piece) * piece_blocks; }
@@ -252,22 +217,19 @@ private:
         int64_t queries = tile.count * group, first = first_block(part), count = count_blocks(part);
         list(part, 2 * count, own.reads);
         list(next, AHEAD, own.reads + 2 * count);
-        read_queries(tile, part.head, own.query);
+        read_queries(tile, part.head, own);
         for (int64_t i = 0; i < queries; i += ROWS)
             score_rows(std::min<int64_t>(ROWS, queries - i), tile, first, count * lines, i, own);
-        for (int64_t i = 0; i < queries; i++)
-            softmax(own.scores + i * columns, count * lines * LANES, out.most[i], out.total[i]);
+        if constexpr (SCALED) read_value_scales(tile, first, count, own);
+        for (int64_t i = 0; i < queries; i++) softmax(i, count * lines * LANES, own, out);
         for (int64_t i = 0; i < queries; i += FEW)
             for (int64_t j = 0; j < padded;) {
                 int64_t rows = std::min<int64_t>(FEW, queries - i);
-                const Factor* weights = (const Factor*)(own.scores + i * columns);
-                const T** reads = own.reads + count;
                 float* sums = out.values + i * padded + j;
-                if (padded - j >= 4 * LANES)
-                    weigh_rows<4>(rows, tile, first, count, j, weights, reads, sums), j += 4 * LANES;
+                if (padded - j >= 4 * LANES) weigh_rows<4>(rows, tile, first, count, j, i, own, sums), j += 4 * LANES;
                 else if (padded - j >= 2 * LANES)
-                    weigh_rows<2>(rows, tile, first, count, j, weights, reads, sums), j += 2 * LANES;
-                else weigh_rows<1>(rows, tile, first, count, j, weights, reads, sums), j += LANES;
+                    weigh_rows<2>(rows, tile, first, count, j, i, own, sums), j += 2 * LANES;
+                else weigh_rows<1>(rows, tile, first, count, j, i, own, sums), j += LANES;
             }
     }
 
@@ -275,13 +237,15 @@ private:
     // that a query does not see get -infinity. Lines are counted from the block `first`.
     template <int M, int N>
     void score(const Tile& tile, int64_t first, int64_t line, int64_t stop, int64_t row, const Space& own) const {
-        Vec sums[M][N] = {};
+        Sum sums[M][N] = {};
         const T *keys[N], *next[N];
+        const float* scales[N];
         int64_t positions[N], counts[N];
         for (int n = 0; n < N; n++) {
             int64_t at = std::min(line + n, stop - 1), block = at / lines, skipped = at % lines * LANES;
             keys[n] = own.reads[block] + skipped;
             next[n] = own.reads[block + AHEAD] + skipped;
+            scales[n] = pool.key_scales(own.reads[block]) + skipped;
             positions[n] = (first + block) * shape.block_size + skipped;
             counts[n] = std::min<int64_t>(LANES, shape.block_size - skipped);
         }
@@ -298,22 +262,33 @@ private:
         };
         if (shape.block_size % LANES) multiply([](const T* p, int64_t count) { return load_some(p, count); });
         else multiply([](const T* p, int64_t) { return load(p); });
+        Vec scores[M][N];
+        if constexpr (SCALED) {
+            for (int n = 0; n < N; n++) {
+                for (int64_t d = dims; M <= FEW && d < pool.lines; d++)
+                    if (d * shape.block_size * sizeof(T) % CACHE_LINE == 0)
+                        __builtin_prefetch(next[n] + d * shape.block_size, 0, LEVEL_2);
+                Vec scale = load_some(scales[n], counts[n]);
+                UNROLLED for (int m = 0; m < M; m++)
+                    scores[m][n] = __builtin_convertvector(sums[m][n], Vec) * own.query_scales[row + m] * scale;
+            }
+        } else UNROLLED for (int m = 0; m < M; m++) UNROLLED for (int n = 0; n < N; n++) scores[m][n] = sums[m][n];
         if (shape.soft_cap)
             UNROLLED for (int m = 0; m < M; m++)
-                UNROLLED for (int n = 0; n < N; n++) sums[m][n] = soft_capped(sums[m][n], shape.soft_cap);
+                UNROLLED for (int n = 0; n < N; n++) scores[m][n] = soft_capped(scores[m][n], shape.soft_cap);
         float* column = own.scores + row * columns + line * LANES;
         UNROLLED for (int m = 0; m < M; m++)
             UNROLLED for (int n = 0; n < N; n++)
-                if (line + n < stop) store(column + m * columns + n * LANES, sums[m][n]);
+                if (line + n < stop) store(column + m * columns + n * LANES, scores[m][n]);
         for (int n = 0; n < N && line + n < stop; n++) {
             if (counts[n] == LANES && positions[n] + LANES - 1 <= tile.position && !bounded) continue;
             for (int m = 0; m < M; m++) {
-                float* scores = column + m * columns + n * LANES;
+                float* line_scores = column + m * columns + n * LANES;
                 int64_t position = tile.position + (row + m) / group;
                 int64_t begin = std::clamp<int64_t>(first_seen(position) - positions[n], 0, counts[n]);
                 int64_t end = std::clamp<int64_t>(position + 1 - positions[n], begin, counts[n]);
-                std::fill(scores, scores + begin, -INFINITE);
-                std::fill(scores + end, scores + LANES, -INFINITE);
+                std::fill(line_scores, line_scores + begin, -INFINITE);
+                std::fill(line_scores + end, line_scores + LANES, -INFINITE);
             }
         }
     }
@@ -329,29 +304,34 @@ private:
         for (int64_t line = 0; line < stop; line += N) score<M, N>(tile, first, line, stop, row, own);
     }
 
-    // Replaces scores by their weights.
-    static void softmax(float* scores, int64_t count, float& most, float& total) {
-        Vec peaks = splat(LOWEST), sums = {};
-        for (int64_t c = 0; c < count; c += LANES) peaks = larger(peaks, load(scores + c));
-        most = largest(peaks);
-        for (int64_t c = 0; c < count; c += LANES) {
-            Vec weight = exponential(load(scores + c) - most);
-            store((Rounded*)scores + c, weight);
-            sums += weight;
+    // Copies the scales of the values that the tile sees; the others may be uninitialised.
+    void read_value_scales(const Tile& tile, int64_t first, int64_t count, const Space& own) const {
+        std::fill_n(own.value_scales, count * lines * LANES, 0.0f);
+        for (int64_t block = 0; block < count; block++) {
+            auto [from, to] = seen(tile, first + block);
+            if (from < to)
+                std::memcpy(own.value_scales + block * lines * LANES + from,
+                            pool.value_scales(own.reads[block]) + from, (to - from) * sizeof(float));
         }
-        total = sum(sums);
     }
 
-    // Sums the values that the tile sees in `count` blocks from `first` on, weighted for M queries, in N registers from
-    // dimension d on.
+    void softmax(int64_t query, int64_t count, const Space& own, Partial& out) const {
+        float *scores = own.scores + query * columns, &most = out.most[query], &total = out.total[query];
+        if constexpr (SCALED)
+            own.weight_scales[query] = scaled_softmax(scores, own.value_scales, count,
+                                                       steps(piece_blocks * shape.block_size), most, total);
+        else ::softmax<Rounded>(scores, count, most, total);
+    }
+
+    // Sums the values that the tile sees in `count` blocks from `first` on, weighted for M queries from `query` on, in N
+    // registers from dimension d on.
     template <int M, int N>
-    void weigh(const Tile& tile, int64_t first, int64_t count, int64_t d, const Factor* weights, const T* const* reads,
+    void weigh(const Tile& tile, int64_t first, int64_t count, int64_t d, int64_t query, const Space& own,
                float* out) const {
-        Vec sums[M][N] = {};
-        int64_t size = shape.block_size;
+        Sum sums[M][N] = {};
         for (int64_t block = 0; block < count; block++) {
-            const T *value = reads[block] + d, *next = reads[block + AHEAD] + d;
-            const Factor* weight = weights + block * lines * (LANES / NUMBERS);
+            const T *value = own.reads[count + block] + d, *next = own.reads[count + block + AHEAD] + d;
+            const Factor* weight = (const Factor*)(own.scores + query * columns) + block * lines * (LANES / NUMBERS);
             auto multiply = [&](int64_t row, auto load_values) {
                 Vector v[N];
                 for (int n = 0; n < N; n++) {
@@ -365,32 +345,34 @@ private:
             };
             // The other number of a pair may be uninitialised.
             auto only = [](uint32_t bits) { return [=](const T* p) { return (Vector)((Int)load(p) & (int32_t)bits); }; };
-            int64_t from = std::max<int64_t>(0, first_seen(tile.position) - (first + block) * size);
-            int64_t to = std::min(size, tile.position + tile.count - (first + block) * size);
+            auto [from, to] = seen(tile, first + block);
             if (from % NUMBERS && from < to) multiply(from++ / NUMBERS, only(0xffff0000));
             for (int64_t row = from / NUMBERS; row < to / NUMBERS; row++) multiply(row, [](const T* p) { return load(p); });
             if (to % NUMBERS && from < to) multiply(to / NUMBERS, only(0xffff));
         }
         UNROLLED for (int m = 0; m < M; m++)
-            UNROLLED for (int n = 0; n < N; n++) store(out + m * padded + n * LANES, sums[m][n]);
+            UNROLLED for (int n = 0; n < N; n++) {
+                float* to = out + m * padded + n * LANES;
+                if constexpr (SCALED) store(to, __builtin_convertvector(sums[m][n], Vec) * own.weight_scales[query + m]);
+                else store(to, sums[m][n]);
+            }
     }
 
     template <int N, int M = FEW>
-    void weigh_rows(int64_t rows, const Tile& tile, int64_t first, int64_t count, int64_t d, const Factor* weights,
-                    const T* const* reads, float* out) const {
-        if (rows == M) return weigh<M, N>(tile, first, count, d, weights, reads, out);
-        if constexpr (M > 1) weigh_rows<N, M - 1>(rows, tile, first, count, d, weights, reads, out);
+    void weigh_rows(int64_t rows, const Tile& tile, int64_t first, int64_t count, int64_t d, int64_t query,
+                    const Space& own, float* out) const {
+        if (rows == M) return weigh<M, N>(tile, first, count, d, query, own, out);
+        if constexpr (M > 1) weigh_rows<N, M - 1>(rows, tile, first, count, d, query, own, out);
     }
 
     const Batch& batch;
     const Shape& shape;
     const Inputs& in;
-    T *keys, *values;
-    int64_t group;               // query heads per KV head
-    int64_t dims;                // elements per key
-    int64_t padded, value_rows;  // elements per row of values, with padding; rows per block
-    bool bounded;                // whether a query does not see all earlier positions
-    int64_t lines;               // registers for the keys of a block
+    KvPool<T> pool;
+    int64_t group;         // query heads per KV head
+    int64_t dims, padded;  // of the pool
+    bool bounded;          // whether a query does not see all earlier positions
+    int64_t lines;         // registers for the keys of a block
     int64_t piece_blocks, columns;
     std::vector<Tile> tiles;
     std::vector<Part> parts;  // ordered by tile, head and piece
@@ -403,6 +385,7 @@ extern "C" {
 
 void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values) {
     if (shape->dtype == BF16) Attention(*batch, *shape, *in, (Bf16Pool*)keys, (Bf16Pool*)values).run();
+    else if (shape->dtype == INT8) Attention(*batch, *shape, *in, (Int8Pair*)keys, (Int8Pair*)values).run();
     else if (shape->dtype == F16) Attention(*batch, *shape, *in, (Fp16*)keys, (Fp16*)values).run();
     else Attention(*batch, *shape, *in, (float*)keys, (float*)values).run();
 }

@@ -13,7 +13,7 @@ from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.experts import CompiledExperts, Experts
 from pagewire.kernels.cpu.kernels import Batch, CpuKernels
 from pagewire.kernels.cpu.kernels import Norm as _Norm
-from pagewire.kernels.cpu.packed import DTYPES, Matrix, Packed
+from pagewire.kernels.cpu.packed import POOL_DTYPES, Matrix, Packed
 
 Pool = tuple[Tensor, Tensor]
 """Keys and values of a layer: see `CpuKernels.attend`."""
@@ -150,7 +150,7 @@ class CompiledDecoder:
 
     def _bind(self, pools: Sequence[Pool]) -> None:
         keys, _ = pools[0]
-        self._model = _Decoder(**self._fixed, block_size=keys.shape[3], dtype=DTYPES[keys.dtype])
+        self._model = _Decoder(**self._fixed, block_size=keys.shape[3], dtype=POOL_DTYPES[keys.dtype])
         self._addresses = (_Pool * len(pools))(*(_Pool(keys.data_ptr(), values.data_ptr()) for keys, values in pools))
         self._pools = pools
 

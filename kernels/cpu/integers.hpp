@@ -7,11 +7,11 @@
 #pragma once
 
 #include "product.hpp"
+#include "rounding.hpp"
 
 constexpr int CHUNK = 32, QUADS = CHUNK / 4;
 constexpr int HALF = 16;             // inputs of the smallest group
 constexpr int QUAD = 4 * LANES;      // bytes of a register of quads
-constexpr float SMALLEST = 1e-30f;  // chunks of smaller numbers count as zeros
 
 #if defined(__AVX512F__)
 constexpr int INT_ROWS = 6;  // of a tile: 12 sums of floats and 12 of integers in 32 registers
@@ -22,7 +22,6 @@ constexpr int INT_ROWS = 2;
 #endif
 
 typedef uint8_t Bytes __attribute__((vector_size(QUAD)));
-typedef int8_t Signed __attribute__((vector_size(LANES)));
 
 // Rows in int8.
 struct Rounded {
@@ -32,28 +31,20 @@ struct Rounded {
     std::unique_ptr<int32_t[]> sums;   // [rows, chunks, 2]: of the codes of each half
 };
 
-// Rounds `count` numbers, at most a chunk, symmetrically to 127 steps. The result of what is not finite is NaN.
+// Rounds `count` numbers, at most a chunk, to 127 steps on each side.
 inline void round_chunk(const float* x, int64_t count, int8_t* codes, float* scale, int32_t* sums) {
-    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     Vec parts[CHUNK / LANES];
     Int most = {};
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
         parts[i] = load_some(x + i * LANES, std::max<int64_t>(count - i * LANES, 0));
-        Int bits = (Int)parts[i] & 0x7fffffff;  // as integers, because NaN is then the largest number
-        most = bits > most ? bits : most;
+        most = larger_magnitudes(most, parts[i]);
     }
-    int32_t bits = most[0];
-    for (int i = 1; i < LANES; i++) bits = std::max(bits, most[i]);
-    float largest;
-    std::memcpy(&largest, &bits, sizeof largest);
-    bool finite = largest < INFINITE, some = largest >= SMALLEST;
-    *scale = finite ? (some ? largest / 127.0f : 0.0f) : std::numeric_limits<float>::quiet_NaN();
-    float factor = finite && some ? 127.0f / largest : 0.0f;
+    Rounding how = rounding(most, 127);
+    *scale = how.scale;
     sums[0] = sums[1] = 0;
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
-        Vec scaled = finite ? parts[i] * factor : Vec{};
-        Int whole = (Int)(scaled + SHIFT) - 0x4b400000;
-        Signed narrow = __builtin_convertvector(whole, Signed);
+        Int whole = nearest(how.factor ? parts[i] * how.factor : Vec{});  // infinity times 0 is NaN
+        Int8 narrow = __builtin_convertvector(whole, Int8);
         std::memcpy(codes + i * LANES, &narrow, sizeof narrow);
         for (int j = 0; j < LANES; j++) sums[i * LANES / HALF] += whole[j];
     }

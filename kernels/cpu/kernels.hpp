@@ -5,7 +5,7 @@
 
 #include "vector.hpp"
 
-enum Kind { F32, BF16, F16, INT4, INT5, INT6, INT8 };  // what weights are; the first three also of tables and KV
+enum Kind { F32, BF16, F16, INT4, INT5, INT6, INT8 };  // of weights; the floats also of tables; these and INT8 of KV
 
 enum Activation { SILU, GELU, GELU_TANH, RELU };  // as in `pagewire.kernels.activation`
 

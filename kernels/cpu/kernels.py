@@ -1,7 +1,8 @@
 """The compiled CPU kernels as functions of tensors.
 
 All of them compute in float32, for any dtype of weights and KV, except for products in bf16, see `CpuKernels.paired`,
-and with weights as integers, for which the other factor is rounded to int8 in chunks of 32.
+with weights as integers, for which the other factor is rounded to int8 in chunks of 32, and with KV in int8, for which it
+is rounded to int16.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
-from pagewire.kernels.cpu.packed import DTYPES, Packed, pack_floats, pack_integers
+from pagewire.kernels.cpu.packed import POOL_DTYPES, Packed, pack_floats, pack_integers
 from pagewire.shared.messages.step import LOWEST_LOGPROB
 
 Int64 = npt.NDArray[np.int64]
@@ -131,11 +132,13 @@ class CpuKernels:
         """Returns the shapes of a layer's keys and values in the KV pool.
 
         Keys are [blocks, Hkv, D / p, block size, p] and values [blocks, Hkv, block size / p, D, p], where p is `paired`
-        in bf16 and 1 otherwise. D of the values is padded to whole registers.
+        in bf16, 2 in int8 and 1 otherwise. D of the values is padded to whole registers. In int8, D / p of the keys has
+        4 more entries: float32 scales [2, block size] of keys and values.
         """
-        together = self.paired if dtype == torch.bfloat16 else 1
+        together = {torch.bfloat16: self.paired, torch.int8: 2}.get(dtype, 1)
+        scales = 2 * torch.float32.itemsize // together if dtype == torch.int8 else 0
         filled = -(-layer.value_head_size // self._lanes) * self._lanes
-        keys = (blocks, layer.kv_heads, -(-layer.head_size // together), block_size, together)
+        keys = (blocks, layer.kv_heads, -(-layer.head_size // together) + scales, block_size, together)
         return keys, (blocks, layer.kv_heads, -(-block_size // together), filled, together)
 
     def embed(self, table: Packed, ids: Tensor) -> Tensor:
@@ -235,7 +238,7 @@ class CpuKernels:
             keys.shape[3],
             layer.window,
             layer.chunk,
-            DTYPES[keys.dtype],
+            POOL_DTYPES[keys.dtype],
             self.threads,
             layer.scale,
             layer.soft_cap,

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Numbers of the dtypes of weights, tables and KV in the kernels."""
+"""Numbers of the dtypes of weights and tables in the kernels."""
 INTEGERS = {4: 3, 5: 4, 6: 5, 8: 6}
 """Numbers of integer weights in the kernels, by bits."""
+POOL_DTYPES = DTYPES | {torch.int8: INTEGERS[8]}
+"""Numbers of the dtypes of KV pools in the kernels."""
 CHUNK = 32
 """Inputs that an integer product rounds together, and that an instruction multiplies in a tile of bf16 numbers."""
 

@@ -31,6 +31,8 @@ typedef _Float16 Fp16;
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Int __attribute__((vector_size(LANES * 4)));
+typedef int16_t Int16 __attribute__((vector_size(LANES * 2)));
+typedef int8_t Int8 __attribute__((vector_size(LANES)));
 typedef uint16_t Short __attribute__((vector_size(LANES * 2)));
 typedef Fp16 Half __attribute__((vector_size(LANES * 2)));
 
@@ -119,6 +121,22 @@ inline void store(Bf16* p, Vec v) {
 inline void store(Fp16* p, Vec v) {
     Half h = __builtin_convertvector(v, Half);
     std::memcpy(p, &h, sizeof h);
+}
+
+// Rounds numbers below 2^22 to nearest, ties to even; others become arbitrary integers.
+inline Int nearest(Vec x) {
+    constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    return (Int)(x + SHIFT) - 0x4b400000;
+}
+
+inline void store(int8_t* p, Vec v) {
+    Int8 narrow = __builtin_convertvector(nearest(v), Int8);
+    std::memcpy(p, &narrow, sizeof narrow);
+}
+
+inline void store(int16_t* p, Vec v) {
+    Int16 narrow = __builtin_convertvector(nearest(v), Int16);
+    std::memcpy(p, &narrow, sizeof narrow);
 }
 
 // Loads the first `count` numbers and pads them with zeros.

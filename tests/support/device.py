@@ -76,8 +76,12 @@ class Driver:
         threads: int = 1,
         packed: bool = False,
         bits: int | None = None,
+        cached: torch.dtype | None = None,
     ) -> None:
-        """`packed`: weights that are stored as integers stay such; `bits`: the others are rounded to so many."""
+        """`packed`: weights that are stored as integers stay such; `bits`: the others are rounded to so many.
+
+        `cached` is the dtype of the KV pool; None: that of the weights.
+        """
         cores = Cores(1, torch.set_num_threads)
         self.kernels = CpuKernels(build.load(), threads) if compiled else None
         packing = CpuPacking(self.kernels, bits) if self.kernels and (packed or bits) else None
@@ -87,7 +91,7 @@ class Driver:
         windows = self.model.spec.groups.windows
         blocks = SLOTS * -(-CONTEXT // block_size) * len(windows)
         capacity = Capacity(blocks, block_size, SLOTS, CONTEXT, VOCABULARY, windows=windows)
-        spec, stored = self.model.spec, self.model.embedding.dtype
+        spec, stored = self.model.spec, cached or self.model.embedding.dtype
         backend: Backend
         if self.kernels is not None:
             if is_native(read_config(folder)):

@@ -33,6 +33,8 @@ __all__ = ["open_device"]
 
 MAX_STEP_TOKENS = 4096
 """Maximum tokens of a step on a CPU: beyond it, the fixed cost of a step is negligible even for a small model."""
+_KV_CACHE_DTYPES = {"cpu": "int8", "cuda": "fp8"}
+"""The `kv_cache_dtype` that a device supports beside auto."""
 CPU_SHARE = 0.5
 """Share of the free memory that the KV pool takes: the rest is for activations and for other programs."""
 
@@ -46,7 +48,7 @@ def open_device(settings: Settings, folder: Path) -> Device:
         ConfigurationError: the device is unknown or missing, the model cannot be loaded, or the pool would be too
             small.
     """
-    if settings.kv_cache_dtype != "auto" and settings.device != "cuda":
+    if settings.kv_cache_dtype not in ("auto", _KV_CACHE_DTYPES.get(settings.device)):
         raise ConfigurationError(
             f"device {settings.device} does not support kv-cache-dtype {settings.kv_cache_dtype}: set it to auto"
         )
@@ -80,6 +82,8 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         threads = min(threads, cores - 1)  # leaves a core for the other services
     threads = max(1, threads // settings.data_parallel_size)
     bf16, kernels = multiplies_bf16(Path("/proc/cpuinfo")), _kernels(threads)
+    if kernels is None and settings.kv_cache_dtype == "int8":
+        raise ConfigurationError("kv-cache-dtype int8 needs the compiled CPU kernels: set it to auto")
 
     native = is_native(config)
     emulated = settings.dtype == "auto" and not bf16 and (kernels is None or not native)
@@ -89,11 +93,12 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
 
     model = loaded
     spec, dtype = model.spec, model.embedding.dtype
+    cached = torch.int8 if settings.kv_cache_dtype == "int8" else dtype
     check_length(spec, length)
     if kernels is None:
-        block_bytes = KVCache.bytes_per_block(spec, settings.block_size, dtype)
+        block_bytes = KVCache.bytes_per_block(spec, settings.block_size, cached)
     else:
-        block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, dtype)
+        block_bytes = CompiledBackend.bytes_per_block(kernels, spec, settings.block_size, cached)
     if not native:
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
 
@@ -125,7 +130,7 @@ def _open_cpu(settings: Settings, folder: Path) -> Device:
         windows=windows,
     )
     log_pool(capacity, block_bytes)
-    return CpuDevice(model, capacity, _backend(kernels, spec, capacity, dtype), shared_cores, mode)
+    return CpuDevice(model, capacity, _backend(kernels, spec, capacity, cached), shared_cores, mode)
 
 
 def _backend(kernels: CpuKernels | None, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> Backend:

@@ -15,7 +15,9 @@ from torch import Tensor
 from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.kernels import CpuKernels, batches_of
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.int8: 1e-3}
+NAN = {torch.int8: -1}
+"""What fills a pool so that all of its floats are NaN."""
 
 
 class Row(NamedTuple):
@@ -53,8 +55,15 @@ class Heads(NamedTuple):
         )
 
 
+def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes [..., D] in int8 of a float32 tensor, and the scale [..., 1] of each row."""
+    largest = x.abs().amax(-1, keepdim=True)
+    factors = (127 / largest).double()  # the product is rounded only once
+    return torch.round(x.double() * factors).to(torch.int8), largest / 127
+
+
 class Case:
-    """Random rows. Every number of the pool that no row owns is NaN."""
+    """Random rows. Every number of the pool that no row owns is NaN, or for int8 has a scale that is."""
 
     def __init__(self, kernels: CpuKernels, rows: list[Row], heads: Heads, dtype: torch.dtype, seed: int = 0) -> None:
         self.kernels, self.rows, self.heads, self.dtype = kernels, rows, heads, dtype
@@ -72,20 +81,41 @@ class Case:
         for slot, need in zip(self.slots, needs, strict=True):
             self.tables[slot, :need] = [free.pop() for _ in range(need)]
         shapes = kernels.pool_shapes(blocks, heads.layer, heads.block_size, dtype)
-        self.pool = tuple(torch.full(shape, math.nan, dtype=dtype) for shape in shapes)
-        together = shapes[0][-1]
-        odd = -heads.dim % together
+        self.pool = tuple(torch.full(shape, NAN.get(dtype, math.nan), dtype=dtype) for shape in shapes)
         for index, row in enumerate(rows):
             for position in range(row.start):
-                block = self.tables[self.slots[index], position // heads.block_size]
-                at = position % heads.block_size
-                key = F.pad(self.keys[index][position], (0, odd))
-                self.pool[0][block, :, :, at] = key.view(heads.kv_heads, -1, together)
-                value = self.values[index][position]
-                self.pool[1][block, :, at // together, : value.shape[1], at % together] = value
+                self._write(index, position)
 
     def _normal(self, *shape: int) -> Tensor:
-        return torch.from_numpy(self.random.normal(0, 1, shape)).to(self.dtype).float()
+        exact = torch.float32 if self.dtype == torch.int8 else self.dtype
+        return torch.from_numpy(self.random.normal(0, 1, shape)).to(exact).float()
+
+    def _write(self, index: int, position: int) -> None:
+        """Writes a key and a value to the pool, as `CpuKernels.pool_shapes` says."""
+        heads, together = self.heads, self.pool[0].shape[-1]
+        block = self.tables[self.slots[index], position // heads.block_size]
+        at = position % heads.block_size
+        key, value = self.keys[index][position], self.values[index][position]
+        if self.dtype == torch.int8:
+            (key, key_scales), (value, value_scales) = rounded(key), rounded(value)
+            self.scales[block, :, 0, at] = key_scales[:, 0]
+            self.scales[block, :, 1, at] = value_scales[:, 0]
+        pairs = F.pad(key, (0, -heads.dim % together)).view(heads.kv_heads, -1, together)
+        self.pool[0][block, :, : pairs.shape[1], at] = pairs
+        self.pool[1][block, :, at // together, : value.shape[1], at % together] = value
+
+    @property
+    def scales(self) -> Tensor:
+        """Float32 [blocks, Hkv, 2, block size] of a pool in int8: scales of the keys, and of the values."""
+        stored = self.pool[0].flatten(2)[:, :, -8 * self.heads.block_size :]
+        return stored.view(torch.float32).unflatten(2, (2, -1))
+
+    def stored(self, x: Tensor) -> Tensor:
+        """Float64 keys or values as they are stored."""
+        if self.dtype != torch.int8:
+            return x.double()
+        codes, scales = rounded(x)
+        return codes.double() * scales.double()
 
     def run(self, kernels: CpuKernels | None = None) -> list[Tensor]:
         """What the kernel makes of each row."""
@@ -114,7 +144,7 @@ class Case:
     def expected(self, index: int) -> Tensor:
         start, width = self.rows[index]
         group = self.heads.heads // self.heads.kv_heads
-        keys, values = (part[index].double().repeat_interleave(group, 1) for part in (self.keys, self.values))
+        keys, values = (self.stored(part[index]).repeat_interleave(group, 1) for part in (self.keys, self.values))
         scores = torch.einsum("qhd,khd->hqk", self.queries[index].double(), keys) * self.heads.layer.scale
         if cap := self.heads.soft_cap:
             scores = cap * torch.tanh(scores / cap)
@@ -176,13 +206,17 @@ def test_as_many_query_heads_as_no_tile_holds(kernels: CpuKernels) -> None:
     Case(kernels, [Row(30, 3), Row(300, 1)], Heads(71, 1, 16, 16), torch.float32).check()
 
 
-def test_a_context_that_threads_share(many_threads: CpuKernels) -> None:
-    case = Case(many_threads, [Row(3000, 1)], Heads(3, 1, 64, 16), torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_a_context_that_threads_share(many_threads: CpuKernels, dtype: torch.dtype) -> None:
+    case = Case(many_threads, [Row(3000, 1)], Heads(3, 1, 64, 16), dtype)
     case.check()
 
 
-def test_the_number_of_threads_changes_no_bit(kernels: CpuKernels, many_threads: CpuKernels) -> None:
-    case = Case(kernels, [Row(2000, 1), Row(500, 40), Row(0, 7)], Heads(6, 2, 64, 16), torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_the_number_of_threads_changes_no_bit(
+    kernels: CpuKernels, many_threads: CpuKernels, dtype: torch.dtype
+) -> None:
+    case = Case(kernels, [Row(2000, 1), Row(500, 40), Row(0, 7)], Heads(6, 2, 64, 16), dtype)
     one, many = case.run(), case.run(many_threads)
     assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
 
@@ -192,7 +226,7 @@ def test_the_number_of_threads_changes_no_bit(kernels: CpuKernels, many_threads:
     cut=st.integers(1, 99),
     others=st.lists(rows, max_size=3),
     heads=shapes,
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
 )
 def test_neighbours_and_chunks_change_no_bit(
     kernels: CpuKernels, cut: int, others: list[Row], heads: Heads, dtype: torch.dtype
@@ -224,5 +258,9 @@ def test_what_was_written_is_read_by_the_next_step(kernels: CpuKernels, end: int
     case.queries = [case.queries[0][end - 1 :]]
     assert torch.equal(case.run()[0], whole[end - 1 :])
     stored: npt.NDArray[np.int64] = case.tables[case.slots[0]]
-    assert not case.pool[1][stored[:3], :, :, : heads.dim].isnan().any()
-    assert case.pool[0][stored[3], :, :, 2:].isnan().all(), "written beyond the row's last position"
+    if dtype == torch.int8:
+        assert not case.scales[stored[:3]].isnan().any()
+        assert case.scales[stored[3], :, :, 2:].isnan().all(), "written beyond the row's last position"
+    else:
+        assert not case.pool[1][stored[:3], :, :, : heads.dim].isnan().any()
+        assert case.pool[0][stored[3], :, :, 2:].isnan().all(), "written beyond the row's last position"
