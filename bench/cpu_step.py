@@ -1,7 +1,8 @@
-"""Measures a decode step of the CPU device, with compiled kernels and by another path, and where its time goes.
+"""Measures a step of the CPU device, with compiled kernels and by another path, and where its time goes.
 
-The other path is plain PyTorch, or the same model as it is served when `transformers` has built it. The models have
-random weights, in bf16 where the path can read them. Both paths take turns, so that a noisy machine is noisy for both.
+The other path is plain PyTorch, the same model as it is served when `transformers` has built it, or the same kernels
+with keys and values in int8. The models have random weights, in bf16 where the path can read them. Both paths take
+turns, so that a noisy machine is noisy for both.
 """
 
 import argparse
@@ -57,7 +58,15 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
         "num_key_value_heads": 3,
         "intermediate_size": 1536,
     },
+    "s1b": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+    },
 }
+OTHERS = ("plain", "transformers", "int8-kv")
 PARTS = ("linears", "attention", "sampling")
 
 
@@ -140,10 +149,11 @@ class Timed:
 def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench cpu_step", description=__doc__)
-    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=SHAPES, help="shapes")
+    parser.add_argument("--models", nargs="+", default=["nano", "s135"], choices=SHAPES, help="shapes")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128], help="sequences that decode")
     parser.add_argument("--contexts", type=int, nargs="+", default=[200, 1024], help="tokens of each sequence")
-    parser.add_argument("--against", default="plain", choices=["plain", "transformers"], help="the other path")
+    parser.add_argument("--query-len", type=int, default=1, help="tokens that each sequence computes")
+    parser.add_argument("--against", default="plain", choices=OTHERS, help="the other path")
     parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
     parser.add_argument("--top-p", type=float, default=1.0, help="1: off")
     parser.add_argument("--seconds", type=float, default=2.0, help="for which the steps of a line are repeated")
@@ -182,7 +192,7 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
     """Measures both paths in turn."""
     cases = [Case(path, name, rows, context) for path in ("compiled", given.against)]
     devices = [_device(case, given) for case in cases]
-    batch = _decodes(rows, context)
+    batch = _batch(rows, context, given.query_len)
     for device, timed in devices:
         device.launch(batch).wait()
         timed.start()
@@ -208,21 +218,21 @@ def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     if given.dtype == "float32":
         model = model.float()
         dtype = torch.float32
-    blocks = -(-(case.context + 1) // BLOCK_SIZE)
+    blocks = -(-(case.context + given.query_len) // BLOCK_SIZE)
     capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
     backend: Backend
     if case.path == "plain":
         backend = PyTorchBackend(model.spec, capacity, dtype)
     else:
         kernels = CpuKernels(build.load(), given.threads)
-        backend = CompiledBackend(kernels, model.spec, capacity, dtype)
+        backend = CompiledBackend(kernels, model.spec, capacity, torch.int8 if case.path == "int8-kv" else dtype)
         if case.path == "transformers":
             model = _by_transformers(case.model, model, partial(CompiledBackend, kernels))
         if not isinstance(model, TransformersLM):
             model = CompiledLM(model, kernels, capacity.max_model_len)
     for pool in backend.layers:
         for tensor in pool:
-            tensor.fill_(0.1)  # untouched memory would be read from one page of zeros
+            tensor.fill_(0.1)  # 0 in int8; untouched memory would be read from one page of zeros
     timed = Timed(model, backend)
     cores = Cores(1, lambda _: None)  # nothing to share: the threads remain those that were asked for
     device = CpuDevice(model, capacity, timed, cores)
@@ -233,12 +243,12 @@ def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     return device, timed
 
 
-def _decodes(rows: int, context: int) -> StepBatch:
+def _batch(rows: int, context: int, query_len: int) -> StepBatch:
     return StepBatch(
         slots=np.arange(rows),
         num_computed_tokens=np.full(rows, context),
-        query_lens=np.ones(rows, np.int64),
-        token_ids=np.arange(rows) % VOCABULARY,
+        query_lens=np.full(rows, query_len),
+        token_ids=np.arange(rows * query_len) % VOCABULARY,
         samples=np.ones(rows, np.bool_),
     )
 

@@ -7,6 +7,7 @@ float32, and the tokens and perplexities are compared.
 """
 
 import argparse
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ class Run:
     """The answers of one side."""
 
     side: str
-    """Pagewire's weights, or the reference."""
+    """Pagewire's weights, and its KV cache if that is set, or the reference."""
     answers: list[str]
     token_ids: list[list[int]]
     """Without the token that ends an answer."""
@@ -88,18 +89,20 @@ def main(arguments: list[str]) -> int:
         default=list(WEIGHTS),
         help="a dtype, or a value of --quantization, such as int8: one stack each",
     )
+    parser.add_argument("--kv-cache-dtype", nargs="+", default=["auto"], help="values of the setting: one stack each")
     parser.add_argument("--device", default="cpu", help="where Pagewire computes")
     parser.add_argument("--reference", choices=[REFERENCE], help="who answers on the same weights too")
     add_output(parser)
     given = parser.parse_args(arguments)
     questions = read_questions()
-    runs = [served(given.model, questions, weights, given.device) for weights in shown(given.weights, "runs")]
+    sides = list(itertools.product(given.weights, given.kv_cache_dtype))
+    runs = [served(given.model, questions, *side, given.device) for side in shown(sides, "runs")]
     reference = referred(given.model, questions) if given.reference else None
     print("\n".join(table(runs, reference)))
     if reference is not None:
         print("\n".join(differences(questions, runs, reference)))
-    sides = [*runs, *([reference] if reference else [])]
-    found = [{"side": run.side, "right": sum(run.right), "questions": len(run.right)} | _details(run) for run in sides]
+    both = [*runs, *([reference] if reference else [])]
+    found = [{"side": run.side, "right": sum(run.right), "questions": len(run.right)} | _details(run) for run in both]
     write(given.output, "quality", arguments, model=given.model, runs=found)
     return 0
 
@@ -109,7 +112,9 @@ def read_questions() -> list[Question]:
     return msgspec.json.decode(QUESTIONS.read_bytes(), type=list[Question])
 
 
-def served(model: str, questions: Sequence[Question], weights: str, device: str = "cpu") -> Run:
+def served(
+    model: str, questions: Sequence[Question], weights: str, kv_cache_dtype: str = "auto", device: str = "cpu"
+) -> Run:
     """Returns what a stack answers that has plain weights of a dtype, or those of a value of `quantization`.
 
     Raises:
@@ -117,13 +122,15 @@ def served(model: str, questions: Sequence[Question], weights: str, device: str 
     """
     plain = {"dtype": weights, "quantization": "none"}
     prompts = windows(model, TEXT.read_text())
-    with LLM(model, device=device, **(plain if weights in DTYPES else {"quantization": weights})) as llm:
+    settings = plain if weights in DTYPES else {"quantization": weights}
+    with LLM(model, device=device, kv_cache_dtype=kv_cache_dtype, **settings) as llm:
         choices = [result.outputs[0] for result in llm.chat(_conversations(questions), GREEDY)]
         predicted = perplexity(llm, prompts)
     ends = model_folder.eos_ids(model_folder.resolve(model))
     answers = [choice.text for choice in choices]
     token_ids = [_without_end(choice, ends) for choice in choices]
-    return Run(weights, answers, token_ids, _right(questions, answers), predicted)
+    side = weights if kv_cache_dtype == "auto" else f"{weights}, {kv_cache_dtype} KV"
+    return Run(side, answers, token_ids, _right(questions, answers), predicted)
 
 
 def referred(model: str, questions: Sequence[Question]) -> Run:

@@ -53,8 +53,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     int8, int4 (on a CPU): the others are rounded too, per 32 inputs, those of the vocabulary always to 8 bits.
     """
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda; int8 (with a scale per token and
-    KV head): only on a CPU with the compiled kernels."""
+    """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda; int8 (with a scale per token
+    and KV head): only on a CPU, with its compiled kernels."""
     batch_invariant: bool = False
     """Make results bitwise independent of the other sequences in a batch; slower, and only on cuda."""
     chat_template: str = ""

@@ -189,13 +189,6 @@ private:
         }
     }
 
-    // Returns the places in a block from the first token that the tile sees to the one after the last.
-    std::pair<int64_t, int64_t> seen(const Tile& tile, int64_t block) const {
-        int64_t begin = block * shape.block_size;
-        return {std::max<int64_t>(0, first_seen(tile.position) - begin),
-                std::min(shape.block_size, tile.position + tile.count - begin)};
-    }
-
     int64_t first_block(const Part& part) const { return (part.tile->first_piece + part.piece) * piece_blocks; }
 
     int64_t count_blocks(const Part& part) const {
@@ -220,7 +213,7 @@ private:
         read_queries(tile, part.head, own);
         for (int64_t i = 0; i < queries; i += ROWS)
             score_rows(std::min<int64_t>(ROWS, queries - i), tile, first, count * lines, i, own);
-        if constexpr (SCALED) read_value_scales(tile, first, count, own);
+        if constexpr (SCALED) read_value_scales(count, own);
         for (int64_t i = 0; i < queries; i++) softmax(i, count * lines * LANES, own, out);
         for (int64_t i = 0; i < queries; i += FEW)
             for (int64_t j = 0; j < padded;) {
@@ -265,7 +258,7 @@ private:
         Vec scores[M][N];
         if constexpr (SCALED) {
             for (int n = 0; n < N; n++) {
-                for (int64_t d = dims; M <= FEW && d < pool.lines; d++)
+                for (int64_t d = dims; M <= FEW && d < pool.key_rows; d++)
                     if (d * shape.block_size * sizeof(T) % CACHE_LINE == 0)
                         __builtin_prefetch(next[n] + d * shape.block_size, 0, LEVEL_2);
                 Vec scale = load_some(scales[n], counts[n]);
@@ -304,17 +297,14 @@ private:
         for (int64_t line = 0; line < stop; line += N) score<M, N>(tile, first, line, stop, row, own);
     }
 
-    // Copies the scales of the values that the tile sees; the others may be uninitialised.
-    void read_value_scales(const Tile& tile, int64_t first, int64_t count, const Space& own) const {
-        std::fill_n(own.value_scales, count * lines * LANES, 0.0f);
-        for (int64_t block = 0; block < count; block++) {
-            auto [from, to] = seen(tile, first + block);
-            if (from < to)
-                std::memcpy(own.value_scales + block * lines * LANES + from,
-                            pool.value_scales(own.reads[block]) + from, (to - from) * sizeof(float));
-        }
+    // Copies the scales of the values in the part's blocks.
+    void read_value_scales(int64_t count, const Space& own) const {
+        for (int64_t block = 0; block < count; block++)
+            std::memcpy(own.value_scales + block * lines * LANES, pool.value_scales(own.reads[block]),
+                        shape.block_size * sizeof(float));
     }
 
+    // Replaces the scores of a query by what its values are multiplied with.
     void softmax(int64_t query, int64_t count, const Space& own, Partial& out) const {
         float *scores = own.scores + query * columns, &most = out.most[query], &total = out.total[query];
         if constexpr (SCALED)
@@ -329,6 +319,7 @@ private:
     void weigh(const Tile& tile, int64_t first, int64_t count, int64_t d, int64_t query, const Space& own,
                float* out) const {
         Sum sums[M][N] = {};
+        int64_t size = shape.block_size;
         for (int64_t block = 0; block < count; block++) {
             const T *value = own.reads[count + block] + d, *next = own.reads[count + block + AHEAD] + d;
             const Factor* weight = (const Factor*)(own.scores + query * columns) + block * lines * (LANES / NUMBERS);
@@ -345,7 +336,8 @@ private:
             };
             // The other number of a pair may be uninitialised.
             auto only = [](uint32_t bits) { return [=](const T* p) { return (Vector)((Int)load(p) & (int32_t)bits); }; };
-            auto [from, to] = seen(tile, first + block);
+            int64_t from = std::max<int64_t>(0, first_seen(tile.position) - (first + block) * size);
+            int64_t to = std::min(size, tile.position + tile.count - (first + block) * size);
             if (from % NUMBERS && from < to) multiply(from++ / NUMBERS, only(0xffff0000));
             for (int64_t row = from / NUMBERS; row < to / NUMBERS; row++) multiply(row, [](const T* p) { return load(p); });
             if (to % NUMBERS && from < to) multiply(to / NUMBERS, only(0xffff));

@@ -1,8 +1,8 @@
 """The compiled CPU kernels as functions of tensors.
 
 All of them compute in float32, for any dtype of weights and KV, except for products in bf16, see `CpuKernels.paired`,
-with weights as integers, for which the other factor is rounded to int8 in chunks of 32, and with KV in int8, for which it
-is rounded to int16.
+with weights as integers, for which the other factor is rounded to int8 in chunks of 32, and with KV in int8, for which
+it is rounded to int16.
 """
 
 import ctypes

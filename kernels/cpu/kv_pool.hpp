@@ -54,16 +54,16 @@ class KvPool {
 
 public:
     KvPool(const Shape& shape, T* keys, T* values)
-        : dims((shape.dim + NUMBERS - 1) / NUMBERS), lines(dims + (SCALED ? 2 * sizeof(float) / sizeof(T) : 0)),
+        : dims((shape.dim + NUMBERS - 1) / NUMBERS), key_rows(dims + (SCALED ? 2 * sizeof(float) / sizeof(T) : 0)),
           padded((shape.value_dim + LANES - 1) / LANES * LANES), shape(shape), keys(keys), values(values),
           value_rows((shape.block_size + NUMBERS - 1) / NUMBERS) {}
 
-    const int64_t dims;    // elements per key
-    const int64_t lines;   // elements per key and its scales
-    const int64_t padded;  // elements per row of values, with padding
+    const int64_t dims;      // elements per key
+    const int64_t key_rows;  // elements per key and its scales
+    const int64_t padded;    // elements per row of values, with padding
 
     T* key_block(int64_t block, int64_t head) const {
-        return keys + (block * shape.kv_heads + head) * lines * shape.block_size;
+        return keys + (block * shape.kv_heads + head) * key_rows * shape.block_size;
     }
 
     T* value_block(int64_t block, int64_t head) const {
@@ -78,7 +78,7 @@ public:
     void write(T* key_block, T* value_block, int64_t at, const float* k, const float* v) const {
         T* key = key_block + at;
         Stored* value = (Stored*)(value_block + at / NUMBERS * padded) + at % NUMBERS;
-        Rounding of_key, of_value;
+        Rounding of_key = {}, of_value = {};
         if constexpr (SCALED) {
             of_key = rounding(k, shape.dim, STEPS), of_value = rounding(v, shape.value_dim, STEPS);
             std::memcpy(key_scales(key_block) + at, &of_key.scale, sizeof(float));  // may be unaligned

@@ -43,13 +43,15 @@ inline void softmax(float* scores, int64_t count, float& most, float& total) {
     total = sum(sums);
 }
 
-// Replaces scores by their weights times the scales of their values, rounded to int16. Returns the scale of these.
+// Replaces scores by their weights times the scales of their values, rounded to int16. Returns the scale of these. A value
+// whose score is -infinity is hidden: it may have any scale.
 inline float scaled_softmax(float* scores, const float* scales, int64_t count, int32_t steps, float& most, float& total) {
     most = largest_score(scores, count);
     Vec sums = {};
     Int magnitudes = {};
     for (int64_t c = 0; c < count; c += LANES) {
-        Vec weight = exponential(load(scores + c) - most), scaled = weight * load(scales + c);
+        Vec score = load(scores + c), weight = exponential(score - most);
+        Vec scaled = score == -INFINITE ? Vec{} : weight * load(scales + c);
         store(scores + c, scaled);
         sums += weight;
         magnitudes = larger_magnitudes(magnitudes, scaled);

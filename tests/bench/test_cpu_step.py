@@ -8,11 +8,12 @@ import pytest
 from pagewire.bench import cpu_step
 
 
-@pytest.mark.parametrize("other", ["plain", "transformers"])
+@pytest.mark.parametrize("other", ["plain", "transformers", "int8-kv"])
 def test_both_paths_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str) -> None:
     output = tmp_path / "steps.json"
     flags = ["--models", "nano", "--rows", "1", "3", "--contexts", "20", "--seconds", "0", "--threads", "1"]
     flags += ["--against", other, "--dtype", "float32" if other == "transformers" else "auto"]
+    flags += ["--query-len", "2" if other == "int8-kv" else "1"]
     assert cpu_step.main([*flags, "--output", str(output)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.split()[0] == "nano" for line in lines) == 2 * 2

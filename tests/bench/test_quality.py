@@ -67,6 +67,21 @@ def test_perplexities_beside_the_first() -> None:
     ]
 
 
+def test_each_kind_of_weights_has_a_stack_for_each_kv_cache(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides: list[tuple[str, str, str]] = []
+
+    def served(_model: str, questions: list[Question], weights: str, cached: str, device: str) -> Run:
+        sides.append((weights, cached, device))
+        return run(f"{weights} {cached}", *[[]] * len(questions), right=[True] * len(questions))
+
+    monkeypatch.setattr(quality, "served", served)
+    assert quality.main(["--weights", "bfloat16", "int8", "--kv-cache-dtype", "auto", "int8", "--device", "cpu"]) == 0
+    assert sides == [(weights, cached, "cpu") for weights in ("bfloat16", "int8") for cached in ("auto", "int8")]
+    assert "| int8 int8 | 40 of 40 |" in capsys.readouterr().out
+
+
 @pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.timeout(1200)

@@ -98,17 +98,17 @@ class Case:
         key, value = self.keys[index][position], self.values[index][position]
         if self.dtype == torch.int8:
             (key, key_scales), (value, value_scales) = rounded(key), rounded(value)
-            self.scales[block, :, 0, at] = key_scales[:, 0]
-            self.scales[block, :, 1, at] = value_scales[:, 0]
+            stored = self.pool[0].flatten(2)[block, :, -8 * heads.block_size :].view(heads.kv_heads, 2, -1, 4)
+            stored[:, 0, at], stored[:, 1, at] = key_scales.view(torch.int8), value_scales.view(torch.int8)
         pairs = F.pad(key, (0, -heads.dim % together)).view(heads.kv_heads, -1, together)
         self.pool[0][block, :, : pairs.shape[1], at] = pairs
         self.pool[1][block, :, at // together, : value.shape[1], at % together] = value
 
     @property
     def scales(self) -> Tensor:
-        """Float32 [blocks, Hkv, 2, block size] of a pool in int8: scales of the keys, and of the values."""
-        stored = self.pool[0].flatten(2)[:, :, -8 * self.heads.block_size :]
-        return stored.view(torch.float32).unflatten(2, (2, -1))
+        """A copy [blocks, Hkv, 2, block size] of the float32 scales of keys, and of values, of a pool in int8."""
+        stored = self.pool[0].flatten(2)[:, :, -8 * self.heads.block_size :].clone()
+        return stored.view(torch.float32).view(*stored.shape[:2], 2, -1)
 
     def stored(self, x: Tensor) -> Tensor:
         """Float64 keys or values as they are stored."""

@@ -1,4 +1,4 @@
-"""Products of integers on CPUs with fewer instructions than this one."""
+"""Products of integers, and attention to keys and values in int8, on CPUs with fewer instructions than this one."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import torch
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
+from tests.kernels.cpu.test_attention import Case, Heads, Row
 from tests.kernels.cpu.test_integers import weights
 from tests.kernels.cpu.test_linear import random
 
@@ -38,3 +39,5 @@ def test_they_give_the_same_products(
             assert ((found - expected).abs() <= BOUND * magnitude).all()
             if target != "x86-64-v2":
                 assert torch.equal(found, expected)
+    for heads in (Heads(4, 2, 64, 16), Heads(6, 2, 17, 5, window=40), Heads(8, 1, 80, 24)):
+        Case(other, [Row(0, 33), Row(700, 1), Row(255, 2)], heads, torch.int8).check()

@@ -59,6 +59,42 @@ def test_chunks_neighbours_and_threads_change_no_bit_of_integers(name: str, bits
         assert torch.equal(logits(driver, ids, chunk, beside=beside), expected)
 
 
+def difference(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The root mean square of the difference, relative to the spread of the exact logits."""
+    return float((found - exact).square().mean().sqrt() / exact.std())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-sliding", "gemma2"])
+def test_chunks_neighbours_and_threads_change_no_bit_with_kv_in_int8(name: str) -> None:
+    ids = text(1, 90)
+    expected = logits(Driver(checkpoint(name), compiled=True, cached=torch.int8), ids, chunk=90)
+    for chunk, beside, threads in ((1, 3, 1), (7, 5, 3), (64, 1, 2)):
+        driver = Driver(checkpoint(name), compiled=True, cached=torch.int8, threads=threads)
+        assert torch.equal(logits(driver, ids, chunk, beside=beside), expected)
+    assert 0 < difference(expected, logits(Driver(checkpoint(name), compiled=True), ids, chunk=90)) < 0.1
+
+
+def test_a_family_that_transformers_builds_with_kv_in_int8() -> None:
+    """It has two groups of layers, one with windows, and sinks; only its attention is a compiled kernel."""
+    ids = text(1, 90)
+    exact = logits(Driver(checkpoint("gpt-oss"), compiled=True), ids, chunk=90)
+    for chunk, beside in ((90, 0), (7, 3)):
+        driver = Driver(checkpoint("gpt-oss"), compiled=True, cached=torch.int8)
+        assert 0 < difference(logits(driver, ids, chunk, beside=beside), exact) < 0.1
+
+
+def test_a_copy_of_blocks_in_int8_continues_like_the_original() -> None:
+    ids = text(4, 61)
+    driver = Driver(checkpoint("gemma2"), compiled=True, cached=torch.int8)
+    sources, targets = driver.add(0, 70), driver.add(1, 70)
+    driver.step(Row(0, 0, ids[:60]))
+    driver.device.copy(sources, targets)
+    driver.step(Row(0, 60, ids[60:]))
+    expected = driver.logits.clone()
+    driver.step(Row(1, 60, ids[60:]))
+    assert torch.equal(driver.logits, expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_greedy_rows_get_the_likeliest_token_whoever_is_beside(dtype: DtypeSetting) -> None:
     draws = record(temperature=5.0, key=3)
@@ -92,10 +128,11 @@ def test_every_block_size(block_size: int) -> None:
     torch.testing.assert_close(logits(driver, ids, chunk=33), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_layers_in_one_call_equal_layers_one_by_one() -> None:
+@pytest.mark.parametrize("cached", [torch.float32, torch.int8])
+def test_layers_in_one_call_equal_layers_one_by_one(cached: torch.dtype) -> None:
     ids = text(3, 40)
     for name in ("llama", "qwen3", "mistral", "gemma2", "olmo3"):  # the last two have two groups of layers
-        driver = Driver(checkpoint(name), compiled=True)
+        driver = Driver(checkpoint(name), compiled=True, cached=cached)
         together = logits(driver, ids, chunk=9)
         assert driver.compiled is not None
         assert driver.compiled.decoder is not None
@@ -156,6 +193,17 @@ def test_with_a_compiler_weights_and_kv_keep_their_dtype() -> None:
     (pool,) = (line for line in lines if line["event"] == "kv_pool")
     layers, kv_heads, dim = 2, 2, 16
     assert pool["bytes"] == 40 * 16 * layers * kv_heads * (dim + dim) * torch.bfloat16.itemsize
+
+
+def test_a_pool_in_int8_is_as_large_as_its_codes_and_scales() -> None:
+    memory = 1 << 20
+    settings = {"kv-cache-memory": memory, "block-size": 16, "kv-cache-dtype": "int8", "max-model-len": 64}
+    with capture_logs() as lines:
+        open_device(load(settings, {}), checkpoint("llama")).close()
+    (pool,) = (line for line in lines if line["event"] == "kv_pool")
+    layers, kv_heads, dim, scale = 2, 2, 16, torch.float32.itemsize
+    of_block = 16 * layers * kv_heads * 2 * (dim + scale)
+    assert (pool["blocks"], pool["bytes"]) == (memory // of_block, memory // of_block * of_block)
 
 
 @pytest.mark.alone

@@ -59,6 +59,18 @@ def test_an_fp8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> N
     assert device in refused
 
 
+@pytest.mark.parametrize("device", ["cuda", "sim:h100"])
+def test_an_int8_cache_is_refused_by_name_where_it_is_not_built(device: str) -> None:
+    refused = refusal(checkpoint("llama"), device=device, kv_cache_dtype="int8")
+    assert f"device {device} does not support kv-cache-dtype int8: set it to auto" in refused
+
+
+def test_an_int8_cache_is_for_compiled_kernels_only() -> None:
+    with patch.object(build, "load", side_effect=build.NotBuilt("there is no compiler")):
+        refused = refusal(checkpoint("llama"), kv_cache_dtype="int8")
+    assert refused == "kv-cache-dtype int8 needs the compiled CPU kernels: set it to auto"
+
+
 @pytest.mark.parametrize("device", ["cpu", "sim:h100"])
 def test_batch_invariance_is_refused_by_name_where_it_is_not_built(device: str) -> None:
     refused = refusal(checkpoint("llama"), device=device, batch_invariant="true")
