@@ -123,10 +123,17 @@ inline void store(Fp16* p, Vec v) {
     std::memcpy(p, &h, sizeof h);
 }
 
-// Rounds numbers below 2^22 to nearest, ties to even; others become arbitrary integers.
+// Rounds numbers below 2^22 to nearest, ties to even; others become arbitrary integers. The conversion of an x86 CPU keeps
+// the compiler from joining the product that x may be and a sum to one instruction, which would not round the product.
 inline Int nearest(Vec x) {
+#if defined(__AVX512F__)
+    return (Int)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+    return (Int)_mm256_cvtps_epi32((__m256)x);
+#else
     constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     return (Int)(x + SHIFT) - 0x4b400000;
+#endif
 }
 
 inline void store(int8_t* p, Vec v) {

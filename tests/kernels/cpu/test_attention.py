@@ -58,8 +58,7 @@ class Heads(NamedTuple):
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes [..., D] in int8 of a float32 tensor, and the scale [..., 1] of each row."""
     largest = x.abs().amax(-1, keepdim=True)
-    factors = (127 / largest).double()  # the product is rounded only once
-    return torch.round(x.double() * factors).to(torch.int8), largest / 127
+    return torch.round(x * (127 / largest)).to(torch.int8), largest / 127
 
 
 class Case:
