@@ -131,6 +131,18 @@ def test_sums_of_large_codes_do_not_overflow(kernels: CpuKernels, block_size: in
     torch.testing.assert_close(given.run()[0], torch.ones(1, 1, 512), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_what_follows_a_query_in_its_chunk_changes_no_bit(kernels: CpuKernels, block_size: int) -> None:
+    """With small blocks, sums of a longer piece have less room in 32 bits."""
+    given = case(kernels, [Row(0, 100)], Heads(4, 2, 20, block_size))
+    (expected,) = given.run()
+    given.rows = [Row(97, 1)]
+    for part in (given.keys, given.values):
+        part[0] = part[0][:98]
+    given.queries[0] = given.queries[0][97:98]
+    assert torch.equal(given.run()[0], expected[97:98])
+
+
 def test_a_copy_of_the_blocks_gives_the_same_bits(kernels: CpuKernels) -> None:
     given = case(kernels, [Row(100, 3)])
     (expected,) = given.run()
