@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all alone clusters clean fuzz lock audit
+.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all beside alone clusters clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,7 +50,7 @@ kernels: install
 kernels-all: install
 	$(BIN)/python -m tools.kernels_matrix
 
-# What needs no quiet machine, side by side.
+# What runs no tests.
 checks: install
 	$(MAKE) --jobs 2 --output-sync lint kernels
 
@@ -61,13 +61,17 @@ BESIDE := -n 3 --dist loadscope
 ALONE := $(shell grep -rl --include='*.py' 'mark[.]alone' tests)
 CLUSTERS := $(filter %/test_cluster.py,$(ALONE))
 
-test: checks
-	$(BIN)/pytest $(BESIDE) -m 'not full and not cuda and not alone'
+# First what needs no quiet machine, side by side.
+test: install
+	$(MAKE) --jobs 3 --output-sync=line lint kernels beside MARKS='not full and not cuda and not alone'
 	$(MAKE) --jobs 2 --output-sync alone clusters MARKS='alone and not full and not cuda'
 
-test-all: checks
-	$(BIN)/pytest $(BESIDE) -m 'not cuda and not alone'
+test-all: install
+	$(MAKE) --jobs 3 --output-sync=line lint kernels beside MARKS='not cuda and not alone'
 	$(MAKE) --jobs 2 --output-sync alone clusters MARKS='alone and not cuda'
+
+beside:
+	$(BIN)/pytest $(BESIDE) -m '$(MARKS)'
 
 alone:
 	$(BIN)/pytest -m '$(MARKS)' $(filter-out $(CLUSTERS),$(ALONE))

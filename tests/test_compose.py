@@ -22,7 +22,7 @@ from pagewire.shared.permissions import ROLES
 from pagewire.shared.runtime import CLOSE_WITHIN
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parent.parent
 SECRETS = {"PAGEWIRE_API_KEY": '2 "Secret"'}

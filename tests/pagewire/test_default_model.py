@@ -11,8 +11,6 @@ from pagewire.shared.model_folder import eos_ids, read_config
 from tests.pagewire.serving import run, serving
 from tests.support.default_model import default_model
 
-pytestmark = pytest.mark.alone
-
 LOAD = """
 import sys, time
 from pathlib import Path
@@ -51,6 +49,7 @@ def test_it_ends_at_either_of_its_ends() -> None:
     assert read_config(path)["max_position_embeddings"] == 8192
 
 
+@pytest.mark.alone
 def test_it_loads_in_three_seconds_and_little_more_than_its_memory() -> None:
     done = subprocess.run([sys.executable, "-c", LOAD, default_model()], capture_output=True, text=True, check=True)
     seconds, grown, final = map(float, done.stdout.split())

@@ -26,7 +26,7 @@ from tests.pagewire.serving import Served, run, serving
 from tests.support.broker import connect_service
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.alone, pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 SMALL = ("--model", "bundled", "--max-model-len", "256", "--num-kv-blocks", "64")
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
