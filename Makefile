@@ -54,8 +54,8 @@ kernels-all: install
 checks: install
 	$(MAKE) --jobs 2 --output-sync lint kernels
 
-# One worker more than two cores have: tests of faults wait for half of their time.
-BESIDE := -n 3 --dist loadscope
+# Two workers more than two cores have: tests of faults wait for half of their time.
+BESIDE := -n 4 --dist loadscope
 # The files with tests marked `alone`: the others need not be imported again. Those of clusters wait for elections most
 # of the time, so they run beside the rest.
 ALONE := $(shell grep -rl --include='*.py' 'mark[.]alone' tests)
