@@ -1,6 +1,7 @@
 """For every test: quiet threads, and logging as if nothing had been logged before."""
 
 import functools
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the longest tests first, each part in random order: no worker is left with one of them at the end."""
     items.sort(key=lambda item: "pipeline" not in item.path.parts)
+
+
+def pytest_configure() -> None:
+    """Imports for the collection of tests leave no garbage to search for."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Spares what was imported from every later search."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture
