@@ -1,4 +1,4 @@
-.PHONY: install demo models secrets checks test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all beside alone clusters clean fuzz lock audit
+.PHONY: install demo models secrets test test-all test-clients test-observability test-containers lint-kubernetes lint kernels kernels-all beside alone clusters clean fuzz lock audit
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -49,10 +49,6 @@ kernels: install
 # The same by every Triton that PyTorch brings, for every GPU: writes bench/results/kernels.json. About 20 minutes.
 kernels-all: install
 	$(BIN)/python -m tools.kernels_matrix
-
-# What runs no tests.
-checks: install
-	$(MAKE) --jobs 2 --output-sync lint kernels
 
 # Two workers more than two cores have: tests of faults wait for half of their time.
 BESIDE := -n 4 --dist loadscope

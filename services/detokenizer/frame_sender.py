@@ -197,7 +197,7 @@ class FrameSender:
         for index, completion in enumerate(stream.completions):
             position = subscriber.positions[index]
             end = len(completion.texts)
-            if end - position > QUOTA - sent:
+            if end - position > QUOTA - sent:  # min() would be a call for every token
                 end = position + QUOTA - sent
             while position < end:
                 delta = Delta(index, position, completion.texts[position], [completion.tokens[position]])
