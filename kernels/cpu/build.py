@@ -5,12 +5,14 @@ never stale. An image, which has no compiler, brings libraries for several class
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pagewire.kernels.cpu.targets import Target, best_target, targets_of
@@ -57,7 +59,9 @@ def load(sources: Path = SOURCES, cache: Path | None = None) -> ctypes.CDLL:
         if (found := _open(library)) is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as draft:
+        with _locked(folder), tempfile.TemporaryDirectory(dir=folder) as draft:
+            if (found := _open(library)) is not None:  # another process has compiled it meanwhile
+                return found
             built = _compile(sources, Path(draft), FLAGS)
             loaded = ctypes.CDLL(str(built))
             built.rename(library)  # atomic: another process never sees half a library
@@ -121,6 +125,21 @@ def _open(library: Path) -> ctypes.CDLL | None:
     with suppress(OSError):  # a shared folder may be read-only
         library.touch()
     return loaded
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lets one process at a time compile: executors that start together would compile the same side by side.
+
+    The lock ends with the process that holds it. On a file system without locks all of them compile.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _tidy(folder: Path) -> None:

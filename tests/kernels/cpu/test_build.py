@@ -1,5 +1,7 @@
 """Libraries are compiled once per source and machine, and whatever is wrong has one clear error."""
 
+import errno
+import fcntl
 import os
 import platform
 import subprocess
@@ -100,10 +102,22 @@ def test_a_broken_file_in_the_cache_is_built_again(sources: Path, tmp_path: Path
     assert answer(start(sources, cache)) == 42
 
 
-def test_two_processes_at_once(sources: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert [answer(process) for process in [start(sources, cache) for _ in range(3)]] == [42] * 3
+def test_processes_that_start_together_compile_once(sources: Path, tmp_path: Path) -> None:
+    calls, cache = spy(tmp_path / "bin"), tmp_path / "cache"
+    processes = [start(sources, cache, f"{calls.parent}:") for _ in range(3)]
+    assert [answer(process) for process in processes] == [42] * 3
     assert [file.suffix for file in cache.iterdir()] == [".so"]
+    assert calls.read_text().count("answer.cpp") == 1
+
+
+def test_where_nothing_can_be_locked_a_library_is_compiled(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert build.load(sources, tmp_path / "cache").answer() == 42
 
 
 def test_without_a_compiler(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
