@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.targets import targets_of
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
+LOCKS = Path("/proc/locks")
+"""All locks of the machine, and with an arrow who waits for one."""
 LOAD = (
     "import sys; from pathlib import Path; from pagewire.kernels.cpu import build;"
     "print(build.load(Path(sys.argv[1]), Path(sys.argv[2])).answer())"
@@ -103,11 +106,26 @@ def test_a_broken_file_in_the_cache_is_built_again(sources: Path, tmp_path: Path
 
 
 def test_processes_that_start_together_compile_once(sources: Path, tmp_path: Path) -> None:
-    calls, cache = spy(tmp_path / "bin"), tmp_path / "cache"
+    calls, cache, go = spy(tmp_path / "bin"), tmp_path / "cache", tmp_path / "go"
+    compiler = calls.parent / build.COMPILER
+    slow = f'case "$*" in *answer.cpp*) until test -e {go}; do sleep 0.01; done;; esac\nPATH='
+    compiler.write_text(compiler.read_text().replace("PATH=", slow))
     processes = [start(sources, cache, f"{calls.parent}:") for _ in range(3)]
+    pids = {str(process.pid) for process in processes}
+
+    def compiling() -> int:
+        return calls.read_text().count("answer.cpp") if calls.exists() else 0
+
+    def waiting() -> int:
+        return sum("->" in fields and fields[5] in pids for fields in map(str.split, LOCKS.read_text().splitlines()))
+
+    while compiling() + waiting() < len(processes):
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+    go.touch()
     assert [answer(process) for process in processes] == [42] * 3
     assert [file.suffix for file in cache.iterdir()] == [".so"]
-    assert calls.read_text().count("answer.cpp") == 1
+    assert compiling() == 1
 
 
 def test_where_nothing_can_be_locked_a_library_is_compiled(
