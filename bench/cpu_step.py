@@ -8,9 +8,10 @@ turns, so that a noisy machine is noisy for both.
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import pagewire.services.executor  # noqa: F401  # isort: skip  (before torch: i
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pagewire.bench._output import add_output, write
 from pagewire.kernels.cpu import build
@@ -29,19 +31,20 @@ from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import Backend, CpuDevice, multiplies_bf16
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.devices.self_test import OpenBackend, prove
+from pagewire.services.executor.devices.self_test import prove
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
-from pagewire.services.executor.models.registry import build_model
-from pagewire.services.executor.models.transformers_backend.loading import finish
+from pagewire.services.executor.models.registry import FAMILIES, build_model
+from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
-from pagewire.services.executor.models.weights import places_of
+from pagewire.services.executor.models.weights import random_weights
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.sampling import record
 
 VOCABULARY = 50304
 BLOCK_SIZE = 16
+MAX_MODEL_LEN = 8192
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "nano": {
         "hidden_size": 64,
@@ -66,6 +69,15 @@ SHAPES: Mapping[str, Mapping[str, int]] = {
         "intermediate_size": 8192,
     },
 }
+EXPERTS: Mapping[str, Any] = {
+    **dict.fromkeys(("num_experts", "num_local_experts"), 8),
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+"""Of families that are mixtures, where the shape has none: their own would be too large."""
+NATIVE: Mapping[str, str] = {kind: name for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name in FAMILIES}
+"""The architectures with a file of their own, by model_type."""
 OTHERS = ("plain", "transformers", "int8-kv")
 PARTS = ("linears", "attention", "sampling")
 
@@ -75,6 +87,7 @@ class Case:
     """One path at one size of step."""
 
     path: str
+    family: str
     model: str
     rows: int
     context: int
@@ -150,6 +163,7 @@ def main(arguments: list[str]) -> int:
     """Prints a table and writes `--output`."""
     parser = argparse.ArgumentParser(prog="pagewire bench cpu_step", description=__doc__)
     parser.add_argument("--models", nargs="+", default=["nano", "s135"], choices=SHAPES, help="shapes")
+    parser.add_argument("--families", nargs="+", default=["llama"], choices=NATIVE, metavar="TYPE", help="model_type")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128], help="sequences that decode")
     parser.add_argument("--contexts", type=int, nargs="+", default=[200, 1024], help="tokens of each sequence")
     parser.add_argument("--query-len", type=int, default=1, help="tokens that each sequence computes")
@@ -163,17 +177,16 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     print(
-        f"{'model':>5} {'rows':>4} {'context':>7} {'path':>12} {'ms':>8} {'ratio':>6} {'cpu ms':>8}"
+        f"{'family':>12} {'model':>5} {'rows':>4} {'context':>7} {'path':>12} {'ms':>8} {'ratio':>6} {'cpu ms':>8}"
         + "".join(f" {part:>9}" for part in (*PARTS, "other"))
     )
     cases = []
-    for name in given.models:
-        for rows in given.rows:
-            for context in given.contexts:
-                pair = _measure(name, rows, context, given)
-                cases += pair
-                for case in pair:
-                    print(line(case, pair[1].ms / case.ms), flush=True)
+    for family, name, rows, context in product(given.families, given.models, given.rows, given.contexts):
+        pair = [Case(path, family, name, rows, context) for path in ("compiled", given.against)]
+        _measure(pair, given)
+        cases += pair
+        for case in pair:
+            print(line(case, pair[1].ms / case.ms), flush=True)
     write(given.output, "cpu_step", arguments, runs=[asdict(case) for case in cases])
     return 0
 
@@ -183,16 +196,15 @@ def line(case: Case, ratio: float) -> str:
     shares = "".join(f" {case.shares[part]:>9.0%}" for part in (*PARTS, "other"))
     cpu = statistics.median(case.cpu_ms)
     return (
-        f"{case.model:>5} {case.rows:>4} {case.context:>7} {case.path:>12} {case.ms:>8.2f} {ratio:>6.2f} {cpu:>8.2f}"
-        + shares
+        f"{case.family:>12} {case.model:>5} {case.rows:>4} {case.context:>7} {case.path:>12}"
+        f" {case.ms:>8.2f} {ratio:>6.2f} {cpu:>8.2f}" + shares
     )
 
 
-def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> list[Case]:
+def _measure(cases: Sequence[Case], given: argparse.Namespace) -> None:
     """Measures both paths in turn."""
-    cases = [Case(path, name, rows, context) for path in ("compiled", given.against)]
     devices = [_device(case, given) for case in cases]
-    batch = _batch(rows, context, given.query_len)
+    batch = _batch(cases[0].rows, cases[0].context, given.query_len)
     for device, timed in devices:
         device.launch(batch).wait()
         timed.start()
@@ -207,27 +219,26 @@ def _measure(name: str, rows: int, context: int, given: argparse.Namespace) -> l
         wall = sum(case.wall_ms) / 1e3
         case.shares = {part: seconds / wall for part, seconds in timed.spent.items()}
         case.shares["other"] = 1 - sum(case.shares.values())
-    return cases
 
 
 def _device(case: Case, given: argparse.Namespace) -> tuple[CpuDevice, Timed]:
     """Returns a device with `rows` sequences of `context` tokens, in blocks of their own."""
     bf16 = multiplies_bf16(Path("/proc/cpuinfo"))
     dtype = torch.bfloat16 if bf16 or case.path != "plain" else torch.float32
-    model = _random_model(case.model, dtype)
     if given.dtype == "float32":
-        model = model.float()
         dtype = torch.float32
-    blocks = -(-(case.context + given.query_len) // BLOCK_SIZE)
-    capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, blocks * BLOCK_SIZE, VOCABULARY)
+    model = _by_transformers(case, dtype) if case.path == "transformers" else _native(case, dtype)
+    entries, windows = -(-(case.context + given.query_len) // BLOCK_SIZE), model.spec.groups.windows
+    blocks = entries * len(windows)
+    capacity = Capacity(blocks * case.rows, BLOCK_SIZE, case.rows, entries * BLOCK_SIZE, VOCABULARY, windows=windows)
     backend: Backend
     if case.path == "plain":
         backend = PyTorchBackend(model.spec, capacity, dtype)
     else:
         kernels = CpuKernels(build.load(), given.threads)
         backend = CompiledBackend(kernels, model.spec, capacity, torch.int8 if case.path == "int8-kv" else dtype)
-        if case.path == "transformers":
-            model = _by_transformers(case.model, model, partial(CompiledBackend, kernels))
+        if isinstance(model, TransformersLM):
+            model = prove(model, partial(CompiledBackend, kernels), BLOCK_SIZE, MAX_MODEL_LEN)
         if not isinstance(model, TransformersLM):
             model = CompiledLM(model, kernels, capacity.max_model_len)
     for pool in backend.layers:
@@ -253,35 +264,32 @@ def _batch(rows: int, context: int, query_len: int) -> StepBatch:
     )
 
 
-def _config(name: str) -> dict[str, Any]:
-    return {
-        **SHAPES[name],
-        "architectures": ["LlamaForCausalLM"],
+def _config(case: Case) -> dict[str, Any]:
+    """Returns the config.json of a family with the sizes of a shape, as far as it has them."""
+    kind = CONFIG_MAPPING[case.family]
+    shape = SHAPES[case.model]
+    sizes = {
+        "head_dim": shape["hidden_size"] // shape["num_attention_heads"],
+        **EXPERTS,
+        **shape,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 8192,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),  # a family's own may be none of these
+        "max_position_embeddings": MAX_MODEL_LEN,
         "tie_word_embeddings": True,
     }
+    default = kind()
+    config = kind(**{key: value for key, value in sizes.items() if hasattr(default, key)})
+    config.architectures = [NATIVE[case.family]]
+    described: dict[str, Any] = config.to_dict()
+    return described
 
 
-def _by_transformers(name: str, native: CausalLM, backend: OpenBackend) -> CausalLM:
-    """Returns the model that is served when `transformers` has built it, with the weights of `native`."""
-    theirs = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model("llama", **_config(name)), dtype=native.embedding.dtype
-    )
-    places = dict(places_of(native))
-    weights = dict(native.named_parameters())
-    with torch.no_grad():
-        for key, parameter in theirs.named_parameters():
-            parameter.copy_(places[key].stored.part(weights[places[key].parameter]))
-    return prove(finish(theirs), backend, BLOCK_SIZE, 8192)
-
-
-def _random_model(name: str, dtype: torch.dtype) -> CausalLM:
-    model = build_model(_config(name))
-    random = torch.Generator().manual_seed(0)
-    state = {
-        key: torch.empty(value.shape).normal_(0, 0.02, generator=random).to(dtype)
-        for key, value in model.named_parameters()
-    }
-    model.load_state_dict(state, assign=True)
+def _native(case: Case, dtype: torch.dtype) -> CausalLM:
+    model = build_model(_config(case))
+    model.load_state_dict(random_weights(model, dtype, 0), assign=True)
     return model.requires_grad_(requires_grad=False).eval()
+
+
+def _by_transformers(case: Case, dtype: torch.dtype) -> CausalLM:
+    """Returns a model that `transformers` has built, as if its family had no file of its own."""
+    return load_decoder(Path(), _config(case), dtype, random=0)

@@ -106,8 +106,8 @@ chunks give back the KV blocks that they have left behind, where all layers have
 A model that transformers has built is then looked at: what its norms, activations and rotations compute, by trying
 them on numbers. If its layers are those of `services/executor/models/decoder.py`, and that decoder with the same
 weights passes the same comparison, also at the last positions of the context, the model runs on Pagewire's own layers
-too, at their speed. `self_test` in the log says `own_layers=True` then. `pagewire bench cpu_step --against
-transformers` compares the two ways. Weights are shared meanwhile, not copied.
+too, at their speed. `self_test` in the log says `own_layers=True` then. Weights are shared meanwhile, not copied.
+`pagewire bench cpu_step --against transformers --families …` compares native families with themselves by transformers.
 
 A model that also takes images or sound (`text_config` in config.json, such as Gemma 3, Mistral Small 3.1, Llava,
 Idefics 3, InternVL, Qwen 2.5 VL and Qwen 3 VL) serves text by its decoder, natively where the decoder is; the other
