@@ -8,7 +8,13 @@ class PagewireError(Exception):
 
 
 class ConfigurationError(PagewireError):
-    """A setting, a flag, a file or a model folder is invalid. Commands exit with code 2."""
+    """A setting, a flag, a file or a model folder is invalid. Commands exit with code 2.
+
+    The message is one line, whatever it quotes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 class WireVersionError(PagewireError):

@@ -130,7 +130,8 @@ def test_any_quantized_weights(name: str, tmp_path: Path) -> None:
     headers = st.tuples(
         st.just(encode_json(config)), mutated([header], [b"I32", b"[0,0]", b"g_idx", b"-1", b"_scale", b"F8_E5M2"])
     )
-    fuzz(st.one_of(settings, headers), check, batch=5, share=0.3)
+    known = [(encode_json(config | {"quantization_config": sample | {"quant_method": "\n"}}), header)]
+    fuzz(st.one_of(settings, headers), check, known, batch=5, share=0.3)
 
 
 def test_any_tokenizer(folder: Path) -> None:
