@@ -14,7 +14,7 @@ class ConfigurationError(PagewireError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))
 
 
 class WireVersionError(PagewireError):
