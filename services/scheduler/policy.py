@@ -216,11 +216,12 @@ class Policy:
         return [(sequence, blocks) for sequence, blocks in extended if sequence.state is SequenceState.RUNNING]
 
     def _extend_prompts(self, prompts: list[Sequence]) -> Iterator[tuple[Sequence, list[int]]]:
-        """Gives the prompts in progress, in this order, the blocks that the steps ahead can fill.
+        """Gives the prompts in progress, in this order, the blocks that the steps ahead can fill beside their decodes.
 
         Their other blocks stay reserved. Yields the prompts that have new blocks, each with these.
         """
-        tokens = self.limits.lookahead * self.step_tokens
+        decodes = len(self.running) - len(self.sequences.prefills)
+        tokens = self.limits.lookahead * (self.step_tokens - decodes)
         gives_back = bool(self.sequences.groups.windows)
         for sequence in prompts:
             if tokens <= 0:

@@ -140,6 +140,29 @@ def test_a_long_prompt_holds_only_the_blocks_that_the_steps_ahead_fill() -> None
     assert engine.policy.preemptions == 0
 
 
+def test_a_prompt_beside_decodes_holds_what_they_leave_of_the_steps_ahead() -> None:
+    engine = make_engine(budget=16, block_size=4, window=2)
+    for i in range(6):
+        engine.add([i], max_tokens=40)
+    engine.plan()
+    engine.executor.run()
+    engine.read()
+    long = engine.add([9] * 90)
+    engine.plan()
+    assert len(long.blocks) == 2 * (16 - 6) // 4
+    engine.executor.run()
+    sizes = []
+    for _ in range(6):  # the executor is a step ahead of what the policy has read
+        engine.executor.run()
+        sizes.append(sum(unpack(engine.executor.outputs[-1].counts)))
+        engine.read()
+        engine.plan()
+    assert sizes == [16] * 6, "a prompt waits, and a step has room"
+    engine.read(99)
+    engine.drain()
+    engine.assert_exact()
+
+
 def test_blocks_that_are_reserved_for_a_prompt_admit_nobody_else() -> None:
     engine = make_engine(budget=16, block_size=4, window=2, num_blocks=32)
     engine.add([1] * 100, max_tokens=2)
