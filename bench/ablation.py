@@ -26,6 +26,12 @@ BASE = Variant()
 WINDOWS = {steps: Variant(window=steps) for steps in (1, 2, 4, 8, 16)}
 BLOCK_SIZES = {tokens: Variant(block_size=tokens) for tokens in (1, 16, 64, 256)}
 SHOWN_SIZES = (16, 64)
+PARTS = {
+    "waste": "",
+    "waste_running": ", of it in the step that runs",
+    "waste_queued": ", of it in steps behind it",
+}
+"""Figures of the wasted memory, and what a row adds to its block size."""
 CHANGES: Mapping[str, Variant] = {
     **{f"lease window {steps}": variant for steps, variant in WINDOWS.items()},
     "whole prompts first": Variant(splitfuse=False),
@@ -113,15 +119,19 @@ def changes(cells: Cells, system: System, names: Iterable[str]) -> list[str]:
 
 
 def waste(cells: Cells, system: System, load: str) -> list[str]:
-    """Returns a table of the share of the allocated KV memory that holds nothing, by block size and arrival rate."""
+    """Returns a table of the share of the allocated KV memory that holds nothing, by block size and arrival rate.
+
+    Two rows behind each share say what of it steps in flight fill.
+    """
     rates = sorted({cell.qps for cell in cells})
     rows = []
     for size, variant in BLOCK_SIZES.items():
         if size not in SHOWN_SIZES:
             continue
-        samples = [[run["waste"] * 100 for run in cells[Cell(system, load, qps, variant)]] for qps in rates]
-        cells_of = (spread(statistics.fmean(shares), shares) for shares in samples)
-        rows.append(" | ".join([f"block size {size}", *cells_of]))
+        for part, name in PARTS.items():
+            samples = [[run[part] * 100 for run in cells[Cell(system, load, qps, variant)]] for qps in rates]
+            cells_of = (spread(statistics.fmean(shares), shares) for shares in samples)
+            rows.append(" | ".join([f"block size {size}{name}", *cells_of]))
     return markdown(" | ".join(["waste, % (simulated)", *(f"{qps:g}/s" for qps in rates)]), rows)
 
 

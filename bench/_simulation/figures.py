@@ -24,7 +24,8 @@ def figures(trace: Trace) -> dict[str, float]:
         "tokens_per_s": sum(request.output for request in requests) / span,
         "busy": trace.busy / trace.working,
         "waste": statistics.fmean(trace.waste.samples),
-        "reserved": statistics.fmean(trace.waste.reserved),
+        "waste_running": statistics.fmean(trace.waste.running),
+        "waste_queued": statistics.fmean(trace.waste.queued),
         "preemptions": float(trace.preemptions),
         "row_steps": float(trace.rows),
     }

@@ -140,6 +140,7 @@ class VirtualPipeline:
         self._inbox: list[Plan] = []
         self._plan = self._lease_until = self._runs = self._step = 0
         self._ends: deque[float] = deque([0.0], maxlen=2)  # of the last two steps, the latest last
+        self._in_flight: deque[StepOutput] = deque()  # of steps that are launched and have not ended
         self._idle = True
         self.trace = Trace()
 
@@ -225,7 +226,8 @@ class VirtualPipeline:
         self.trace.busy += seconds
         self.trace.steps += 1
         self.trace.rows += rows
-        self._clock.at(self._ends[-1], self._emit, self._output(columns, seconds))
+        self._in_flight.append(self._output(columns, seconds))
+        self._clock.at(self._ends[-1], self._emit, self._in_flight[-1])
         queued = self._clock.now + work
         self._clock.at(max(queued, self._ends[0]) if self._host.asynchronous else self._ends[-1], self._boundary)
 
@@ -247,7 +249,9 @@ class VirtualPipeline:
             if finish:
                 request.cached = self._sequences.pop(sequence).num_cached_tokens or 0
                 self._clock.at(at, self._end, request)
-        self.trace.waste.sample(self.policy, output)
+        if output.sequences:
+            self._in_flight.popleft()
+        self.trace.waste.sample(self.policy, output, self._in_flight[0] if self._in_flight else None)
         self._clock.at(self._clock.now + self._host.round_trip / 2, self._read, output)
 
     def _end(self, request: Request) -> None:

@@ -15,7 +15,8 @@ def test_figures_of_a_run() -> None:
     assert [found["ttft_median"], found["ttft_p99"]] == pytest.approx([11e-3] * 2)
     assert [found["tpot_p90"], found["itl_p95"]] == pytest.approx([10.01e-3] * 2)
     assert 0 < found["waste"] < 1
-    assert found["reserved"] == found["preemptions"] == 0.0
+    assert 0 < found["waste_running"] < found["waste"]
+    assert found["waste_queued"] == found["preemptions"] == 0.0
     assert found["row_steps"] == 8
 
 

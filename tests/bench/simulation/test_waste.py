@@ -33,7 +33,19 @@ def test_a_prompt_half_written() -> None:
     allocated = len(scheduler.running[0].blocks) * 16
     waste.sample(scheduler, output(0, (1, 0, 30, NO_TOKEN)))
     assert waste.samples == [(allocated - 30) / allocated]
-    assert waste.reserved == [10 / allocated]
+    assert waste.running == [0]
+    assert waste.queued == [10 / allocated]
+
+
+def test_what_the_next_step_writes_is_apart_from_what_later_ones_write() -> None:
+    scheduler, waste = policy(), Waste()
+    scheduler.add(sequence(1, list(range(40))))
+    scheduler.schedule()
+    allocated = len(scheduler.running[0].blocks) * 16
+    waste.sample(scheduler, output(0, (1, 0, 10, NO_TOKEN)), output(1, (1, 10, 24, NO_TOKEN)))
+    assert waste.samples == [(allocated - 10) / allocated]
+    assert waste.running == [24 / allocated]
+    assert waste.queued == [6 / allocated]
 
 
 def test_tokens_that_the_scheduler_has_not_read_are_written() -> None:
@@ -46,7 +58,7 @@ def test_tokens_that_the_scheduler_has_not_read_are_written() -> None:
     waste.sample(scheduler, first)
     waste.sample(scheduler, second)
     assert waste.samples == [(allocated - 40) / allocated, (allocated - 41) / allocated]
-    assert waste.reserved == [0, 0]
+    assert waste.queued == [0, 0]
 
 
 def test_shared_blocks_count_once_and_the_cache_alone_not_at_all() -> None:
