@@ -42,6 +42,7 @@ MODULES = (
     "round_rows",
     "eight_bit_linear",
     "scatter",
+    "page_indices",
 )
 
 

@@ -55,6 +55,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
     """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda; int8 (with a scale per token
     and KV head): only on a CPU, with its compiled kernels."""
+    attention_backend: Literal["triton", "flashinfer", "TRITON_ATTN", "FLASHINFER"] = "triton"
+    """What computes attention on cuda: triton, with kernels of this project, or flashinfer, where it is installed;
+    TRITON_ATTN and FLASHINFER are vLLM's names of the two."""
     batch_invariant: bool = False
     """Make results bitwise independent of the other sequences in a batch; slower, and only on cuda."""
     chat_template: str = ""

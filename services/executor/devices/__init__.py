@@ -62,6 +62,10 @@ def open_device(settings: Settings, folder: Path) -> Device:
         )
     if settings.batch_invariant and settings.device != "cuda":
         raise ConfigurationError(f"device {settings.device} does not support batch-invariant: leave it out")
+    if settings.attention_backend != "triton" and settings.device != "cuda":
+        raise ConfigurationError(
+            f"device {settings.device} does not support attention-backend {settings.attention_backend}: leave it out"
+        )
     if settings.device == "cpu":
         return _open_cpu(settings, folder)
     if settings.device == "cuda":

@@ -76,6 +76,11 @@ class StepBatch(msgspec.Struct, frozen=True):
         return positions_of(self.num_computed_tokens, self.query_lens)
 
 
+_NONE: Int64 = np.empty(0, np.int64)
+NO_ROWS = StepBatch(_NONE, _NONE, _NONE, _NONE, np.empty(0, np.bool_))
+"""A step without rows, such as one of padding only."""
+
+
 def positions_of(num_computed_tokens: Int64, query_lens: Int64) -> Int64:
     """Returns the positions [T] of rows of `query_lens` [R] positions, at least 1, after the computed ones."""
     ends: Int64 = query_lens.cumsum()

@@ -1,28 +1,29 @@
-"""The KV pool, and the attention of one step over it."""
+"""The KV pool, the attention of one step over it, and what a backend of attention provides for that."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pagewire.kernels import split_attention
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.kernels.paged_attention import paged_attention
-from pagewire.kernels.plan_splits import capacity as programs
 from pagewire.kernels.rotary_cache import Rotary, rotary_cache
 from pagewire.kernels.step_inputs import StepInputs
+from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.protocol import Capacity, StepBatch
 from pagewire.services.executor.models.model import ModelSpec
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
 class KVPool:
-    """Keys and values of every layer, and the plans by which programs share contexts.
+    """Keys and values of every layer.
 
     Attributes:
         dummy: the block after all others, which rows that do not run write to.
+        dtype: that of queries and results.
+        cached: that of the keys and values.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class KVPool:
         Keys and values in float8_e4m3fn have no scale: values beyond 448 are clamped.
         """
 
+        self.dtype, self.cached = dtype, cached or dtype
+
         def cache(layer: Attention, size: int) -> Tensor:
             shape = capacity.num_blocks + 1, layer.kv_heads, capacity.block_size, size
-            return torch.zeros(shape, dtype=cached or dtype, device=runtime.device)
+            return torch.zeros(shape, dtype=self.cached, device=runtime.device)
 
         self.dummy = capacity.num_blocks
         self.layers, self.groups = spec.layers, spec.groups
@@ -51,12 +54,6 @@ class KVPool:
         self._attended = {
             sizes: torch.zeros(max_tokens, *sizes, dtype=dtype, device=runtime.device)
             for sizes in {(layer.heads, layer.value_head_size) for layer in self.layers}
-        }
-        self.plans = {
-            layer: split_attention.new_plan(
-                layer, capacity.max_num_seqs, programs(runtime.multiprocessors, layer.kv_heads), runtime.device
-            )
-            for layer in dict.fromkeys(self.layers)
         }
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
@@ -87,37 +84,52 @@ class KVPool:
         return numbers * block_size * cached.itemsize
 
 
-class TritonAttention:
-    """The attention of one step, an `AttentionFn`. Its kernel launches depend on the shapes of its tensors only."""
+class Attend(Protocol):
+    """Attention of the steps of one shape, over keys and values that are in the pool."""
 
-    def __init__(
-        self, pool: KVPool, batches: Sequence[Batch], inputs: Sequence[StepInputs], *, decode: bool, split: bool
-    ) -> None:
-        """`batches` and `inputs` are those of each group of layers. `decode`: no row has more than one token.
+    def plan(self, batch: StepBatch) -> None:
+        """Prepares the host's part of the next run. Before the device runs it, captured or not; also without rows."""
 
-        `split`: several programs share the context of a short row. Their number depends on the batch, and so do the
-        last bits of the result. Without it the mixed kernel computes all rows, independently of the batch.
+    def begin(self) -> None:
+        """Enqueues what the layers of a step share. Its launches depend on the shape only, as those of a call do."""
+
+    def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
+        """Returns the attention [T, Hq, dv] of `query` [T, Hq, d] of a layer. For `sinks` see `AttentionFn`."""
+
+
+class Backend(Protocol):
+    """Computes attention for one device.
+
+    Attributes:
+        pool: the keys and values.
+        captures_mixed: whether steps with prompts can be captured. Those with one token per row always can.
+    """
+
+    pool: KVPool
+    captures_mixed: bool
+
+    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> Attend:
+        """Returns the attention of the steps of a bucket, which will be `captured` or run as kernels one by one.
+
+        `batches` are those of each group of layers.
         """
-        self._pool = pool
-        self._batches = batches
-        self._inputs = inputs
-        self._decode, self._split = decode, split
-        self._out = pool.attended(len(inputs[0].ids))
 
-    def plan(self) -> None:
-        """Plans the splits of contexts, once per step."""
-        if not self._split:
-            return
-        itemsize = next(iter(self._out.values())).element_size()
-        for layer, plan in self._pool.plans.items():
-            split_attention.plan_batch(layer, self._batches[0], itemsize, plan)
+
+class StepAttention:
+    """The attention of one step, an `AttentionFn`: writes keys and values to the pool, and has a backend attend."""
+
+    def __init__(self, pool: KVPool, inputs: Sequence[StepInputs], attend: Attend) -> None:
+        """`inputs` are those of each group of layers."""
+        self._pool = pool
+        self._inputs = inputs
+        self._attend = attend
+        self._unrotated = torch.empty(1, 0, device=inputs[0].ids.device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionFn`."""
         if q.shape[2] == v.shape[2]:
             still = Rotary(q.shape[1], k.shape[1], q.shape[2], rotary=0)
-            angles = self._pool.plans[self._pool.layers[layer]].logsum  # not read
-            return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, angles, sinks=sinks)
+            return self.rotated(layer, torch.cat((q, k, v), dim=1).flatten(1), still, self._unrotated, sinks=sinks)
         places = self._inputs[self._pool.groups.groups[layer]].places
         for cache, new in zip(self._pool.caches[layer], (k, v), strict=True):
             size = cache.shape[2]
@@ -145,18 +157,3 @@ class TritonAttention:
         query = packed.new_empty(len(packed), attention.heads, attention.head_size)
         rotary_cache(rotary, packed, inputs.positions, inputs.places, angles, query, keys, values, *norms)
         return self._attend(layer, query, sinks)
-
-    def _attend(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
-        """Returns the attention of `query` [T, Hq, d] over keys and values that are in the pool."""
-        keys, values = self._pool.caches[layer]
-        attention, batch = self._pool.layers[layer], self._batches[self._pool.groups.groups[layer]]
-        out = self._out[attention.heads, attention.value_head_size]
-        shortest = 1
-        if self._split and not attention.chunk:
-            plan = self._pool.plans[attention]
-            queries = 1 if self._decode else None
-            split_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks, queries)
-            shortest = split_attention.most_queries(attention) + 1
-        if not self._decode or attention.chunk:
-            paged_attention(attention, batch, query, keys, values, out, minimum=shortest, sinks=sinks)
-        return out

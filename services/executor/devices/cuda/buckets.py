@@ -69,10 +69,11 @@ class OneShape:
 class Buckets:
     """The captured shapes of a device with `max_num_seqs` slots. Most steps have up to `max_tokens` tokens."""
 
-    def __init__(self, max_num_seqs: int, max_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_tokens: int, *, mixed: bool = True) -> None:
+        """`mixed`: whether steps with rows of several tokens are captured too."""
         self._most_rows = max_num_seqs
         self._decode = decode_sizes(max_num_seqs)
-        self._mixed = mixed_sizes(max_tokens)
+        self._mixed = mixed_sizes(max_tokens) if mixed else []
 
     @property
     def captured(self) -> list[Bucket]:

@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from pagewire.services.executor.devices.candidates import reduce_candidates
-from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
 from pagewire.services.executor.devices.cuda.columns import StepColumns
 from pagewire.services.executor.devices.cuda.outputs import NOTHING, OutputRing, Pending, Report, Reports
@@ -16,10 +16,11 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
 from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
 from pagewire.services.executor.devices.masks import Masks
-from pagewire.services.executor.devices.protocol import Bool, Capacity, Edits, Int64, StepBatch
+from pagewire.services.executor.devices.protocol import NO_ROWS, Bool, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.sampling import process
 from pagewire.shared.sampling import RECORD, Record
@@ -59,10 +60,11 @@ class CudaDevice:
         runtime: Runtime,
         max_tokens: int,
         *,
+        backend: Callable[[KVPool, Capacity, Runtime], Backend] = TritonBackend,
         batch_invariant: bool = False,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> None:
-        """`model` is the result of `with_kernels`. Most steps have up to `max_tokens` tokens.
+        """`model` is the result of `with_kernels`. Most steps have up to `max_tokens` tokens. `backend` attends.
 
         `batch_invariant`: the result for a sequence is bitwise independent of the batch, and no step has more than
         `max_tokens` tokens.
@@ -76,7 +78,8 @@ class CudaDevice:
         self._columns = StepColumns(runtime, slots, _COPIES)
         self._memory = StepMemory(slots, capacity.vocab_size, runtime.device)
         self._outputs = OutputRing(runtime, DEPTH, slots)
-        self._buckets: Buckets | OneShape = Buckets(slots, max_tokens)
+        self._backend = backend(pool, capacity, runtime)
+        self._buckets: Buckets | OneShape = Buckets(slots, max_tokens, mixed=self._backend.captures_mixed)
         if batch_invariant:
             self._buckets = OneShape(slots, max_tokens)
         self._forwards: dict[Bucket, tuple[Forward, Callable[[], None]]] = {}
@@ -103,7 +106,9 @@ class CudaDevice:
         began, buckets, sizes = time.monotonic(), self._buckets.captured, self._buckets.sampled
         nothing, place = np.empty(0, np.int64), self._tables.places("tokens", np.zeros(1, np.int64))
         self._columns.send(nothing, nothing, self._tables.memory, place, np.zeros(1, np.int32))  # compiles the update
-        forwards = [self._forward(bucket)[0] for bucket in buckets]
+        forwards = [self._new_forward(bucket, captured=True) for bucket in buckets]
+        for forward in forwards:
+            forward.plan(NO_ROWS)
         samplers = [self._sampler(rows)[0] for rows in sizes]
         graphs = self._runtime.capture([*(forward.run for forward in forwards), *(sampler.run for sampler in samplers)])
         runs, more = graphs[: len(forwards)], graphs[len(forwards) :]
@@ -155,6 +160,7 @@ class CudaDevice:
         self._columns.send(batch.slots, batch.query_lens, self._tables.memory, places, values)
         bucket = self._buckets.choose(len(batch.slots), len(batch.token_ids))
         forward, run_forward = self._forward(bucket)
+        forward.plan(batch)
         run_forward()
         masked = np.flatnonzero(batch.samples & self._masks.active[batch.slots])
         forced: dict[int, list[int]] = {}
@@ -196,7 +202,7 @@ class CudaDevice:
         self._forwards.clear()
         self._samplers.clear()
         self._masks.close()
-        del self._model, self._pool, self._memory
+        del self._model, self._pool, self._backend, self._memory
 
     @torch.inference_mode()
     def _reports(self, forward: Forward, sampler: Sampler, batch: StepBatch) -> Reports:
@@ -261,8 +267,11 @@ class CudaDevice:
         """Returns the first part of a step, and what runs it: its graph, or its kernels one by one."""
         if bucket in self._forwards:
             return self._forwards[bucket]
-        forward = Forward(self._model, self._pool, self._tables, self._columns, self._memory, bucket)
+        forward = self._new_forward(bucket, captured=False)
         return forward, forward.run
+
+    def _new_forward(self, bucket: Bucket, *, captured: bool) -> Forward:
+        return Forward(self._model, self._backend, self._tables, self._columns, self._memory, bucket, captured=captured)
 
     def _sampler(self, rows: int) -> tuple[Sampler, Callable[[], None]]:
         """Returns the same of the second part."""

@@ -10,7 +10,7 @@ from pagewire.kernels.grouped_linear import grouped_linear
 from pagewire.kernels.rms_norm import rms_norm
 from pagewire.kernels.rotary_cache import Rotary
 from pagewire.kernels.route import choose, combine, group
-from pagewire.services.executor.devices.cuda.attention import TritonAttention
+from pagewire.services.executor.devices.cuda.attention import StepAttention
 from pagewire.services.executor.models.decoder import Attention, DecoderLM
 from pagewire.services.executor.models.feed_forward import Experts
 from pagewire.services.executor.models.layers import Activate, RMSNorm
@@ -20,7 +20,7 @@ from pagewire.services.executor.models.spec import HeadNorm
 
 
 def with_kernels(model: CausalLM, max_model_len: int, device: torch.device) -> CausalLM:
-    """Changes `model` in place, moves it to `device` and returns it. `attend` must now be a `TritonAttention`."""
+    """Changes `model` in place, moves it to `device` and returns it. `attend` must now be a `StepAttention`."""
     if isinstance(model, DecoderLM):
         decoder = model.model
         rotaries: list[Any] = list(decoder.rotaries)
@@ -64,7 +64,7 @@ class FusedAttention(nn.Module):
         ).requires_grad_(requires_grad=False)
         self._angles = angles
 
-    def forward(self, x: Tensor, _rotate: Rotate, attend: TritonAttention) -> Tensor:
+    def forward(self, x: Tensor, _rotate: Rotate, attend: StepAttention) -> Tensor:
         """[T, D] -> [T, D]."""
         packed = self.qkv(x)
         if self.heads_together is not None:

@@ -1,25 +1,32 @@
 """Opens the GPU: loads the model, measures the free memory, allocates the KV pool and captures the graphs."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks
-from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.columns import StepColumns
 from pagewire.services.executor.devices.cuda.device import CudaDevice
+from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.flashinfer_limits import check_model, find_flashinfer, refused
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.quantized import CudaPacking
-from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
+from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, Runtime
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
 from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.defaults import GPU, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
-from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.models.registry import is_native, load_model
+from pagewire.services.executor.models.config import Common, parse, weights_dtype
+from pagewire.services.executor.models.model import CausalLM
+from pagewire.services.executor.models.registry import build_model, is_native, load_model
 from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import max_model_len, read_config
@@ -29,6 +36,13 @@ FP8_SINCE = (8, 9)
 """First compute capability with instructions to convert to and from fp8."""
 GRAPHS = 1 << 30
 """Bytes reserved for captured graphs, which are allocated after the KV pool."""
+BACKENDS: Mapping[str, Callable[[KVPool, Capacity, Runtime], Backend]] = {
+    "triton": TritonBackend,
+    "TRITON_ATTN": TritonBackend,
+    "flashinfer": FlashInferBackend,
+    "FLASHINFER": FlashInferBackend,
+}
+"""What computes attention, by the values of `attention_backend`."""
 
 
 def check_cache(kv_cache_dtype: str, capability: tuple[int, int]) -> None:
@@ -43,6 +57,21 @@ def check_cache(kv_cache_dtype: str, capability: tuple[int, int]) -> None:
         )
 
 
+def check_backend(settings: Settings, config: dict[str, Any]) -> None:
+    """Checks that the backend of attention is there, and computes the model of a config.json of a native family.
+
+    Raises:
+        ConfigurationError: it is not, or does not.
+    """
+    if BACKENDS[settings.attention_backend] is not FlashInferBackend:
+        return
+    if settings.batch_invariant:
+        raise refused("batch-invariant")
+    find_flashinfer()
+    if is_native(config):
+        check_model(build_model(config).spec, weights_dtype(settings.dtype, parse(Common, config)))
+
+
 def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     """Opens the current GPU with the model of `folder`, its KV pool, and a graph for every bucket.
 
@@ -54,13 +83,16 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     capability = torch.cuda.get_device_capability()
     check_cache(settings.kv_cache_dtype, capability)
     config = read_config(folder)
+    check_backend(settings, config)
     length = max_model_len(settings, config)
-    runtime = CudaRuntime()
+    runtime, backend = CudaRuntime(), BACKENDS[settings.attention_backend]
     packing = None if settings.quantization == "none" else CudaPacking(fp8=capability >= FP8_SINCE)
     random = settings.seed if settings.load_format == "dummy" else None
     plain = load_model(folder, config, settings.dtype, packing, random)
     spec, dtype = plain.spec, plain.embedding.dtype
     check_length(spec, length)
+    if backend is FlashInferBackend:
+        check_model(spec, dtype)
     if not is_native(config):
         # On the CPU, where the model is now: the kernels of both devices follow the same constants.
         from pagewire.services.executor.devices.self_test import prove  # transformers take seconds to load
@@ -71,16 +103,11 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     slots, block_size = slots_of(settings), settings.block_size
     tokens = settings.max_num_batched_tokens or GPU.step_tokens
 
-    # A step of padding only allocates as much memory as the largest step, and the allocator keeps it.
     windows = spec.groups.windows
     empty = Capacity(0, block_size, slots, length, spec.vocab_size, windows=windows)
-    dummy_pool = KVPool(spec, empty, dtype, runtime, tokens, cached)
-    tables, columns = SlotTables(empty, runtime.device), StepColumns(runtime, slots, depth=1)
-    memory = StepMemory(slots, spec.vocab_size, runtime.device)
-    Forward(model, dummy_pool, tables, columns, memory, Bucket(min(slots, tokens), tokens, decode=False)).run()
-    Sampler(model, tables, columns, memory, slots).run()
-    torch.cuda.synchronize()
-    del tables, columns, dummy_pool, memory  # so that the allocator has room for the real ones
+    _run_padding(
+        model, empty, tokens, backend(KVPool(spec, empty, dtype, runtime, tokens, cached), empty, runtime), runtime
+    )
     free, total = torch.cuda.mem_get_info()
 
     block_bytes = KVPool.bytes_per_block(spec, block_size, cached)
@@ -99,6 +126,20 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     pool = KVPool(spec, capacity, dtype, runtime, tokens, cached)
     log_pool(capacity, block_bytes)
     mode = LogprobsMode(settings.logprobs_mode)
-    device = CudaDevice(model, capacity, pool, runtime, tokens, batch_invariant=settings.batch_invariant, mode=mode)
+    invariant = settings.batch_invariant
+    device = CudaDevice(model, capacity, pool, runtime, tokens, backend=backend, batch_invariant=invariant, mode=mode)
     device.capture()
     return device
+
+
+def _run_padding(model: CausalLM, capacity: Capacity, tokens: int, backend: Backend, runtime: Runtime) -> None:
+    """Runs a step of padding only, which takes as much memory as the largest step, and the allocator keeps it."""
+    slots = capacity.max_num_seqs
+    tokens = min(tokens, slots * capacity.max_model_len)  # more positions than the slots have are in no step
+    tables, columns = SlotTables(capacity, runtime.device), StepColumns(runtime, slots, depth=1)
+    memory = StepMemory(slots, capacity.vocab_size, runtime.device)
+    forward = Forward(model, backend, tables, columns, memory, Bucket(min(slots, tokens), tokens, decode=False))
+    forward.plan(NO_ROWS)
+    forward.run()
+    Sampler(model, tables, columns, memory, slots).run()
+    torch.cuda.synchronize()

@@ -14,7 +14,7 @@ from pagewire.kernels.bookkeeping import bookkeeping
 from pagewire.kernels.edit_logits import edit_logits
 from pagewire.kernels.sampler import TILE, sample
 from pagewire.kernels.step_inputs import StepInputs, step_inputs
-from pagewire.services.executor.devices.cuda.attention import KVPool, TritonAttention
+from pagewire.services.executor.devices.cuda.attention import Backend, StepAttention
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.columns import StepColumns
 from pagewire.services.executor.devices.cuda.tables import SlotTables
@@ -44,6 +44,7 @@ class Forward:
 
     Attributes:
         hidden: [T, D], the hidden states after a run, until the next run of any forward.
+        plan: prepares the next run for a batch, see `Attend.plan`.
     """
 
     hidden: torch.Tensor
@@ -51,18 +52,21 @@ class Forward:
     def __init__(
         self,
         model: CausalLM,
-        pool: KVPool,
+        backend: Backend,
         tables: SlotTables,
         columns: StepColumns,
         memory: StepMemory,
         bucket: Bucket,
+        *,
+        captured: bool = False,
     ) -> None:
+        """`captured`: runs will repeat one that was captured."""
         rows, device = bucket.rows, tables.memory.device
 
         def column(dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(bucket.tokens, dtype=dtype, device=device)
 
-        self._model, self._pool, self._tables, self._memory = model, pool, tables, memory
+        self._model, self._pool, self._tables, self._memory = model, backend.pool, tables, memory
         self._slots, self._cu_queries = columns.slots[:rows], columns.cu_queries[: rows + 1]
         self._inputs = StepInputs(
             ids=column(),
@@ -76,7 +80,9 @@ class Forward:
         others = [column(torch.int64) for _ in tables.block_tables[1:]]
         self._groups = [self._inputs, *(replace(self._inputs, places=places) for places in others)]
         batches = [Batch(self._slots, self._inputs.lengths, self._cu_queries, table) for table in tables.block_tables]
-        self._attend = TritonAttention(pool, batches, self._groups, decode=bucket.decode, split=bucket.split)
+        self._backend = backend.attend(batches, bucket, captured=captured)
+        self._attend = StepAttention(self._pool, self._groups, self._backend)
+        self.plan = self._backend.plan
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -86,7 +92,7 @@ class Forward:
         for table, group in zip(self._tables.block_tables, self._groups, strict=True):
             own = replace(state, block_tables=table)
             step_inputs(own, self._slots, self._cu_queries, self._pool.dummy, block_size, group)
-        self._attend.plan()
+        self._backend.begin()
         self.hidden = self._model(inputs.ids, inputs.positions, self._attend)
         if not len(memory.last_hidden):  # only the model knows how wide they are
             shape = len(memory.logits), self.hidden.shape[1]

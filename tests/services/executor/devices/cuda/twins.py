@@ -1,7 +1,7 @@
 """The same model on the device under test and on the CPU device, and sequences that run through either."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,11 +10,12 @@ import torch
 
 from pagewire.services.executor.devices.cores import Cores
 from pagewire.services.executor.devices.cpu import CpuDevice
-from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.quantized import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
+from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
 from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.config import DtypeSetting
@@ -46,6 +47,7 @@ def cuda_device(
     *,
     captured: bool = True,
     cached: torch.dtype | None = None,
+    backend: Callable[[KVPool, Capacity, Runtime], Backend] = TritonBackend,
     batch_invariant: bool = False,
     packing: CudaPacking | None = None,
     dtype: torch.dtype = torch.float32,
@@ -57,7 +59,7 @@ def cuda_device(
     capacity = capacity_of(plain.spec)
     pool = KVPool(plain.spec, capacity, dtype, where, MAX_TOKENS, cached)
     loaded = with_kernels(plain, CONTEXT, where.device)
-    device = CudaDevice(loaded, capacity, pool, where, MAX_TOKENS, batch_invariant=batch_invariant)
+    device = CudaDevice(loaded, capacity, pool, where, MAX_TOKENS, backend=backend, batch_invariant=batch_invariant)
     if captured:
         device.capture()
     return device

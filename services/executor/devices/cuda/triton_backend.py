@@ -1,0 +1,71 @@
+"""Attention by the kernels of this project. Programs share the contexts of short rows, as the device plans it."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from pagewire.kernels import split_attention
+from pagewire.kernels.attention_layer import Attention, Batch
+from pagewire.kernels.paged_attention import paged_attention
+from pagewire.kernels.plan_splits import capacity as programs
+from pagewire.kernels.split_attention import SplitPlan
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.buckets import Bucket
+from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.protocol import Capacity, StepBatch
+
+
+class TritonAttend:
+    """An `Attend`. Its kernel launches depend on the shapes of its tensors only."""
+
+    def __init__(
+        self, pool: KVPool, plans: Mapping[Attention, SplitPlan], batches: Sequence[Batch], bucket: Bucket
+    ) -> None:
+        self._pool, self._plans, self._batches = pool, plans, batches
+        self._decode, self._split = bucket.decode, bucket.split
+        self._out = pool.attended(bucket.tokens)
+
+    def plan(self, batch: StepBatch) -> None:
+        """Does nothing: the device plans."""
+
+    def begin(self) -> None:
+        """Plans the splits of contexts."""
+        if not self._split:
+            return
+        itemsize = self._pool.dtype.itemsize
+        for layer, plan in self._plans.items():
+            split_attention.plan_batch(layer, self._batches[0], itemsize, plan)
+
+    def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
+        """See `Attend`."""
+        keys, values = self._pool.caches[layer]
+        attention, batch = self._pool.layers[layer], self._batches[self._pool.groups.groups[layer]]
+        out = self._out[attention.heads, attention.value_head_size]
+        shortest = 1
+        if self._split and not attention.chunk:
+            plan = self._plans[attention]
+            queries = 1 if self._decode else None
+            split_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks, queries)
+            shortest = split_attention.most_queries(attention) + 1
+        if not self._decode or attention.chunk:
+            paged_attention(attention, batch, query, keys, values, out, minimum=shortest, sinks=sinks)
+        return out
+
+
+class TritonBackend:
+    """A `Backend`, with the plans by which programs share contexts."""
+
+    captures_mixed = True
+
+    def __init__(self, pool: KVPool, capacity: Capacity, runtime: Runtime) -> None:
+        self.pool = pool
+        self._plans = {
+            layer: split_attention.new_plan(
+                layer, capacity.max_num_seqs, programs(runtime.multiprocessors, layer.kv_heads), runtime.device
+            )
+            for layer in dict.fromkeys(pool.layers)
+        }
+
+    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> TritonAttend:
+        """See `Backend.attend`."""
+        return TritonAttend(self.pool, self._plans, batches, bucket)
