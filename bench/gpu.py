@@ -6,7 +6,7 @@ Parts are independent: one that fails is reported, and the others run.
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from pagewire.bench._gpu.machine import Machine, description, measured
 from pagewire.bench._gpu.plan import Cell, grid
 from pagewire.bench._output import add_output, write
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.cuda.open import FP8, GRAPHS, check_cache
+from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
+from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer
+from pagewire.services.executor.devices.cuda.open import BACKENDS, FP8, GRAPHS, check_cache
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.shared import logs
 from pagewire.shared.config import Settings
@@ -87,7 +89,8 @@ def main(arguments: list[str]) -> int:
     """Prints a table per part and writes `--output`. Exit code 1 if a part failed or a step waited for the host.
 
     Raises:
-        ConfigurationError: there is no GPU, or it does not convert fp8 and the cache is to be kept so.
+        ConfigurationError: there is no GPU, it does not convert fp8 and the cache is to be kept so, or what is to
+            attend is not installed.
     """
     parser = argparse.ArgumentParser(prog="pagewire bench gpu", description=__doc__)
     parser.add_argument(
@@ -100,6 +103,9 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=SHAPES, help="shapes")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", "fp8"], help="for decode and prefill")
+    parser.add_argument(
+        "--attention-backend", default="triton", choices=BACKENDS, help="for decode, prefill and profile"
+    )
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
     parser.add_argument("--requests", type=int, default=1000, help="load: per run")
     add_output(parser)
@@ -108,16 +114,27 @@ def main(arguments: list[str]) -> int:
         raise ConfigurationError("bench gpu needs a GPU that PyTorch can use, and there is none")
     check_cache(given.kv_cache_dtype, torch.cuda.get_device_capability())
     logs.configure(Settings(log_level="warning"), service="bench")
+    backend = BACKENDS[given.attention_backend]
+    if backend is FlashInferBackend:
+        find_flashinfer()
     runtime = CudaRuntime()
     room = int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE) - GRAPHS
-    return report(measured(runtime, torch.bfloat16, room), given, arguments)
+    return report(replace(measured(runtime, torch.bfloat16, room), backend=backend), given, arguments)
 
 
 def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Runs the parts, and writes the results after each, so that they survive a later part that fails."""
     about = description(machine.runtime.device)
     rates = {"copy_bytes_per_s": machine.bandwidth, "matrix_flops_per_s": machine.rate}
-    results: dict[str, Any] = about | rates | {"kv_cache_dtype": given.kv_cache_dtype, "parts": {}}
+    results: dict[str, Any] = (
+        about
+        | rates
+        | {
+            "kv_cache_dtype": given.kv_cache_dtype,
+            "attention_backend": given.attention_backend,
+            "parts": {},
+        }
+    )
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"copies {machine.bandwidth / 1e12:.2f} TB/s, multiplies {machine.rate / 1e12:.0f} TFLOP/s: measured")
     syncs, failures = 0, {}

@@ -33,12 +33,12 @@ def page_indices_kernel(
     real = entries < tl.load(starts + row + 1) - first
     length = tl.load(lengths + row)
     queries = tl.load(cu_queries + row + 1) - tl.load(cu_queries + row)
-    # What a window has left behind may be another sequence's by now.
+    # What a window has left behind may be another sequence's by now. The first block that is seen stands for it.
     least = tl.where(window > 0, tl.maximum(length - queries - window + 1, 0), 0)
-    seen = real & (entries * BLOCK_SIZE < length) & ((entries + 1) * BLOCK_SIZE > least)
     slot = tl.load(slots + row).to(tl.int64)
-    block = tl.load(block_tables + slot * table_width + entries, mask=seen, other=0)
-    tl.store(indices + first + entries, tl.where(seen, block, dummy), mask=real)
+    places = block_tables + slot * table_width + tl.maximum(entries, least // BLOCK_SIZE)
+    block = tl.load(places, mask=real & (length > 0), other=0)
+    tl.store(indices + first + entries, tl.where(length > 0, block, dummy), mask=real)
 
 
 def page_indices(
@@ -46,9 +46,8 @@ def page_indices(
 ) -> None:
     """Writes to `out` the blocks of the rows of a batch; those of row r are out[starts[r] : starts[r + 1]].
 
-    `starts` is int32 [R + 1] for the first R rows of the batch, with at most as many entries per row as a block table
-    has. `dummy` stands for what no query of the row sees: entries behind its length, and those that `window` positions
-    (0: all are seen) have left behind.
+    `starts` is int32 [R + 1] for the first R rows of the batch, with as many entries per row as its length needs. A
+    dead row has `dummy` instead. With a `window` (0: none) no entry is a block that the row's queries do not see.
     """
     grid = len(starts) - 1, triton.cdiv(batch.block_tables.shape[1], BLOCK)
     page_indices_kernel[grid](
@@ -73,8 +72,8 @@ def reference(batch: Batch, starts: list[int], window: int, dummy: int, block_si
         length, queries = int(batch.lengths[row]), int(batch.cu_queries[row + 1] - batch.cu_queries[row])
         least = max(length - queries - window + 1, 0) if window else 0
         for entry in range(last - first):
-            seen = any(least <= position < length for position in range(entry * block_size, (entry + 1) * block_size))
-            found.append(int(batch.block_tables[batch.slots[row], entry]) if seen else dummy)
+            place = max(entry, least // block_size)
+            found.append(int(batch.block_tables[batch.slots[row], place]) if length else dummy)
     return found
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell
-from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.sampling import record
@@ -42,6 +43,8 @@ class Machine:
     """Bytes per second of a copy within its memory, read and written bytes together."""
     rate: float
     """Operations per second of a product of large matrices."""
+    backend: Callable[[KVPool, Capacity, Runtime], Backend] = TritonBackend
+    """What attends."""
 
 
 def measured(runtime: Runtime, dtype: torch.dtype, room: int, copied: int = COPIED, matrix: int = MATRIX) -> Machine:
@@ -136,4 +139,4 @@ def _built(
     for keys, values in pool.caches:
         for part in (keys, values):
             part.copy_(torch.randn(part.shape[1:], generator=random, dtype=dtype, device=runtime.device))
-    return CudaDevice(model, capacity, pool, runtime, max_tokens)
+    return CudaDevice(model, capacity, pool, runtime, max_tokens, backend=machine.backend)

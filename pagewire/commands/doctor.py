@@ -52,6 +52,8 @@ def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
         yield "kernels", _kernels
     if settings.device == "cuda":
         yield "GPU", _gpu
+        if settings.attention_backend.lower() == "flashinfer":
+            yield "FlashInfer", _flashinfer
     yield "replicas", lambda: check_replicas(settings)
     yield "servers", lambda: check_servers(settings)
     yield "model", lambda: _model(settings)
@@ -83,6 +85,12 @@ def _gpu() -> str:
     from pagewire.services.executor.devices.cuda.machine import check_machine  # Triton takes a second to load
 
     return check_machine()
+
+
+def _flashinfer() -> str:
+    from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer  # imports torch
+
+    return find_flashinfer()
 
 
 def _model(settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from tests.bench.gpu.cases import MACHINE, MODEL
 
 
 def given(*parts: str, output: Path | None = None) -> argparse.Namespace:
-    return argparse.Namespace(parts=parts, models=["tiny"], kv_cache_dtype="auto", output=output)
+    settings = {"kv_cache_dtype": "auto", "attention_backend": "triton"}
+    return argparse.Namespace(parts=parts, models=["tiny"], **settings, output=output)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -35,6 +37,14 @@ def test_an_fp8_cache_is_refused_where_serving_refuses_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     with pytest.raises(ConfigurationError, match="kv-cache-dtype"):
         gpu.main(["decode", "--kv-cache-dtype", "fp8"])
+
+
+def test_a_backend_of_attention_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(ConfigurationError, match="pip install flashinfer-python"):
+        gpu.main(["decode", "--attention-backend", "flashinfer"])
 
 
 @pytest.mark.parametrize("arguments", [["decodes"], ["decode", "--models", "gpt-5"]])

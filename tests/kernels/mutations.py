@@ -46,6 +46,13 @@ MAIN = (
 
 MORE = (
     Mutation(
+        "a block that a window has left behind",
+        "page_indices.py",
+        "tl.maximum(entries, least // BLOCK_SIZE)",
+        "entries",
+        "test_page_indices.py::test_what_a_window_has_left_behind_is_not_listed",
+    ),
+    Mutation(
         "block offset by one",
         "attend.py",
         "* BLOCK_SIZE + keys % BLOCK_SIZE",

@@ -2,13 +2,14 @@ import asyncio
 import json
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from pagewire import LLM, AsyncClient, cli
-from pagewire.commands import parser
-from pagewire.shared import flags
+from pagewire.commands import doctor, parser
+from pagewire.shared import config, flags
 from pagewire.shared.config import FIELDS, Settings, variable
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
 from pagewire.shared.model_folder import BUNDLED, served_names
@@ -222,6 +223,15 @@ def test_doctor_says_what_to_fix(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "FAILED connection:" in said
     assert cli.main(["doctor", "--max-num-seqs", "none"]) == 1
     assert "FAILED settings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", ["flashinfer", "FLASHINFER"])
+def test_doctor_looks_for_flashinfer_where_it_is_to_attend(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    assert "FlashInfer" not in dict(doctor.checks(Settings(device="cuda")))
+    found = dict(doctor.checks(config.load({"device": "cuda", "attention-backend": backend}, {})))
+    with pytest.raises(ConfigurationError, match="pip install flashinfer-python"):
+        found["FlashInfer"]()
 
 
 def test_version_and_help() -> None:

@@ -1,13 +1,18 @@
 """Decode and prefill steps are measured on the real device, here under Triton's interpreter: no time means anything."""
 
+import sys
+from dataclasses import replace
+
 import pytest
 import torch
 
 from pagewire.bench._gpu import steps as module
 from pagewire.bench._gpu.plan import Cell, decode_bytes, prefill_flops
 from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table
+from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.roofline import shape_of
 from tests.bench.gpu.cases import MACHINE, MODEL
+from tests.services.executor.devices.cuda import fake_flashinfer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
 
@@ -47,3 +52,13 @@ def test_tables() -> None:
     assert decode_table([decoded])[-1] == "| m | 8 | 512 | 2.000 | 1.900 | 3.20 | 50.0% | 4000 |"
     prompt = PrefillRun("m", 512, [2.0, 1.0, 4.0], [3.0, 3.0, 3.0], 4e12, 0.25)
     assert prefill_table([prompt])[-1] == "| m | 512 | 2.00 | 3.00 | 4.00 | 25.0% | 256000 |"
+
+
+def test_another_backend_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fake_flashinfer.module(float32=True)
+    monkeypatch.setitem(sys.modules, "flashinfer", found)
+    monkeypatch.setattr(module, "WARM_UP", 1)
+    machine = replace(MACHINE, backend=FlashInferBackend)
+    assert list(decode(machine, {"tiny": MODEL}, [Cell(2, 32)], steps=2, cached=torch.float32))
+    assert list(prefill(machine, {"tiny": MODEL}, [18], repeats=1, cached=torch.float32))
+    assert found.BatchPrefillWithPagedKVCacheWrapper.made > 2

@@ -214,7 +214,7 @@ class FlashInferBackend:
     """A `Backend`."""
 
     captures_mixed = False
-    """In a graph FlashInfer splits the contexts of all rows, for which long prompts would need gigabytes of scratch."""
+    """In a graph FlashInfer splits the contexts of all rows, also of prompts, whose partial results are large."""
 
     def __init__(self, pool: KVPool, capacity: Capacity, runtime: Runtime) -> None:
         self.pool = pool

@@ -78,6 +78,13 @@ def test_batch_invariance_is_refused_by_name_where_it_is_not_built(device: str) 
     assert device in refused
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim:h100"])
+@pytest.mark.parametrize("backend", ["flashinfer", "FLASHINFER", "TRITON_ATTN"])
+def test_a_backend_of_attention_is_for_cuda_only(device: str, backend: str) -> None:
+    refused = refusal(checkpoint("llama"), device=device, attention_backend=backend)
+    assert refused == f"device {device} does not support attention-backend {backend}: leave it out"
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]"])
 def test_a_broken_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)

@@ -7,7 +7,6 @@ What the real wrapper would silently do otherwise than asked is refused here.
 Memory of the device is on torch's meta device where there is none, and then nothing is computed.
 """
 
-import sys
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -47,8 +46,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
     ) -> None:
         assert kv_layout == "HND", "the only layout of these tests"
         assert backend == "fa2", "the only kernels of these tests"
-        assert custom_mask_buf is mask_indptr_buf is jit_args is jit_kwargs is None
-        assert not variant_owns_mask
+        unused: tuple[object, ...] = (custom_mask_buf, mask_indptr_buf, jit_args, jit_kwargs, variant_owns_mask or None)
+        assert unused == (None,) * 5, "no test uses them"
         self.device = float_workspace_buffer.device
         self._graph = use_cuda_graph
         self._buffers = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf)
@@ -297,8 +296,3 @@ def module(*, float32: bool = False) -> ModuleType:
     )
     vars(found).update({"__version__": VERSION, kind.__name__: kind})
     return found
-
-
-def install() -> None:
-    """Lets this process import it."""
-    sys.modules["flashinfer"] = module()

@@ -8,6 +8,7 @@ In a process of its own, because Triton is chosen as a compiler or as an interpr
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +30,12 @@ from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.open import BACKENDS
 from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.sampling import record
+from tests.services.executor.devices.cuda import fake_flashinfer
 from tests.services.executor.devices.cuda.twins import batch_of
 
 Form = tuple[object, ...]
@@ -234,13 +237,13 @@ def active(driver: FakeDriver) -> Iterator[None]:
     yield
 
 
-def device_of(config: dict[str, Any], runtime: FakeRuntime, cached: torch.dtype | None) -> CudaDevice:
+def device_of(config: dict[str, Any], runtime: FakeRuntime, cached: torch.dtype | None, backend: str) -> CudaDevice:
     """Returns the device of a model in bf16, with nothing captured."""
     plain = build_model(config).to(torch.bfloat16)
     model = with_kernels(plain, CONTEXT, runtime.device)
     capacity = Capacity(BLOCKS, BLOCK_SIZE, SLOTS, CONTEXT, model.spec.vocab_size)
     pool = KVPool(model.spec, capacity, torch.bfloat16, runtime, BUDGET, cached)
-    return CudaDevice(model, capacity, pool, runtime, BUDGET)
+    return CudaDevice(model, capacity, pool, runtime, BUDGET, backend=BACKENDS[backend])
 
 
 def serve(device: CudaDevice) -> None:
@@ -263,12 +266,14 @@ def serve(device: CudaDevice) -> None:
         device.launch(batch_of((0, 5 + position, [0], True), (1, 70 + position, [0], True))).wait()
 
 
-def observe(config: dict[str, Any], arch: int, *, compiles: bool, cached: torch.dtype | None = None) -> Findings:
+def observe(
+    config: dict[str, Any], arch: int, *, compiles: bool, cached: torch.dtype | None = None, backend: str = "triton"
+) -> Findings:
     """Opens the model on a GPU, captures its graphs and runs steps."""
     driver = FakeDriver(arch, compiles=compiles)
     runtime = FakeRuntime(driver)
     with active(driver):
-        device = device_of(config, runtime, cached)
+        device = device_of(config, runtime, cached, backend)
         with Operations(runtime.pinned_storages) as captured:
             device.capture()
         forms = set(driver.forms)
@@ -298,11 +303,13 @@ def main() -> None:
     parser.add_argument("--arch", type=int, default=90, choices=SHARED_MEMORY)
     parser.add_argument("--model", default="llama-3-8b", choices=MODELS)
     parser.add_argument("--cache", default="bf16", choices=["bf16", "fp8"])
+    parser.add_argument("--attention", default="triton", choices=["triton", "flashinfer"], help="a stand-in attends")
     parser.add_argument("--compile", action="store_true", help="compile what is launched")
     given = parser.parse_args()
     config = MODELS[given.model] | {"num_hidden_layers": LAYERS}
     cached = torch.float8_e4m3fn if given.cache == "fp8" else None
-    found = observe(config, given.arch, compiles=given.compile, cached=cached)
+    sys.modules["flashinfer"] = fake_flashinfer.module()
+    found = observe(config, given.arch, compiles=given.compile, cached=cached, backend=given.attention)
     for bucket, launches in found.launches.items():
         print(f"{bucket:<12}{sum(launches.values()):>5}  {launches}")
     print(json.dumps(vars(found)))

@@ -69,6 +69,16 @@ def test_a_step_launches_what_it_must_and_compiles_nothing() -> None:
     check_launches(found, {"gated_kernel": 1})
 
 
+def test_flashinfer_is_planned_without_waiting() -> None:
+    """By a stand-in, which refuses what FlashInfer would wait for. Only decode steps are captured."""
+    found = observed("--attention", "flashinfer")
+    check(found)
+    by_layer = {"rms_norm_kernel": 2 * LAYERS + 1, "rotary_cache_kernel": LAYERS, "gated_kernel": LAYERS}
+    once = ("step_inputs", "page_indices", "edit_logits", "tile_sums", "sample", "bookkeeping")
+    decode = by_layer | {f"{name}_kernel": 1 for name in once}
+    assert found["launches"] == {f"decode {rows}": decode for rows in (1, 2, 4, 8, 12)}
+
+
 @pytest.mark.parametrize(
     ("model", "arch"),
     [

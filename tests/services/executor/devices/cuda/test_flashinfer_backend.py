@@ -1,31 +1,251 @@
 """With FlashInfer's attention the device makes the tokens of the CPU device; a stand-in computes that attention."""
 
+import gc
 import sys
+import weakref
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
+from pagewire.kernels.attention_layer import Attention, Batch
+from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cuda.buckets import Bucket
+from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend, rows_of
+from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime
+from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
+from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
+from pagewire.services.executor.models.model import ModelSpec
+from pagewire.shared.errors import ConfigurationError
 from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.services.executor.devices.cuda.test_bfloat16 import PROMPT, following
 from tests.services.executor.devices.cuda.test_device import texts
-from tests.services.executor.devices.cuda.twins import Host, cpu_device, cuda_device
+from tests.services.executor.devices.cuda.test_loop import PROMPTS, client
+from tests.services.executor.devices.cuda.twins import GREEDY, Host, batch_of, cpu_device, cuda_device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs FlashInfer itself")
+HALF = torch.bfloat16
 
 
-@pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """FlashInfer, with float32 too."""
+@pytest.fixture(autouse=True)
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """FlashInfer, with float32 too, so that tokens can be compared."""
     found = fake_flashinfer.module(float32=True)
     monkeypatch.setitem(sys.modules, "flashinfer", found)
     return found
 
 
-@pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize(
+    ("name", "captured"),
+    [
+        ("llama", True),
+        ("gemma2", False),  # two block tables, a window and a soft cap
+        *(
+            pytest.param(name, captured, marks=pytest.mark.full)
+            for name in ("llama", "mistral", "gemma2", "gemma3", "qwen2-sliding", "opt", "gpt-neox")
+            for captured in (False, True)
+            if (name, captured) not in {("llama", True), ("gemma2", False)}
+        ),
+    ],
+)
 def test_tokens_are_those_of_the_cpu(name: str, captured: bool) -> None:
-    expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1, 4, 40, 6))
+    """Prompts in chunks beside decodes, blocks in any order, and preempted sequences that are computed again."""
+    expected = Host(cpu_device(name), seed=1, preempt=0).run(texts(1, 3, 40, 3))
     device = cuda_device(name, captured=captured, backend=FlashInferBackend)
-    assert Host(device, seed=2, preempt=0.15).run(texts(1, 4, 40, 6)) == expected
+    assert Host(device, seed=2, preempt=0.15).run(texts(1, 3, 40, 3)) == expected
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+def test_tokens_are_those_of_the_cpu_in_longer_runs(name: str) -> None:
+    expected = Host(cpu_device(name), 1, preempt=0).run(texts(1, 8, 60, 12))
+    assert Host(cuda_device(name, backend=FlashInferBackend), 2).run(texts(1, 8, 60, 12)) == expected
+
+
+def test_two_steps_in_flight_make_the_tokens_and_ends_of_the_cpu() -> None:
+    """A row after a stop id is dead, of which the host does not know when it plans its step."""
+    free = client([[]] * len(PROMPTS))
+    free.run(cpu_device("llama"))
+    stop_ids = [free.texts[0][1:2], [], free.texts[2][:1]]
+    expected, found = client(stop_ids), client(stop_ids)
+    expected.run(cpu_device("llama"))
+    device = cuda_device("llama", backend=FlashInferBackend)
+    assert device.depth == 2
+    found.run(device)
+    assert (found.texts, found.finishes) == (expected.texts, expected.finishes)
+
+
+def test_a_dead_row_reads_no_block_of_a_sequence() -> None:
+    device = cuda_device("llama", captured=False, backend=FlashInferBackend)
+    device.add(0, [9], GREEDY, range(8))
+    device.add(1, [3], GREEDY)
+    first = device.launch(batch_of((0, 0, PROMPT[:5], True), (1, 0, PROMPT[:5], True))).wait().tolist()
+    device.add(0, [9], GREEDY, first[:1])
+    device.launch(batch_of((0, 0, PROMPT[:5], True))).wait()
+    for caches in device._pool.caches:
+        for cache in caches:
+            cache[9] = torch.nan
+    dead, alive = device.launch(batch_of((0, 5, [0], True), (1, 5, [0], True))).wait().tolist()
+    assert dead == -1
+    assert alive >= 0
+    hidden = device._memory.last_hidden
+    assert hidden[:2].isfinite().all()
+
+
+@pytest.mark.parametrize("cached", [HALF, torch.float8_e4m3fn])
+def test_logits_are_those_of_the_other_backend(cached: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the dtypes that FlashInfer has, but for the rounding of the weights of keys."""
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer.module())
+    devices = [
+        cuda_device("llama", captured=False, dtype=HALF, cached=cached, backend=backend)
+        for backend in (TritonBackend, FlashInferBackend)
+    ]
+    triton, flashinfer = (following(device, PROMPT) for device in devices)
+    assert (flashinfer - triton).abs().max() < 0.1 * triton.std()
+
+
+def test_graphs_are_captured_of_decodes_only(flashinfer: ModuleType) -> None:
+    device = cuda_device("llama", backend=FlashInferBackend)
+    assert device._forwards
+    assert all(bucket.decode for bucket in device._forwards)
+    made = flashinfer.BatchPrefillWithPagedKVCacheWrapper.made
+    assert made == 1 + len(device._forwards), "one for all other steps"
+    device.add(0, [9], GREEDY)
+    device.launch(batch_of((0, 0, PROMPT[:7], True))).wait()
+    device.launch(batch_of((0, 7, [0], True))).wait()
+    assert flashinfer.BatchPrefillWithPagedKVCacheWrapper.made == made
+
+
+class CountedRuntime(HostRuntime):
+    """Notes which moments were waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[int] = set()
+        self.marks = 0
+
+    def mark(self) -> HostMoment:
+        self.marks += 1
+        self.open.add(self.marks)
+        number, waited = self.marks, self.open
+
+        class Counted(HostMoment):
+            def wait(self) -> None:
+                waited.discard(number)
+
+        return Counted()
+
+
+def backend_of(runtime: HostRuntime, windows: tuple[int, ...] = (0, 0), slots: int = 4) -> FlashInferBackend:
+    spec = ModelSpec.of_equal_heads(90, 4, 2, 16, list(windows))
+    capacity = Capacity(6, 4, slots, 32, 90, windows=spec.groups.windows)
+    return FlashInferBackend(KVPool(spec, capacity, torch.float32, runtime, 8), capacity, runtime)
+
+
+def batches_of(backend: FlashInferBackend, rows: int) -> list[Batch]:
+    def column(size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32)
+
+    return [
+        Batch(column(rows), column(rows), column(rows + 1), column(4 * 8).view(4, 8))
+        for _ in backend.pool.groups.windows
+    ]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_plan_is_overwritten_only_after_its_copy(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each shape that is captured, and of all other steps together."""
+    runtime = CountedRuntime()
+    backend = backend_of(runtime)
+    plain, before = fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan, []
+    batch = batch_of((0, 3, [0], True), (1, 9, [0], True))
+
+    def planned(*arguments: object, **more: object) -> None:
+        before.append(set(runtime.open))
+        plain(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper, "plan", planned)
+    shapes = [Bucket(2, 2, decode=True), Bucket(4, 4, decode=True)]
+    steps = [backend.attend(batches_of(backend, shape.rows), shape, captured=captured) for shape in shapes]
+    for step in (steps[0], steps[1], steps[0], steps[0]):
+        step.plan(batch)
+    assert before == ([set(), {1}, {2}, {2}] if captured else [set()] * 4)
+
+
+def test_a_backend_is_gone_with_its_last_reference() -> None:
+    """The memory of the largest step must be free before the pool is sized."""
+    gc.disable()
+    try:
+        backend = backend_of(HostRuntime())
+        step = backend.attend(batches_of(backend, 2), Bucket(2, 2, decode=True), captured=True)
+        gone = weakref.ref(backend), weakref.ref(step), weakref.ref(backend.pool)
+        del backend, step
+        assert [reference() for reference in gone] == [None] * 3
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("rows", [[(1, 9), (1, 16), (1, 1)], [(5, 9), (1, 30), (7, 7)]], ids=["decode", "mixed"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Attention(4, 2, 16, 0.3),
+        Attention(4, 1, 16, 0.3, window=1),
+        Attention(4, 4, 16, 0.3, window=6),
+        Attention(4, 2, 16, 0.3, soft_cap=0.7),
+        Attention(4, 2, 16, 0.3, key_scale=2.5, value_scale=0.25),
+    ],
+)
+def test_attention_is_that_of_the_other_backend(layer: Attention, rows: list[tuple[int, int]]) -> None:
+    """`rows` are (queries, length)."""
+    runtime, spec = HostRuntime(), ModelSpec(90, (layer,))
+    capacity = Capacity(24, 4, 3, 32, 90, windows=spec.groups.windows)
+    pool = KVPool(spec, capacity, torch.float32, runtime, 16)
+    for cache in pool.caches[0]:
+        cache.normal_()
+    step = batch_of(*((2 - row, length - count, [0] * count, True) for row, (count, length) in enumerate(rows)))
+    queries = torch.from_numpy(np.cumsum([0, *step.query_lens])).int()
+    slots, lengths = torch.from_numpy(step.slots).int(), torch.from_numpy(step.ends).int()
+    batch = Batch(slots, lengths, queries, torch.randperm(24).int().view(3, 8))
+    bucket = Bucket(3, int(queries[-1]), decode=all(count == 1 for count, _ in rows))
+    query, found = torch.randn(bucket.tokens, layer.heads, layer.head_size), []
+    for backend in (TritonBackend(pool, capacity, runtime), FlashInferBackend(pool, capacity, runtime)):
+        attend = backend.attend([batch], bucket, captured=False)
+        attend.plan(step)
+        attend.begin()
+        found.append(attend(0, query, None).clone())
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
+def test_groups_and_kinds_of_layers_have_a_plan_each(flashinfer: ModuleType) -> None:
+    backend_of(HostRuntime(), (0, 4, 0, 4, 0, 4))
+    assert flashinfer.BatchPrefillWithPagedKVCacheWrapper.made == 2
+
+
+def test_sinks_are_refused() -> None:
+    backend = backend_of(HostRuntime())
+    step = backend.attend(batches_of(backend, 2), Bucket(2, 2, decode=True), captured=False)
+    with pytest.raises(ConfigurationError, match="does not support attention sinks: set it to triton"):
+        step(0, torch.zeros(2, 4, 16), torch.zeros(4))
+
+
+def test_rows_are_listed_with_their_padding() -> None:
+    rows = rows_of(batch_of((0, 3, [0], True), (1, 15, [0], True)), Bucket(4, 4, decode=True), 4, HostRuntime())
+    assert rows.queries.tolist() == [0, 1, 2, 3, 4]
+    assert rows.starts.tolist() == [0, 1, 5, 6, 7]
+    assert rows.last.tolist() == [4, 4, 1, 1]
+    assert rows.lengths.tolist() == [4, 16, 1, 1]
+    assert {column.dtype for column in rows} == {torch.int32}
+
+
+@pytest.mark.parametrize("bucket", [Bucket(4, 4, decode=True), Bucket(3, 11, decode=False), Bucket(1, 9, decode=False)])
+def test_a_step_of_padding_has_all_its_tokens(bucket: Bucket) -> None:
+    rows = rows_of(NO_ROWS, bucket, 4, HostRuntime())
+    counts = np.diff(rows.queries.numpy())
+    assert rows.queries[-1] == bucket.tokens
+    assert len(counts) == bucket.rows
+    assert counts.tolist() == rows.lengths.tolist()
+    assert counts.max() - counts.min() <= 1
