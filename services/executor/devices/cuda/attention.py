@@ -84,7 +84,7 @@ class KVPool:
         return numbers * block_size * cached.itemsize
 
 
-class Attend(Protocol):
+class BucketAttention(Protocol):
     """Attention of the steps of one shape, over keys and values that are in the pool."""
 
     def plan(self, batch: StepBatch) -> None:
@@ -108,7 +108,7 @@ class Backend(Protocol):
     pool: KVPool
     captures_mixed: bool
 
-    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> Attend:
+    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> BucketAttention:
         """Returns the attention of the steps of a bucket, which will be `captured` or run as kernels one by one.
 
         `batches` are those of each group of layers.
@@ -118,7 +118,7 @@ class Backend(Protocol):
 class StepAttention:
     """The attention of one step, an `AttentionFn`: writes keys and values to the pool, and has a backend attend."""
 
-    def __init__(self, pool: KVPool, inputs: Sequence[StepInputs], attend: Attend) -> None:
+    def __init__(self, pool: KVPool, inputs: Sequence[StepInputs], attend: BucketAttention) -> None:
         """`inputs` are those of each group of layers."""
         self._pool = pool
         self._inputs = inputs

@@ -177,15 +177,15 @@ class CapturedWrappers(Wrappers):
         """Does nothing: in a graph the plan itself copies to `starts`."""
 
 
-class FlashInferAttend:
-    """An `Attend`."""
+class FlashInferAttention:
+    """A `BucketAttention`."""
 
     def __init__(self, shared: Shared, batches: Sequence[Batch], bucket: Bucket, wrappers: Wrappers) -> None:
         self._shared, self._batches, self._bucket, self._wrappers = shared, batches, bucket, wrappers
         self._out = shared.pool.attended(bucket.tokens)
 
     def plan(self, batch: StepBatch) -> None:
-        """See `Attend.plan`."""
+        """See `BucketAttention.plan`."""
         self._wrappers.plan(rows_of(batch, self._bucket, self._shared.block_size, self._shared.runtime))
 
     def begin(self) -> None:
@@ -196,7 +196,7 @@ class FlashInferAttend:
             page_indices(batch, starts, window, shared.pool.dummy, shared.block_size, indices)
 
     def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
-        """See `Attend`.
+        """See `BucketAttention`.
 
         Raises:
             ConfigurationError: there are sinks, which FlashInfer's kernels would ignore.
@@ -221,7 +221,7 @@ class FlashInferBackend:
         self._shared = Shared(pool, capacity, runtime)
         self._uncaptured = Wrappers(self._shared)
 
-    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> FlashInferAttend:
+    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> FlashInferAttention:
         """See `Backend.attend`."""
         wrappers = CapturedWrappers(self._shared, bucket) if captured else self._uncaptured
-        return FlashInferAttend(self._shared, batches, bucket, wrappers)
+        return FlashInferAttention(self._shared, batches, bucket, wrappers)

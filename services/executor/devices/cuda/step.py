@@ -44,7 +44,7 @@ class Forward:
 
     Attributes:
         hidden: [T, D], the hidden states after a run, until the next run of any forward.
-        plan: prepares the next run for a batch, see `Attend.plan`.
+        plan: prepares the next run for a batch, see `BucketAttention.plan`.
     """
 
     hidden: torch.Tensor

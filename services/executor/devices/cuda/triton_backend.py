@@ -15,8 +15,8 @@ from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
 
 
-class TritonAttend:
-    """An `Attend`. Its kernel launches depend on the shapes of its tensors only."""
+class TritonAttention:
+    """A `BucketAttention`. Its kernel launches depend on the shapes of its tensors only."""
 
     def __init__(
         self, pool: KVPool, plans: Mapping[Attention, SplitPlan], batches: Sequence[Batch], bucket: Bucket
@@ -37,7 +37,7 @@ class TritonAttend:
             split_attention.plan_batch(layer, self._batches[0], itemsize, plan)
 
     def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
-        """See `Attend`."""
+        """See `BucketAttention`."""
         keys, values = self._pool.caches[layer]
         attention, batch = self._pool.layers[layer], self._batches[self._pool.groups.groups[layer]]
         out = self._out[attention.heads, attention.value_head_size]
@@ -66,6 +66,6 @@ class TritonBackend:
             for layer in dict.fromkeys(pool.layers)
         }
 
-    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> TritonAttend:
+    def attend(self, batches: Sequence[Batch], bucket: Bucket, *, captured: bool) -> TritonAttention:
         """See `Backend.attend`."""
-        return TritonAttend(self.pool, self._plans, batches, bucket)
+        return TritonAttention(self.pool, self._plans, batches, bucket)

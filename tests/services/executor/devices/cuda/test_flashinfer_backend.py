@@ -20,6 +20,7 @@ from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.errors import ConfigurationError
 from tests.services.executor.devices.cuda import fake_flashinfer
+from tests.services.executor.devices.cuda.one_layer import OneLayer, Rows
 from tests.services.executor.devices.cuda.test_bfloat16 import PROMPT, following
 from tests.services.executor.devices.cuda.test_device import texts
 from tests.services.executor.devices.cuda.test_loop import PROMPTS, client
@@ -188,7 +189,11 @@ def test_a_backend_is_gone_with_its_last_reference() -> None:
         gc.enable()
 
 
-@pytest.mark.parametrize("rows", [[(1, 9), (1, 16), (1, 1)], [(5, 9), (1, 30), (7, 7)]], ids=["decode", "mixed"])
+@pytest.mark.parametrize(
+    ("rows", "captured"),
+    [([(1, 9), (1, 16), (1, 1)], False), ([(1, 9), (1, 16), (1, 1)], True), ([(5, 9), (1, 30), (7, 7)], False)],
+    ids=["decode", "captured", "mixed"],
+)
 @pytest.mark.parametrize(
     "layer",
     [
@@ -199,24 +204,9 @@ def test_a_backend_is_gone_with_its_last_reference() -> None:
         Attention(4, 2, 16, 0.3, key_scale=2.5, value_scale=0.25),
     ],
 )
-def test_attention_is_that_of_the_other_backend(layer: Attention, rows: list[tuple[int, int]]) -> None:
-    """`rows` are (queries, length)."""
-    runtime, spec = HostRuntime(), ModelSpec(90, (layer,))
-    capacity = Capacity(24, 4, 3, 32, 90, windows=spec.groups.windows)
-    pool = KVPool(spec, capacity, torch.float32, runtime, 16)
-    for cache in pool.caches[0]:
-        cache.normal_()
-    step = batch_of(*((2 - row, length - count, [0] * count, True) for row, (count, length) in enumerate(rows)))
-    queries = torch.from_numpy(np.cumsum([0, *step.query_lens])).int()
-    slots, lengths = torch.from_numpy(step.slots).int(), torch.from_numpy(step.ends).int()
-    batch = Batch(slots, lengths, queries, torch.randperm(24).int().view(3, 8))
-    bucket = Bucket(3, int(queries[-1]), decode=all(count == 1 for count, _ in rows))
-    query, found = torch.randn(bucket.tokens, layer.heads, layer.head_size), []
-    for backend in (TritonBackend(pool, capacity, runtime), FlashInferBackend(pool, capacity, runtime)):
-        attend = backend.attend([batch], bucket, captured=False)
-        attend.plan(step)
-        attend.begin()
-        found.append(attend(0, query, None).clone())
+def test_attention_is_that_of_the_other_backend(layer: Attention, rows: Rows, captured: bool) -> None:
+    case = OneLayer(layer, rows, HostRuntime(), torch.float32)
+    found = [case.by(backend, captured=captured) for backend in (TritonBackend, FlashInferBackend)]
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 
 
