@@ -517,4 +517,4 @@ def keep_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, IntegrityError, KeyError)):
-        check(200, shrink=False)
+        check(800, shrink=False)
