@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pagewire.bench._output import add_output, write
+from pagewire.bench._output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.compiled import CompiledBackend
@@ -199,6 +199,19 @@ def line(case: Case, ratio: float) -> str:
         f"{case.family:>12} {case.model:>5} {case.rows:>4} {case.context:>7} {case.path:>12}"
         f" {case.ms:>8.2f} {ratio:>6.2f} {cpu:>8.2f}" + shares
     )
+
+
+def by_family(cases: Sequence[Case]) -> list[str]:
+    """Returns the time of a step by family and rows, and the speed relative to the other path, in Markdown."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for case in cases:
+        found.setdefault(case.family, {}).setdefault(case.rows, {})[case.path] = case.ms
+    counts = sorted({case.rows for case in cases})
+    lines = []
+    for family, times in found.items():
+        pairs = [(times[rows]["compiled"], times[rows][cases[1].path]) for rows in counts]
+        lines.append(" | ".join([family, *(f"{ours:.1f} ({theirs / ours:.2f}x)" for ours, theirs in pairs)]))
+    return markdown(" | ".join(["family, ms by rows", *map(str, counts)]), lines)
 
 
 def _measure(cases: Sequence[Case], given: argparse.Namespace) -> None:
