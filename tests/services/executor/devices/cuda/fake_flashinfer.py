@@ -27,6 +27,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
     float32 = False
     """Whether float32 is taken too, so that tokens can be compared exactly. FlashInfer has no such kernels."""
     made = 0
+    """Wrappers of a module."""
 
     def __init__(
         self,
@@ -292,7 +293,9 @@ def module(*, float32: bool = False) -> ModuleType:
     """Returns the module."""
     found = ModuleType("flashinfer")
     kind = type(
-        BatchPrefillWithPagedKVCacheWrapper.__name__, (BatchPrefillWithPagedKVCacheWrapper,), {"float32": float32}
+        BatchPrefillWithPagedKVCacheWrapper.__name__,
+        (BatchPrefillWithPagedKVCacheWrapper,),
+        {"float32": float32, "made": 0},
     )
     vars(found).update({"__version__": VERSION, kind.__name__: kind})
     return found
