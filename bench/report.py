@@ -33,7 +33,7 @@ from pagewire.shared.errors import ConfigurationError
 
 RESULTS = CHECKOUT / "bench" / "results"
 DOCS = CHECKOUT / "docs"
-PAGES = (DOCS / "benchmarks.md", CHECKOUT / "README.md", DOCS / "faults.md", DOCS / "structured.md")
+PAGES = (DOCS / "benchmarks.md", CHECKOUT / "README.md", DOCS / "faults.md", DOCS / "structured.md", DOCS / "cpu.md")
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
 """Streams that use the pipeline fully."""
