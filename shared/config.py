@@ -281,6 +281,11 @@ def store_replicas(settings: Settings) -> int:
     return settings.nats_replicas or (1 if settings.nats_url else min(3, settings.nats_cluster))
 
 
+def uses_flashinfer(settings: Settings) -> bool:
+    """Returns whether FlashInfer computes attention, by either of its names."""
+    return settings.attention_backend.lower() == "flashinfer"
+
+
 def to_environment(settings: Settings) -> dict[str, str]:
     """Returns the environment variables from which `load` gets the same settings in another process."""
     values = msgspec.to_builtins(settings)

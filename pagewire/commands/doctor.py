@@ -14,7 +14,7 @@ from pagewire.embedded.cluster import check_servers
 from pagewire.embedded.stack import check_replicas
 from pagewire.kernels.cpu import build
 from pagewire.shared import flags, model_folder
-from pagewire.shared.config import Settings, nats_urls
+from pagewire.shared.config import Settings, nats_urls, uses_flashinfer
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
 from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
 
@@ -52,7 +52,7 @@ def checks(settings: Settings) -> Iterator[tuple[str, Callable[[], str]]]:
         yield "kernels", _kernels
     if settings.device == "cuda":
         yield "GPU", _gpu
-        if settings.attention_backend.lower() == "flashinfer":
+        if uses_flashinfer(settings):
             yield "FlashInfer", _flashinfer
     yield "replicas", lambda: check_replicas(settings)
     yield "servers", lambda: check_servers(settings)

@@ -58,7 +58,7 @@ KNOWN = POST + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nno le
 LIMITS = Limits(
     header_time=2, body_time=2, idle_time=2, discard_time=0.2, close_time=0.2, header_bytes=2000, headers=50
 )
-"""Who sends ends, so these times pass for nobody; they are long enough for a busy machine."""
+"""Every client ends its side, so the first three times never pass; they are long enough for a busy machine."""
 STATUS = re.compile(rb"^HTTP/1\.1 (\d{3})", re.MULTILINE)
 
 

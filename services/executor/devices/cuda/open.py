@@ -27,7 +27,7 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.config import Common, parse, weights_dtype
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import build_model, is_native, load_model
-from pagewire.shared.config import Settings
+from pagewire.shared.config import Settings, uses_flashinfer
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.model_folder import max_model_len, read_config
 
@@ -63,7 +63,7 @@ def check_backend(settings: Settings, config: dict[str, Any]) -> None:
     Raises:
         ConfigurationError: it is not, or does not.
     """
-    if BACKENDS[settings.attention_backend] is not FlashInferBackend:
+    if not uses_flashinfer(settings):
         return
     if settings.batch_invariant:
         raise refused("batch-invariant")
@@ -91,7 +91,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
     plain = load_model(folder, config, settings.dtype, packing, random)
     spec, dtype = plain.spec, plain.embedding.dtype
     check_length(spec, length)
-    if backend is FlashInferBackend:
+    if uses_flashinfer(settings):
         check_model(spec, dtype)
     if not is_native(config):
         # On the CPU, where the model is now: the kernels of both devices follow the same constants.
