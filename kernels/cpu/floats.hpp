@@ -50,9 +50,9 @@ void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panel, i
 // `inputs` counts pairs if X is a pair.
 template <typename W, typename X, typename Target>
 void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target& target, int64_t rows, int threads) {
-    for_tiles(weights, rows, ROWS, CACHED, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
-        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels + panel * inputs * PANEL, inputs,
-                      target);
+    int64_t size = inputs * PANEL, together = CACHED / (size * sizeof(W));
+    for_tiles(weights, rows, ROWS, together, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
+        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels + panel * size, inputs, target);
     });
 }
 

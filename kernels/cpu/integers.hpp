@@ -157,8 +157,6 @@ struct Groups {
     }
 };
 
-#define INLINED __attribute__((always_inline))
-
 // Multiplies the rows M from `row` with a panel; writes the sums of both halves.
 template <int BITS, size_t... M>
 [[gnu::noinline]] void multiply_integers(const Rounded& x, int64_t row, const Weights& weights, int64_t panel,
@@ -222,7 +220,8 @@ void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, co
 
 template <int BITS, typename Target>
 void multiply_integers(const Rounded& x, const Weights& weights, Target& target, int64_t rows, int threads) {
-    for_tiles(weights, rows, INT_ROWS, CACHED, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
+    int64_t together = CACHED / (x.chunks * Codes<BITS>::SIZE);
+    for_tiles(weights, rows, INT_ROWS, together, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
         multiply_integer_rows<BITS>(count, tile, x, weights, panel, target);
     });
 }

@@ -17,7 +17,7 @@
 constexpr int PANEL = 2 * LANES;
 constexpr int AHEAD = 8192;  // prefetch distance, bytes
 constexpr int64_t SMALL = 1 << 17;  // multiplications below which starting a helper thread takes longer than the work
-constexpr int64_t CACHED = 1 << 15;  // weights of panels that are kept in the level 2 cache
+constexpr int64_t CACHED = 1 << 18;  // bytes of panels that are kept in the level 2 cache
 constexpr int64_t CHUNKS = 16, FEW_CHUNKS = 4;  // chunks of outputs per thread
 constexpr int64_t ROUNDED = 1 << 14;  // numbers below which starting a helper thread takes longer than rounding them
 
@@ -112,7 +112,7 @@ private:
 
 // Gives the results of the rows M of a tile to the target.
 template <typename Target, size_t... M>
-inline void finish(const Tile& tile, Vec* left, Vec* right, Target& target, std::index_sequence<M...>) {
+INLINED inline void finish(const Tile& tile, Vec* left, Vec* right, Target& target, std::index_sequence<M...>) {
     if (tile.bias) {
         Vec l = load(tile.bias), r = load(tile.bias + LANES);
         ((left[M] += l, right[M] += r), ...);
@@ -122,15 +122,17 @@ inline void finish(const Tile& tile, Vec* left, Vec* right, Target& target, std:
     else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
-// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`. Panels of about `cached`
-// weights are computed together, so that they stay in the cache and a row's outputs are written in longer runs. Threads
-// copy `multiply`, which may thus hold state of a thread.
+// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`. As many panels as the cache
+// keeps, `together`, are computed together, so that a row's outputs are written in longer runs. Threads copy `multiply`,
+// which may thus hold state of a thread.
 template <typename Target, typename Multiply>
-void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t cached, Target& target, int threads,
+void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t together, Target& target, int threads,
                const Multiply& multiply) {
     int64_t panels = (weights.outputs + PANEL - 1) / PANEL, parts = (rows + most - 1) / most;
     int64_t size = weights.inputs * PANEL;
-    int64_t run = parts == 1 ? 1 : std::max<int64_t>(1, cached / size), runs = (panels + run - 1) / run;
+    // Fewer where the threads would have too little to share.
+    int64_t most_run = std::min(together, panels * parts / (FEW_CHUNKS * threads));
+    int64_t run = parts == 1 ? 1 : std::max<int64_t>(1, most_run), runs = (panels + run - 1) / run;
     int64_t chunks = std::min(runs, CHUNKS * threads);
     // Of rows, if there are too few outputs for threads to share them evenly.
     int64_t groups = threads > 1 && chunks < FEW_CHUNKS * threads ? std::min(parts, CHUNKS * threads) : 1;

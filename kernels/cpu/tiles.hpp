@@ -110,8 +110,9 @@ private:
 // `x` are rows of `pairs`, a multiple of DEEP.
 template <typename Target>
 void multiply_tiles(const Pair* x, int64_t pairs, const Weights& weights, Target& target, int64_t rows, int threads) {
-    constexpr int64_t MOST = 2 * TILE_ROWS, IN_CACHE = 1 << 18;  // weights: 512 KiB of the 2 MiB of CPUs with AMX
-    for_tiles(weights, rows, MOST, IN_CACHE, target, threads, TileProduct(x, pairs, weights, target));
+    constexpr int64_t MOST = 2 * TILE_ROWS, IN_CACHE = 1 << 19;  // bytes of the 2 MiB of CPUs with AMX
+    int64_t together = IN_CACHE / (pairs * PANEL * sizeof(Pair));
+    for_tiles(weights, rows, MOST, together, target, threads, TileProduct(x, pairs, weights, target));
 }
 
 #endif

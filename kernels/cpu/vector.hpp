@@ -22,6 +22,7 @@ constexpr int ROWS = 6;
 
 // Unrolls loops over registers, so that these do not become an array in memory.
 #define UNROLLED _Pragma("GCC unroll 16")
+#define INLINED __attribute__((always_inline))
 
 #if defined(__aarch64__)
 typedef __fp16 Fp16;  // GCC has _Float16 there only since version 13
