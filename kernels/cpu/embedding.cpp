@@ -18,21 +18,17 @@ void copy_row(const Weights& table, int64_t id, float* out) {
         store_some(out + j, load_some(row + j, table.inputs - j), table.inputs - j);
 }
 
-float number(const void* numbers, int64_t dtype, int64_t at) {
-    return dtype == F16 ? to_float(((const Fp16*)numbers)[at]) : ((const float*)numbers)[at];
-}
-
 // Computes the weights of one output, in the layout of integers.hpp.
 template <int BITS>
 void unpack_row(const Weights& table, int64_t id, float* out) {
     int64_t panel = id / PANEL, output = id % PANEL, half = output / LANES, lane = output % LANES;
-    int64_t chunks = (table.inputs + CHUNK - 1) / CHUNK, groups = (table.inputs + table.group - 1) / table.group;
-    const uint8_t* codes = (const uint8_t*)table.panels + panel * chunks * Codes<BITS>::SIZE;
+    const uint8_t* codes = (const uint8_t*)table.panels + panel * ((table.inputs + CHUNK - 1) / CHUNK) * Codes<BITS>::SIZE;
+    Groups groups(table, panel);
     for (int64_t k = 0; k < table.inputs; k++) {
-        int64_t at = (panel * groups + k / table.group) * PANEL + output;
+        if (k % table.group == 0) groups.next();
         int32_t code = Codes<BITS>::one(codes + k / CHUNK * Codes<BITS>::SIZE, k % CHUNK, half, lane);
-        out[k] = number(table.scales, table.scales_dtype, at) * (code - table.zero);
-        if (table.minima) out[k] += number(table.minima, table.minima_dtype, at);
+        out[k] = groups.scales.now[half][lane] * (code - table.zero);
+        if (table.minima.numbers) out[k] += groups.minima.now[half][lane];
     }
 }
 

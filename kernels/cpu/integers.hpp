@@ -21,6 +21,7 @@ constexpr int INT_ROWS = 3;
 constexpr int INT_ROWS = 2;
 #endif
 
+
 typedef uint8_t Bytes __attribute__((vector_size(QUAD)));
 
 // Rows in int8.
@@ -127,11 +128,6 @@ struct Codes {
     }
 };
 
-// Loads a register of scales or minima.
-inline Vec load_as(const void* numbers, int64_t dtype, int64_t at) {
-    return dtype == F16 ? load((const Fp16*)numbers + at) : load((const float*)numbers + at);
-}
-
 // Which inputs of a chunk a sum is of.
 enum Span { ALL, FIRST, SECOND };
 
@@ -140,20 +136,41 @@ inline int32_t sum_of(const int32_t* sums, Span span) {
     return span == ALL ? sums[0] + sums[1] : sums[span == SECOND];
 }
 
+// The scales or minima of a panel, of one group after the other.
+struct Numbers {
+    const Scales& stored;
+    Vec now[2] = {}, steps[2];
+
+    // Takes those of a group, counted from the first panel on. A multiple of a step is exact.
+    INLINED void take(int64_t group) {
+        if (stored.dtype == F32) return read<float>(stored.numbers, group, now);
+        if (stored.dtype == F16) return read<Fp16>(stored.numbers, group, now);
+        int64_t step = group >> stored.shift;
+        if (step << stored.shift == group) read<Fp16>(stored.steps, step, steps);
+        read<int8_t>(stored.numbers, group, now);
+        for (int half = 0; half < 2; half++) now[half] *= steps[half];
+    }
+
+    template <typename T>
+    INLINED static void read(const void* numbers, int64_t row, Vec* both) {
+        const T* first = (const T*)numbers + row * PANEL;
+        for (int half = 0; half < 2; half++) both[half] = load(first + half * LANES);
+    }
+};
+
 // The scales and minima of one panel.
 struct Groups {
-    const Weights& weights;
-    int64_t at;         // of the next group's first number
-    Vec scales[2] = {}, minima[2] = {};
+    int64_t group;  // the next one
+    Numbers scales, minima;
 
     Groups(const Weights& weights, int64_t panel)
-        : weights(weights), at(panel * ((weights.inputs + weights.group - 1) / weights.group) * PANEL) {}
+        : group(panel * ((weights.inputs + weights.group - 1) / weights.group)), scales{weights.scales},
+          minima{weights.minima} {}
 
-    void next() {
-        for (int half = 0; half < 2; half++, at += LANES) {
-            scales[half] = load_as(weights.scales, weights.scales_dtype, at);
-            if (weights.minima) minima[half] = load_as(weights.minima, weights.minima_dtype, at);
-        }
+    INLINED void next() {
+        scales.take(group);
+        if (minima.stored.numbers) minima.take(group);
+        group++;
     }
 };
 
@@ -166,7 +183,7 @@ template <int BITS, size_t... M>
     const int8_t* rounded = &x.codes[row * chunks * CHUNK];
     const float* scales = &x.scales[row * chunks];
     const int32_t* sums = &x.sums[row * chunks * 2];
-    bool split = weights.group == HALF, least = weights.minima;
+    bool split = weights.group == HALF, least = weights.minima.numbers;
     int64_t until = 0;  // the chunk at which the next group begins
     int32_t zero = weights.zero;
     Groups groups(weights, panel);
@@ -182,12 +199,12 @@ template <int BITS, size_t... M>
             (std::memcpy(&fours[M], rounded + M * chunks * CHUNK + 4 * quad, 4), ...);
             ((l_dots[M] = add_quads<BITS>(l_dots[M], l, fours[M]), r_dots[M] = add_quads<BITS>(r_dots[M], r, fours[M])), ...);
         }
-        ((left[M] += __builtin_convertvector(l_dots[M], Vec) * scales[M * chunks] * groups.scales[0],
-          right[M] += __builtin_convertvector(r_dots[M], Vec) * scales[M * chunks] * groups.scales[1]),
+        ((left[M] += __builtin_convertvector(l_dots[M], Vec) * scales[M * chunks] * groups.scales.now[0],
+          right[M] += __builtin_convertvector(r_dots[M], Vec) * scales[M * chunks] * groups.scales.now[1]),
          ...);
         if (!least) return;
         float of_x[] = {scales[M * chunks] * sum_of(sums + M * chunks * 2, SPAN)...};
-        ((left[M] += groups.minima[0] * of_x[M], right[M] += groups.minima[1] * of_x[M]), ...);
+        ((left[M] += groups.minima.now[0] * of_x[M], right[M] += groups.minima.now[1] * of_x[M]), ...);
     };
 
     for (int64_t chunk = 0; chunk < chunks; chunk++, codes += Codes<BITS>::SIZE, rounded += CHUNK, scales++, sums += 2) {

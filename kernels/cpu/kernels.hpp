@@ -15,6 +15,13 @@ using Buffer = std::unique_ptr<float[]>;  // uninitialised, unlike a vector
 
 inline Buffer allocate(int64_t count) { return Buffer(new float[count]); }
 
+// Scales or minima of integer weights: floats, or int8 multiples of steps, each of which 2^shift groups share.
+struct Scales {
+    const void* numbers;  // [panels, groups, PANEL], or null
+    const void* steps;    // of multiples: float16 [panels, groups >> shift, PANEL]
+    int64_t dtype, shift;
+};
+
 // The weights of a matrix product in the layout of `CpuKernels.pack` or `CpuKernels.pack_integers`.
 struct Weights {
     const void* panels;
@@ -24,8 +31,7 @@ struct Weights {
     // Of integers: weight = scale * (code - zero) + minimum.
     int64_t zero;
     int64_t group;                  // inputs that share a scale
-    const void *scales, *minima;    // [panels, groups, PANEL]; minima may be null
-    int64_t scales_dtype, minima_dtype;
+    Scales scales, minima;          // there may be no minima
 };
 
 // Weights side by side, which multiply the same inputs.

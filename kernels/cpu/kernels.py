@@ -18,6 +18,7 @@ from torch import Tensor
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.packed import POOL_DTYPES, Packed, pack_floats, pack_integers
+from pagewire.kernels.scales import Multiples
 from pagewire.shared.messages.step import LOWEST_LOGPROB
 
 Int64 = npt.NDArray[np.int64]
@@ -183,9 +184,9 @@ class CpuKernels:
         self,
         codes: Tensor,
         bits: int,
-        scales: Tensor,
+        scales: Tensor | Multiples,
         zero: int = 0,
-        minima: Tensor | None = None,
+        minima: Tensor | Multiples | None = None,
         bias: Tensor | None = None,
     ) -> Packed:
         """See `packed.pack_integers`."""

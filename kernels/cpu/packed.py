@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagewire.kernels.scales import Multiples
+
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Numbers of the dtypes of weights and tables in the kernels."""
 INTEGERS = {4: 3, 5: 4, 6: 5, 8: 6}
@@ -19,14 +21,19 @@ CHUNK = 32
 """Inputs that an integer product rounds together, and that an instruction multiplies in a tile of bf16 numbers."""
 
 
+class Scales(ctypes.Structure):
+    """The scales or the minima of integer weights; see `kernels.hpp`."""
+
+    _fields_ = (("numbers", c_void_p), ("steps", c_void_p), ("dtype", c_int64), ("shift", c_int64))
+
+
 class Weights(ctypes.Structure):
     """The weights of a matrix product, or the rows of a table; see `kernels.hpp`."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("panels", "bias")),
         *((name, c_int64) for name in ("inputs", "outputs", "kind", "zero", "group")),
-        *((name, c_void_p) for name in ("scales", "minima")),
-        *((name, c_int64) for name in ("scales_dtype", "minima_dtype")),
+        *((name, Scales) for name in ("scales", "minima")),
     )
 
 
@@ -94,18 +101,25 @@ def pack_floats(weight: Tensor, bias: Tensor | None, lanes: int, paired: int) ->
 
 
 def pack_integers(
-    codes: Tensor, bits: int, scales: Tensor, zero: int, minima: Tensor | None, bias: Tensor | None, lanes: int
+    codes: Tensor,
+    bits: int,
+    scales: Tensor | Multiples,
+    zero: int,
+    minima: Tensor | Multiples | None,
+    bias: Tensor | None,
+    lanes: int,
 ) -> Packed:
     """Returns a copy of weights scales[n, g] * (codes[n, k] - zero) + minima[n, g], where k is in group g.
 
-    Scales and minima are stored in float16 if it can express all of them exactly, else in float32.
+    Multiples of steps stay such. Other scales and minima are stored in float16 if it can express all of them exactly,
+    else in float32.
 
     Args:
         codes: uint8 [N, K], below 2**bits.
         bits: one of `INTEGERS`.
-        scales: float32 [N, groups]; groups are of 16 inputs, of a multiple of 32, or all inputs.
+        scales: float32 [N, groups], or multiples of steps; groups are of 16 inputs, of a multiple of 32, or all inputs.
         zero: the code of 0 without minima.
-        minima: float32 [N, groups]; None: zeros.
+        minima: like `scales`; None: zeros.
         bias: [N] of any floating dtype; None: zeros.
         lanes: floats per register.
     """
@@ -120,20 +134,28 @@ def pack_integers(
         panels = torch.cat((_together(quads & 15, 4), _together(quads >> 4, bits - 4)), dim=2)
     group = inputs // scales.shape[1]
     weights = Weights(inputs=inputs, outputs=outputs, kind=INTEGERS[bits], zero=zero, group=group)
-    scales = _narrowed(_padded_groups(scales, lanes))
-    weights.scales_dtype = DTYPES[scales.dtype]
-    if minima is not None:
-        minima = _narrowed(_padded_groups(minima, lanes))
-        weights.minima_dtype = DTYPES[minima.dtype]
-    return _one(weights, panels=panels, scales=scales, minima=minima, bias=_padded(bias, lanes))
+    (weights.scales, of_scales), (weights.minima, of_minima) = _scales(scales, lanes), _scales(minima, lanes)
+    return _one(weights, *of_scales, *of_minima, panels=panels, bias=_padded(bias, lanes))
 
 
-def _one(weights: Weights, **tensors: Tensor | None) -> Packed:
-    """Returns weights of one part, whose pointers are those of `tensors`."""
+def _one(weights: Weights, *others: Tensor, **tensors: Tensor | None) -> Packed:
+    """Returns weights of one part, whose pointers are those of `tensors`; it points to `others` already."""
     for name, tensor in tensors.items():
         setattr(weights, name, None if tensor is None else tensor.data_ptr())
     kept = tuple(tensor for tensor in tensors.values() if tensor is not None)
-    return Packed((Weights * 1)(weights), kept, weights.inputs, weights.outputs)
+    return Packed((Weights * 1)(weights), (*kept, *others), weights.inputs, weights.outputs)
+
+
+def _scales(numbers: Tensor | Multiples | None, lanes: int) -> tuple[Scales, tuple[Tensor, ...]]:
+    """Returns scales or minima in the kernels' layout, and the tensors that they point to."""
+    if numbers is None:
+        return Scales(), ()
+    if isinstance(numbers, Multiples):
+        factors, steps = _padded_groups(numbers.factors, lanes), _padded_groups(numbers.steps, lanes)
+        shift = numbers.together.bit_length() - 1
+        return Scales(factors.data_ptr(), steps.data_ptr(), INTEGERS[8], shift), (factors, steps)
+    floats = _narrowed(_padded_groups(numbers, lanes))
+    return Scales(numbers=floats.data_ptr(), dtype=DTYPES[floats.dtype]), (floats,)
 
 
 def _together(quads: Tensor, bits: int) -> Tensor:

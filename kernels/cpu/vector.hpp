@@ -78,6 +78,20 @@ inline Vec load(const Fp16* p) {
 #endif
 }
 
+// Uses the instruction for widening, because GCC would widen one number after the other.
+inline Vec load(const int8_t* p) {
+    Int8 narrow;
+    std::memcpy(&narrow, p, sizeof narrow);
+#if defined(__AVX512F__)
+    Int wide = (Int)_mm512_cvtepi8_epi32((__m128i)narrow);
+#elif defined(__AVX2__)
+    Int wide = (Int)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128((int64_t)narrow));
+#else
+    Int wide = __builtin_convertvector(narrow, Int);
+#endif
+    return __builtin_convertvector(wide, Vec);
+}
+
 #if defined(__AVX512BF16__)
 
 constexpr int64_t PAIRED = 2;  // bf16 numbers per multiplication

@@ -5,10 +5,13 @@ import torch
 
 from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
+from pagewire.kernels.cpu.experts import CompiledExperts
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.models.compiled import Mixture
 from pagewire.services.executor.models.feed_forward import MixtureOfExperts
 from pagewire.services.executor.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
+from tests.kernels.cpu.test_integers import weights
+from tests.kernels.cpu.test_linear import random
 
 WIDTH, INNER, COUNT = 48, 40, 6
 
@@ -49,3 +52,16 @@ def test_a_token_does_not_depend_on_the_others(kernels: CpuKernels) -> None:
     together = mixture(x)
     for i in (0, 17, 39):
         assert torch.equal(mixture(x[i : i + 1]), together[i : i + 1])
+
+
+def test_experts_with_multiples_give_the_bits_of_floats(kernels: CpuKernels) -> None:
+    up, down = weights(128, 256, 4, 32, minima=True, stored="multiples"), weights(256, 64, 6, 16, stored="multiples")
+    router, x = kernels.pack(random(4, 256)), random(5, 256)
+    found, expected = (
+        CompiledExperts(kernels, router, [pair] * 4, None, Activation.SILU, 2, normalized=True)(x)
+        for pair in (
+            (up.packed(kernels), down.packed(kernels)),
+            (up.in_floats().packed(kernels), down.in_floats().packed(kernels)),
+        )
+    )
+    assert torch.equal(found, expected)

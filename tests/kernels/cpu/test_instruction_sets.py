@@ -8,7 +8,7 @@ import torch
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from tests.kernels.cpu.test_attention import Case, Heads, Row
-from tests.kernels.cpu.test_integers import weights
+from tests.kernels.cpu.test_integers import Stored, weights
 from tests.kernels.cpu.test_linear import random
 
 NEEDS = {"x86-64-v2": "sse4_2", "haswell": "avx2", "skylake-avx512": "avx512bw"}
@@ -27,8 +27,16 @@ def test_they_give_the_same_products(
     flags = tuple(f"-march={target}" if flag == build.NATIVE else flag for flag in build.FLAGS)
     monkeypatch.setattr(build, "FLAGS", flags)
     other = CpuKernels(build.load(cache=tmp_path), 1)
-    for bits, group, minima in ((8, None, False), (4, 32, True), (5, 64, False), (6, 16, True)):
-        given = weights(70, 192, bits, group, minima, biased=True)
+    layouts: tuple[tuple[int, int | None, bool, Stored], ...] = (
+        (8, None, False, "float16"),
+        (4, 32, True, "float16"),
+        (5, 64, False, "float16"),
+        (6, 16, True, "float16"),
+        (4, 32, True, "multiples"),
+        (6, 16, False, "multiples"),
+    )
+    for bits, group, minima, stored in layouts:
+        given = weights(70, 192, bits, group, minima, biased=True, stored=stored)
         ids = torch.arange(70)
         assert torch.equal(other.embed(given.packed(other), ids), kernels.embed(given.packed(kernels), ids))
         for rows in (1, 2, 3, 7):

@@ -1,6 +1,7 @@
 """Matrix products with weights as integers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
@@ -10,35 +11,44 @@ from torch import Tensor
 
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import INTEGERS, Packed, side_by_side
+from pagewire.kernels.scales import Multiples
 from pagewire.shared.sampling import NOT_FINITE
 from tests.kernels.cpu.test_linear import random
 
 CHUNK = 32
+
+Stored = Literal["float16", "float32", "multiples"]
+"""How scales and minima are."""
 
 
 @dataclass(frozen=True)
 class Weights:
     codes: Tensor
     bits: int
-    scales: Tensor
+    scales: Tensor | Multiples
     zero: int
-    minima: Tensor | None
+    minima: Tensor | Multiples | None
     bias: Tensor | None = None
 
     def packed(self, kernels: CpuKernels) -> Packed:
         return kernels.pack_integers(self.codes, self.bits, self.scales, self.zero, self.minima, self.bias)
 
+    def in_floats(self) -> "Weights":
+        """The same numbers without multiples."""
+        minima = None if self.minima is None else self.minima.float()
+        return replace(self, scales=self.scales.float(), minima=minima)
+
     def magnitudes(self) -> Tensor:
         """Of what is added up for each weight."""
         size = self.codes.shape[1] // self.scales.shape[1]
-        scales = self.scales.abs().double().repeat_interleave(size, 1)
-        minima = 0.0 if self.minima is None else self.minima.abs().double().repeat_interleave(size, 1)
+        scales = self.scales.float().abs().double().repeat_interleave(size, 1)
+        minima = 0.0 if self.minima is None else self.minima.float().abs().double().repeat_interleave(size, 1)
         return scales * self.codes.double() + minima
 
     def dequantized(self) -> Tensor:
         size = self.codes.shape[1] // self.scales.shape[1]
-        scales = self.scales.double().repeat_interleave(size, 1)
-        minima = 0.0 if self.minima is None else self.minima.double().repeat_interleave(size, 1)
+        scales = self.scales.float().double().repeat_interleave(size, 1)
+        minima = 0.0 if self.minima is None else self.minima.float().double().repeat_interleave(size, 1)
         return scales * (self.codes.double() - self.zero) + minima
 
 
@@ -49,15 +59,19 @@ def weights(
     group: int | None = None,
     minima: bool = False,
     biased: bool = False,
-    half: bool = True,
+    stored: Stored = "float16",
 ) -> Weights:
     groups = inputs // (group or inputs)
     generator = torch.Generator().manual_seed(bits)
     codes = torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8, generator=generator)
 
-    def numbers(seed: int) -> Tensor:
+    def numbers(seed: int) -> Tensor | Multiples:
         values = random(outputs, groups, seed=seed) / 64
-        return values.half().float() if half else values
+        if stored == "multiples":
+            together = next(size for size in (8, 4, 2, 1) if groups % size == 0)
+            factors = torch.randint(-128, 128, (outputs, groups), dtype=torch.int8, generator=generator)
+            return Multiples(factors, values[:, ::together].half() / 64)
+        return values.half().float() if stored == "float16" else values
 
     zero = 0 if minima else 1 << bits - 1
     bias = random(outputs, seed=3) if biased else None
@@ -76,6 +90,7 @@ SHAPES = st.one_of(
     st.tuples(st.integers(1, 9).map(lambda chunks: 32 * chunks), st.sampled_from([16, 32, None])),
     st.tuples(st.integers(1, 3).map(lambda groups: 128 * groups), st.sampled_from([64, 128])),
     st.tuples(st.integers(1, 9).map(lambda halves: 16 * halves), st.just(16)),
+    st.tuples(st.integers(1, 3).map(lambda steps: 256 * steps), st.sampled_from([16, 32])),
     st.tuples(st.integers(1, 130), st.none()),
 )
 
@@ -88,7 +103,7 @@ SHAPES = st.one_of(
     bits=st.sampled_from(list(INTEGERS)),
     minima=st.booleans(),
     biased=st.booleans(),
-    half=st.booleans(),
+    stored=st.sampled_from(["float16", "float32", "multiples"]),
 )
 def test_equals_float64_of_rounded_rows(
     kernels: CpuKernels,
@@ -98,16 +113,42 @@ def test_equals_float64_of_rounded_rows(
     bits: int,
     minima: bool,
     biased: bool,
-    half: bool,
+    stored: Stored,
 ) -> None:
     inputs, group = shape
-    x, given_weights = random(rows, inputs), weights(outputs, inputs, bits, group, minima, biased, half)
+    x, given_weights = random(rows, inputs), weights(outputs, inputs, bits, group, minima, biased, stored)
     expected = rounded(x) @ given_weights.dequantized().T
     if given_weights.bias is not None:
         expected += given_weights.bias.double()
     out = kernels.linear(x, given_weights.packed(kernels))
     bound = 2**-20 * (rounded(x).abs() @ given_weights.magnitudes().T + expected.abs())
     assert ((out.double() - expected).abs() <= bound).all()
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    outputs=st.integers(1, 150),
+    shape=SHAPES,
+    bits=st.sampled_from(list(INTEGERS)),
+    minima=st.booleans(),
+)
+def test_multiples_give_the_bits_of_floats(
+    kernels: CpuKernels, rows: int, outputs: int, shape: tuple[int, int | None], bits: int, minima: bool
+) -> None:
+    inputs, group = shape
+    x, ids = random(rows, inputs), torch.arange(outputs)
+    both = weights(outputs, inputs, bits, group, minima, stored="multiples")
+    found, expected = both.packed(kernels), both.in_floats().packed(kernels)
+    assert torch.equal(kernels.linear(x, found), kernels.linear(x, expected))
+    assert kernels.linear_argmax(x, found).tolist() == kernels.linear_argmax(x, expected).tolist()
+    assert torch.equal(kernels.embed(found, ids), kernels.embed(expected, ids))
+
+
+@pytest.mark.parametrize(("factors", "steps"), [((4, 8), (3, 1)), ((4, 9), (4, 2)), ((4, 6), (4, 2)), ((4, 2), (4, 4))])
+def test_multiples_that_do_not_fit_their_steps(factors: tuple[int, int], steps: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        Multiples(torch.zeros(factors, dtype=torch.int8), torch.zeros(steps, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("bits", INTEGERS)
@@ -129,11 +170,12 @@ def test_largest_codes_do_not_overflow(kernels: CpuKernels) -> None:
         assert kernels.linear(torch.full((1, 64), sign * 127), full.packed(kernels)).eq(sign * 64 * 127 * 255).all()
 
 
+@pytest.mark.parametrize("stored", ["float32", "multiples"])
 @pytest.mark.parametrize(("bits", "group", "minima"), [(8, None, False), (4, 32, True), (6, 16, False), (5, 64, True)])
 def test_a_row_depends_on_neither_neighbours_nor_threads(
-    kernels: CpuKernels, many_threads: CpuKernels, bits: int, group: int | None, minima: bool
+    kernels: CpuKernels, many_threads: CpuKernels, bits: int, group: int | None, minima: bool, stored: Stored
 ) -> None:
-    x, packed = random(61, 320), weights(500, 320, bits, group, minima, half=False).packed(kernels)
+    x, packed = random(61, 320), weights(500, 320, bits, group, minima, stored=stored).packed(kernels)
     together = kernels.linear(x, packed)
     for count in (1, 2, 5, 6, 7, 16, 30):
         for first in range(0, 61 - count, 7):
@@ -149,15 +191,18 @@ def test_parts_side_by_side(kernels: CpuKernels) -> None:
         weights(40, 64, 4, 32, minima=True).packed(kernels),
         kernels.pack(random(33, 64), random(33)),
         weights(5, 64, 6, 16, biased=True).packed(kernels),
+        weights(37, 64, 5, 16, minima=True, stored="multiples").packed(kernels),
     ]
     expected = torch.cat([kernels.linear(x, part) for part in parts], dim=1)
     assert torch.equal(kernels.linear(x, side_by_side(parts)), expected)
 
 
+@pytest.mark.parametrize("stored", ["float16", "float32", "multiples"])
 @pytest.mark.parametrize("bits", INTEGERS)
-@pytest.mark.parametrize(("inputs", "group"), [(96, 32), (48, 16), (50, None)])
-def test_rows_of_an_embedding(kernels: CpuKernels, bits: int, inputs: int, group: int | None) -> None:
-    table, ids = weights(70, inputs, bits, group, minima=bits < 6), torch.tensor([0, 69, 15, 16, 31, 32, 33, 5, 5])
+@pytest.mark.parametrize(("inputs", "group"), [(96, 32), (48, 16), (50, None), (256, 16)])
+def test_rows_of_an_embedding(kernels: CpuKernels, bits: int, inputs: int, group: int | None, stored: Stored) -> None:
+    table = weights(70, inputs, bits, group, minima=bits < 6, stored=stored)
+    ids = torch.tensor([0, 69, 15, 16, 31, 32, 33, 5, 5])
     found = kernels.embed(table.packed(kernels), ids)
     torch.testing.assert_close(found.double(), table.dequantized()[ids], rtol=1e-6, atol=1e-7)
 

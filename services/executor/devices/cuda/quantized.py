@@ -144,12 +144,12 @@ def join_integers(parts: Sequence[IntegerWeights]) -> IntegerMatrix:
     minima: Tensor | None = None
     if len(zeros) > 1 or any(part.minima is not None for part in parts):
         minima = torch.cat([_minima(part) for part in parts])
-    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales.float() for part in parts])
     zero = zeros.pop() if minima is None else 0
     return pack(codes, max(part.bits for part in parts), scales, zero, minima)
 
 
 def _minima(part: IntegerWeights) -> Tensor:
     """Returns the minima of a part around a zero of 0."""
-    lowest = part.scales * -part.zero
-    return lowest if part.minima is None else lowest + part.minima
+    lowest = part.scales.float() * -part.zero
+    return lowest if part.minima is None else lowest + part.minima.float()

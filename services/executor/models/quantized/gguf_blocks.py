@@ -1,27 +1,35 @@
 """Quantized blocks of GGUF files as integers with scales. Layouts: ggml's `ggml-common.h`."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagewire.kernels.scales import Multiples
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.shared.gguf.reader import TensorType
 
 Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.float16]
+
+
+class _Multiples(NamedTuple):
+    """Factors [blocks, groups per block] of steps [blocks, 1]; see `Multiples`."""
+
+    factors: npt.NDArray[np.int8]
+    steps: Halves
 
 
 class _Unpacked(NamedTuple):
-    """Codes [blocks, numbers per block]; scales and minima [blocks, groups per block]; see `IntegerWeights`."""
+    """Codes [blocks, numbers per block]; scales and minima [blocks, 1] or multiples of such; see `IntegerWeights`."""
 
     codes: Bytes
     bits: int
     zero: int
-    scales: Floats
-    minima: Floats | None = None
+    scales: Halves | _Multiples
+    minima: Halves | _Multiples | None = None
 
 
 def unpack_integers(rows: Bytes, kind: TensorType) -> IntegerWeights | None:
@@ -31,11 +39,16 @@ def unpack_integers(rows: Bytes, kind: TensorType) -> IntegerWeights | None:
         return None
     found = unpack(rows.reshape(-1, kind.size))
 
-    def by_row(numbers: Floats | Bytes) -> torch.Tensor:
+    def by_row(numbers: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers).reshape(len(rows), -1))
 
-    minima = None if found.minima is None else by_row(found.minima)
-    return IntegerWeights(by_row(found.codes), found.bits, by_row(found.scales), found.zero, minima)
+    def scales(stored: Halves | _Multiples) -> torch.Tensor | Multiples:
+        if isinstance(stored, _Multiples):
+            return Multiples(by_row(stored.factors), by_row(stored.steps))
+        return by_row(stored).float()
+
+    minima = None if found.minima is None else scales(found.minima)
+    return IntegerWeights(by_row(found.codes), found.bits, scales(found.scales), found.zero, minima)
 
 
 def _q4_0(blocks: Bytes) -> _Unpacked:
@@ -61,15 +74,16 @@ def _q8_0(blocks: Bytes) -> _Unpacked:
 
 
 def _q2_k(blocks: Bytes) -> _Unpacked:
-    factors = _fields(blocks[:, :16], 1, 4).reshape(-1, 16, 2)
-    scales, minima = _half(blocks, 80) * factors[:, :, 0], -_half(blocks, 82) * factors[:, :, 1]
+    factors = _fields(blocks[:, :16], 1, 4).reshape(-1, 16, 2).view(np.int8)
+    scales = _Multiples(factors[:, :, 0], _half(blocks, 80))
+    minima = _Multiples(factors[:, :, 1], -_half(blocks, 82))
     return _Unpacked(_fields(blocks[:, 16:80], 32, 2), 4, 0, scales, minima)
 
 
 def _q3_k(blocks: Bytes) -> _Unpacked:
     codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << np.uint8(2)
     factors = _fields(blocks[:, 96:104], 8, 4) | _fields(blocks[:, 104:108], 4, 2) << np.uint8(4)
-    return _Unpacked(codes, 4, 4, _half(blocks, 108) * (factors.astype(np.float32) - 32))
+    return _Unpacked(codes, 4, 4, _Multiples(factors.view(np.int8) - np.int8(32), _half(blocks, 108)))
 
 
 def _q4_k(blocks: Bytes) -> _Unpacked:
@@ -84,7 +98,7 @@ def _q5_k(blocks: Bytes) -> _Unpacked:
 def _q6_k(blocks: Bytes) -> _Unpacked:
     codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << np.uint8(4)
     factors = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
-    return _Unpacked(codes, 6, 32, _half(blocks, 208) * factors)
+    return _Unpacked(codes, 6, 32, _Multiples(factors, _half(blocks, 208)))
 
 
 _UNPACK: Mapping[str, Callable[[Bytes], _Unpacked]] = {
@@ -101,12 +115,12 @@ _UNPACK: Mapping[str, Callable[[Bytes], _Unpacked]] = {
 }
 
 
-def _k_factors(blocks: Bytes) -> tuple[Floats, Floats]:
+def _k_factors(blocks: Bytes) -> tuple[_Multiples, _Multiples]:
     """Returns scales and minima of Q4_K and Q5_K: two halves, eight pairs of six bits, whose last four are split."""
     low, high, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate((low & 63, rest & 15 | low >> 6 << 4), axis=1)
     minima = np.concatenate((high & 63, rest >> 4 | high >> 6 << 4), axis=1)
-    return _half(blocks, 0) * scales, -_half(blocks, 2) * minima
+    return _Multiples(scales.view(np.int8), _half(blocks, 0)), _Multiples(minima.view(np.int8), -_half(blocks, 2))
 
 
 def _fields(packed: Bytes, run: int, bits: int) -> Bytes:
@@ -116,6 +130,6 @@ def _fields(packed: Bytes, run: int, bits: int) -> Bytes:
     return fields.reshape(len(packed), -1)
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
+def _half(blocks: Bytes, at: int) -> Halves:
     """Returns the float16 number at a byte of each block, [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pagewire.kernels.scales import Multiples
+
 BITS = (4, 5, 6, 8)
 """Sizes of a code that the CPU kernels keep packed. Smaller codes are stored in four bits."""
 SMALLEST_GROUP = 16
@@ -26,12 +28,12 @@ class IntegerWeights:
     """uint8 [N, K], each below 2**bits."""
     bits: int
     """One of `BITS`."""
-    scales: Tensor
-    """float32 [N, groups]."""
+    scales: Tensor | Multiples
+    """Float32 [N, groups], or multiples of steps."""
     zero: int = 0
     """The code of 0 without minima, for all groups: 8 for symmetric codes of four bits, 128 for eight."""
-    minima: Tensor | None = None
-    """float32 [N, groups]; None: all are 0."""
+    minima: Tensor | Multiples | None = None
+    """Like `scales`; None: all are 0."""
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
@@ -50,7 +52,7 @@ class IntegerWeights:
         Args:
             codes: see `codes`.
             bits: see `bits`.
-            scales: see `scales`.
+            scales: float32 [N, groups].
             zeros: integers [N, groups] of any dtype, from 0 to 2**bits.
         """
         first = int(zeros.flatten()[0])
@@ -72,9 +74,9 @@ class IntegerWeights:
         """Returns the weights as float32 [N, K]."""
         outputs, inputs = self.codes.shape
         groups = self.codes.view(outputs, -1, self.group_size).float().sub_(self.zero)
-        groups *= self.scales[:, :, None]
+        groups *= self.scales.float()[:, :, None]
         if self.minima is not None:
-            groups += self.minima[:, :, None]
+            groups += self.minima.float()[:, :, None]
         return groups.view(outputs, inputs)
 
 

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -13,12 +15,14 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.models.compiled import Embedding, Linear
 from pagewire.services.executor.models.packing import CpuPacking
+from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.registry import build_model, load_model
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
 from pagewire.services.executor.models.weights import load_weights
+from pagewire.shared.gguf.reader import TensorType
 from pagewire.shared.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 from tests.support.device import Driver, Row
@@ -51,6 +55,23 @@ def difference(found: Tensor, expected: Tensor) -> float:
 def test_blocks_of_a_gguf_file_stay_packed(tmp_path: Path, architecture: str, kind: str) -> None:
     path = random_model(tmp_path / "model.gguf", architecture, kind)
     assert 0 < difference(logits(path, packed=True), logits(path)) < ROUNDED
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_scales_in_two_levels_give_the_bits_of_floats(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = random_model(tmp_path / "model.gguf", "llama", kind)
+    found = logits(path, packed=True)
+
+    def in_floats(rows: npt.NDArray[np.uint8], stored: TensorType) -> IntegerWeights:
+        weights = unpack_integers(rows, stored)
+        assert weights is not None
+        minima = None if weights.minima is None else weights.minima.float()
+        return dataclasses.replace(weights, scales=weights.scales.float(), minima=minima)
+
+    monkeypatch.setattr("pagewire.services.executor.models.gguf_tensors.unpack_integers", in_floats)
+    assert torch.equal(logits(path, packed=True), found)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pagewire.kernels import round_rows
+from pagewire.kernels import integer_linear, round_rows
 from pagewire.services.executor.devices.cpu import CpuDevice
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.quantized import CudaPacking, EightBitLinear, IntegerLinear
+from pagewire.services.executor.devices.cuda.quantized import (
+    CudaPacking,
+    EightBitLinear,
+    IntegerLinear,
+    join_integers,
+)
 from pagewire.services.executor.models.layers import PackedLinear
+from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
 from pagewire.services.executor.models.registry import load_model
+from pagewire.shared.gguf.reader import TENSOR_TYPES
 from pagewire.shared.model_folder import read_config
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cpu_device, cuda_device
 from tests.support.checkpoints import checkpoint
+from tests.support.gguf_files import random_blocks
 from tests.support.quantized import Method, awq, compressed_tensors, fp8, gptq, modelopt, write
 
 pytestmark = [pytest.mark.cuda] if torch.cuda.is_available() else []
@@ -107,3 +115,13 @@ def test_every_layout_has_its_kernel(tmp_path: Path) -> None:
         folder = write(checkpoint("opt" if name == "cut blocks" else "llama"), tmp_path / name, method)
         assert found <= kinds(folder), name
     assert EightBitLinear not in kinds(tmp_path / "fp8" / "quantized", with_fp8=False)
+
+
+@pytest.mark.parametrize("names", [("Q4_K", "Q5_K"), ("Q6_K", "Q3_K")])
+def test_scales_in_two_levels_are_joined_as_floats(names: tuple[str, str]) -> None:
+    types = {kind.name: kind for kind in TENSOR_TYPES.values()}
+    unpacked = [unpack_integers(random_blocks(name, 4).reshape(2, -1), types[name]) for name in names]
+    parts = [part for part in unpacked if part is not None]
+    weights = integer_linear.reference(torch.eye(512), join_integers(parts), None).T
+    expected = torch.cat([part.dequantize() for part in parts])
+    torch.testing.assert_close(weights.float(), expected, rtol=1e-6, atol=1e-6)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pagewire.kernels.cpu.packed import pack_integers
 from pagewire.services.executor.models.gguf_tensors import PLAIN, dequantize
 from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
 from pagewire.shared.gguf.reader import TENSOR_TYPES, TensorType
@@ -15,7 +16,27 @@ def test_integers_are_the_numbers_of_the_package_gguf(kind: TensorType) -> None:
     found = unpack_integers(rows, kind)
     assert found is not None
     assert found.codes.shape == (6, 2 * kind.block)
-    assert torch.equal(found.dequantize(), dequantize(rows, kind))
+    assert torch.equal(found.dequantize().view(torch.int32), dequantize(rows, kind).view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [("Q2_K", 5.2), ("Q3_K", 4.6), ("Q4_K", 4.7), ("Q5_K", 5.7), ("Q6_K", 6.6), ("Q4_0", 4.6)]
+)
+def test_packed_blocks_take_little_more_than_in_the_file(name: str, bits: float) -> None:
+    """Codes of two and three bits take four."""
+    kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == name)
+    found = unpack_integers(random_blocks(name, 64 * 512 // kind.block).reshape(64, -1), kind)
+    assert found is not None
+    packed = pack_integers(found.codes, found.bits, found.scales, found.zero, found.minima, None, lanes=16)
+    assert 8 * packed.nbytes <= bits * found.codes.numel()
+
+
+def test_reordered_rows_keep_their_scales() -> None:
+    kind = next(kind for kind in TENSOR_TYPES.values() if kind.name == "Q4_K")
+    found = unpack_integers(random_blocks("Q4_K", 12).reshape(6, -1), kind)
+    assert found is not None
+    order = torch.tensor([3, 0, 5, 1, 2, 4])
+    assert torch.equal(found.rows(order).dequantize(), found.dequantize()[order])
 
 
 def test_plain_numbers_are_no_integers() -> None:

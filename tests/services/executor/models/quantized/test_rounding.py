@@ -29,8 +29,8 @@ def test_weights_of_any_size_differ_by_half_a_step(bits: int) -> None:
 
 def test_ordinary_scales_are_float16_numbers() -> None:
     for bits in (8, 4):
-        rounded = round_weights(random(8, 64) * 0.02, bits)
-        assert torch.equal(rounded.scales.half().float(), rounded.scales)
+        scales = round_weights(random(8, 64) * 0.02, bits).scales.float()
+        assert torch.equal(scales.half().float(), scales)
 
 
 def test_what_is_stored_in_four_bits_comes_back() -> None:
