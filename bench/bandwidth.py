@@ -16,14 +16,25 @@ from pagewire.bench._output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import Packed
+from pagewire.kernels.scales import Multiples
+from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.rounding import round_weights
 
 LAYER = ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192))
 """Outputs and inputs of a layer's products: q, k and v; o; gate and up; down."""
 LAYERS = 16
 VOCABULARY = (128256, 2048)
-SCHEMES: Mapping[str, int | None] = {"bf16": None, "int8": 8, "int4": 4}
-"""Bits of the weights; those of the vocabulary have 8 in `int4` too."""
+SCHEMES: Mapping[str, tuple[str, str]] = {
+    "bf16": ("bf16", "bf16"),
+    "int8": ("int8", "int8"),
+    "int4": ("int4", "int8"),
+    "q4_k": ("q4_k", "q6_k"),
+    "q5_k": ("q5_k", "q6_k"),
+    "q6_k": ("q6_k", "q6_k"),
+}
+"""How the matrices of the layers are stored, and the vocabulary."""
+K_QUANTS: Mapping[str, tuple[int, int, bool]] = {"q4_k": (4, 32, True), "q5_k": (5, 32, True), "q6_k": (6, 16, False)}
+"""Bits, inputs of a group, and whether there are minima. 256 inputs share a step."""
 
 
 @dataclass
@@ -61,7 +72,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(kernels: CpuKernels, scheme: str, layers: int, turns: int) -> Run:
     """Measures one scheme."""
-    products = _matrices(kernels, SCHEMES[scheme], layers)
+    products = _matrices(kernels, *SCHEMES[scheme], layers)
     inputs = {matrix.inputs: torch.randn(1, matrix.inputs) for matrix in products}
     run = Run(scheme, sum(matrix.nbytes for matrix in products))
     read = torch.ones(run.nbytes // 4)
@@ -79,28 +90,46 @@ def measure(kernels: CpuKernels, scheme: str, layers: int, turns: int) -> Run:
 
 
 def table(runs: Sequence[Run]) -> list[str]:
-    """Returns a line per scheme: size, and bytes per second of both."""
+    """Returns a line per scheme: size, time of the products, and bytes per second of both."""
     rows = []
     for run in runs:
-        product, read = (run.nbytes / statistics.median(times) / 1e9 for times in (run.product_s, run.read_s))
+        product, read = (statistics.median(times) for times in (run.product_s, run.read_s))
         share = statistics.median(run.shares)
-        rows.append(f"{run.scheme} | {run.nbytes / 1e9:.2f} | {product:.1f} | {read:.1f} | {share:.0%}")
-    return markdown("weights | GB | products GB/s | read GB/s | products by read", rows)
+        size = run.nbytes / 1e9
+        rows.append(
+            f"{run.scheme} | {size:.2f} | {1e3 * product:.1f} | {size / product:.1f} | {size / read:.1f} | {share:.0%}"
+        )
+    return markdown("weights | GB | products ms | products GB/s | read GB/s | products by read", rows)
 
 
-def _matrices(kernels: CpuKernels, bits: int | None, layers: int) -> list[Packed]:
+def _matrices(kernels: CpuKernels, stored: str, vocabulary: str, layers: int) -> list[Packed]:
     """Returns the matrices of a step, each with memory of its own."""
-    found = [matrix for shape in LAYER for matrix in _packed(kernels, shape, bits, layers)]
-    return [*found, *_packed(kernels, VOCABULARY, bits and 8, 1)]
+    found = [matrix for shape in LAYER for matrix in _packed(kernels, shape, stored, layers)]
+    return [*found, *_packed(kernels, VOCABULARY, vocabulary, 1)]
 
 
-def _packed(kernels: CpuKernels, shape: tuple[int, int], bits: int | None, copies: int) -> list[Packed]:
-    weight = torch.randn(shape)
-    if bits is None:
-        return [kernels.pack(weight.bfloat16()) for _ in range(copies)]
-    found = round_weights(weight, bits)
+def _packed(kernels: CpuKernels, shape: tuple[int, int], stored: str, copies: int) -> list[Packed]:
+    if stored == "bf16":
+        weight = torch.randn(shape, dtype=torch.bfloat16)
+        return [kernels.pack(weight) for _ in range(copies)]
+    if stored in K_QUANTS:
+        found = _k_quant(shape, *K_QUANTS[stored])
+    else:
+        found = round_weights(torch.randn(shape), int(stored.removeprefix("int")))
     fields = (found.codes, found.bits, found.scales, found.zero, found.minima)
     return [kernels.pack_integers(*fields) for _ in range(copies)]
+
+
+def _k_quant(shape: tuple[int, int], bits: int, group: int, has_minima: bool) -> IntegerWeights:
+    """Returns random weights, all of them finite."""
+    outputs, inputs = shape
+
+    def multiples() -> Multiples:
+        factors = torch.randint(64, (outputs, inputs // group), dtype=torch.int8)
+        return Multiples(factors, torch.rand(outputs, inputs // 256).half())
+
+    codes = torch.randint(1 << bits, shape, dtype=torch.uint8)
+    return IntegerWeights(codes, bits, multiples(), 0, multiples() if has_minima else None)
 
 
 def _seconds(function: Callable[[], object]) -> float:
