@@ -25,16 +25,17 @@ inline auto load_weights(const Bf16* p) {
     return std::pair((Vec)(both << 16), (Vec)(both & (int32_t)0xffff0000));
 }
 
-// Multiplies the rows M of a tile. Constant indices let the compiler keep all sums in registers.
+// Multiplies the rows M of a tile. Constant indices let the compiler keep all sums in registers. `inputs` counts pairs if X
+// is a pair, here and below.
 template <typename X, typename W, typename Target, size_t... M>
-void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Target& target,
+void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, Target& target,
               std::index_sequence<M...> rows) {
-    constexpr bool FEW = sizeof...(M) <= 4;  // then memory bandwidth is the limit for every dtype
+    constexpr int64_t STEP = 8;  // inputs whose weights are prefetched together
+    const W* panel = panels + tile.panel * inputs * PANEL;
+    Ahead ahead(tile, panels, inputs * PANEL * sizeof(W), (inputs + STEP - 1) / STEP, AHEAD);
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
     for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
-        // Hardware prefetchers do not look far enough ahead.
-        if constexpr (FEW || sizeof(W) < 4) __builtin_prefetch((const char*)panel + AHEAD);
-        if constexpr (FEW && sizeof(W) == 4) __builtin_prefetch((const char*)panel + AHEAD + 64);
+        if (k % STEP == 0) ahead.step();
         auto [l, r] = load_weights(panel);
         ((left[M] = add_product(left[M], x[M * inputs], l), right[M] = add_product(right[M], x[M * inputs], r)), ...);
     }
@@ -42,17 +43,16 @@ void multiply(const Tile& tile, const X* x, const W* panel, int64_t inputs, Targ
 }
 
 template <int M = ROWS, typename X, typename W, typename Target>
-void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panel, int64_t inputs, Target& target) {
-    if (rows == M) return multiply(tile, x, panel, inputs, target, std::make_index_sequence<M>());
-    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panel, inputs, target);
+void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panels, int64_t inputs, Target& target) {
+    if (rows == M) return multiply(tile, x, panels, inputs, target, std::make_index_sequence<M>());
+    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panels, inputs, target);
 }
 
-// `inputs` counts pairs if X is a pair.
 template <typename W, typename X, typename Target>
 void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target& target, int64_t rows, int threads) {
-    int64_t size = inputs * PANEL, together = CACHED / (size * sizeof(W));
-    for_tiles(weights, rows, ROWS, together, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
-        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels + panel * size, inputs, target);
+    int64_t together = CACHED / (inputs * PANEL * sizeof(W));
+    for_tiles(weights, rows, ROWS, together, target, threads, [&](const Tile& tile, int64_t count) {
+        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels, inputs, target);
     });
 }
 

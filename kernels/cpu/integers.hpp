@@ -12,6 +12,7 @@
 constexpr int CHUNK = 32, QUADS = CHUNK / 4;
 constexpr int HALF = 16;             // inputs of the smallest group
 constexpr int QUAD = 4 * LANES;      // bytes of a register of quads
+constexpr int CODES_AHEAD = AHEAD / 2, NUMBERS_AHEAD = AHEAD / 8;  // prefetch distances, bytes
 
 #if defined(__AVX512F__)
 constexpr int INT_ROWS = 6;  // of a tile: 12 sums of floats and 12 of integers in 32 registers
@@ -21,19 +22,24 @@ constexpr int INT_ROWS = 3;
 constexpr int INT_ROWS = 2;
 #endif
 
-
 typedef uint8_t Bytes __attribute__((vector_size(QUAD)));
+
+// What belongs to a chunk of a row in int8.
+struct Factors {
+    float scale;
+    int32_t sums[2];  // of the codes of each half
+    float sum;        // of all codes, times the scale
+};
 
 // Rows in int8.
 struct Rounded {
     int64_t chunks;
-    std::unique_ptr<int8_t[]> codes;   // [rows, chunks, CHUNK]
-    std::unique_ptr<float[]> scales;   // [rows, chunks]
-    std::unique_ptr<int32_t[]> sums;   // [rows, chunks, 2]: of the codes of each half
+    std::unique_ptr<int8_t[]> codes;     // [rows, chunks, CHUNK]
+    std::unique_ptr<Factors[]> factors;  // [rows, chunks]
 };
 
 // Rounds `count` numbers, at most a chunk, to 127 steps on each side.
-inline void round_chunk(const float* x, int64_t count, int8_t* codes, float* scale, int32_t* sums) {
+inline void round_chunk(const float* x, int64_t count, int8_t* codes, Factors& factors) {
     Vec parts[CHUNK / LANES];
     Int most = {};
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
@@ -41,25 +47,25 @@ inline void round_chunk(const float* x, int64_t count, int8_t* codes, float* sca
         most = larger_magnitudes(most, parts[i]);
     }
     Rounding how = rounding(most, 127);
-    *scale = how.scale;
-    sums[0] = sums[1] = 0;
+    factors = {how.scale, {}, 0};
     for (int64_t i = 0; i < CHUNK / LANES; i++) {
         Int whole = nearest(how.factor ? parts[i] * how.factor : Vec{});  // infinity times 0 is NaN
         Int8 narrow = __builtin_convertvector(whole, Int8);
         std::memcpy(codes + i * LANES, &narrow, sizeof narrow);
-        for (int j = 0; j < LANES; j++) sums[i * LANES / HALF] += whole[j];
+        for (int j = 0; j < LANES; j++) factors.sums[i * LANES / HALF] += whole[j];
     }
+    factors.sum = how.scale * (factors.sums[0] + factors.sums[1]);
 }
 
 inline Rounded round_rows(const float* x, int64_t rows, int64_t inputs, int threads) {
     int64_t chunks = (inputs + CHUNK - 1) / CHUNK, total = rows * chunks;
-    Rounded out = {chunks, std::unique_ptr<int8_t[]>(new int8_t[total * CHUNK]), std::unique_ptr<float[]>(new float[total]),
-                   std::unique_ptr<int32_t[]>(new int32_t[total * 2])};
+    Rounded out = {chunks, std::unique_ptr<int8_t[]>(new int8_t[total * CHUNK]),
+                   std::unique_ptr<Factors[]>(new Factors[total])};
     parallel(rows, ROUNDED / inputs, threads, [&](int64_t begin, int64_t end) {
         for (int64_t at = begin * chunks; at < end * chunks; at++) {
             int64_t k = at % chunks * CHUNK;
             round_chunk(x + at / chunks * inputs + k, std::min<int64_t>(CHUNK, inputs - k), &out.codes[at * CHUNK],
-                        &out.scales[at], &out.sums[at * 2]);
+                        out.factors[at]);
         }
     });
     return out;
@@ -132,8 +138,13 @@ struct Codes {
 enum Span { ALL, FIRST, SECOND };
 
 // Sums the codes of a span.
-inline int32_t sum_of(const int32_t* sums, Span span) {
-    return span == ALL ? sums[0] + sums[1] : sums[span == SECOND];
+inline int32_t sum_of(const Factors& factors, Span span) {
+    return span == ALL ? factors.sums[0] + factors.sums[1] : factors.sums[span == SECOND];
+}
+
+// The sum of a span's codes times the scale.
+inline float scaled_sum_of(const Factors& factors, Span span) {
+    return span == ALL ? factors.sum : factors.scale * sum_of(factors, span);
 }
 
 // The scales or minima of a panel, of one group after the other.
@@ -154,6 +165,8 @@ struct Numbers {
     template <typename T>
     INLINED static void read(const void* numbers, int64_t row, Vec* both) {
         const T* first = (const T*)numbers + row * PANEL;
+        for (size_t line = 0; line < PANEL * sizeof(T); line += 64)
+            __builtin_prefetch((const char*)first + NUMBERS_AHEAD + line);
         for (int half = 0; half < 2; half++) both[half] = load(first + half * LANES);
     }
 };
@@ -174,24 +187,25 @@ struct Groups {
     }
 };
 
-// Multiplies the rows M from `row` with a panel; writes the sums of both halves.
+// Multiplies the rows M of a tile; writes the sums of both halves.
 template <int BITS, size_t... M>
-[[gnu::noinline]] void multiply_integers(const Rounded& x, int64_t row, const Weights& weights, int64_t panel,
-                                         Vec* left_out, Vec* right_out, std::index_sequence<M...>) {
-    int64_t chunks = x.chunks;
-    const uint8_t* codes = (const uint8_t*)weights.panels + panel * chunks * Codes<BITS>::SIZE;
-    const int8_t* rounded = &x.codes[row * chunks * CHUNK];
-    const float* scales = &x.scales[row * chunks];
-    const int32_t* sums = &x.sums[row * chunks * 2];
+[[gnu::noinline]] void multiply_integers(const Rounded& x, const Tile& tile, const Weights& weights, Vec* left_out,
+                                         Vec* right_out, std::index_sequence<M...>) {
+    int64_t chunks = x.chunks, size = chunks * Codes<BITS>::SIZE;
+    const uint8_t* codes = (const uint8_t*)weights.panels + tile.panel * size;
+    const int8_t* rounded = &x.codes[tile.row * chunks * CHUNK];
+    const Factors* factors = &x.factors[tile.row * chunks];
+    Ahead ahead(tile, weights.panels, size, chunks, CODES_AHEAD);
     bool split = weights.group == HALF, least = weights.minima.numbers;
     int64_t until = 0;  // the chunk at which the next group begins
     int32_t zero = weights.zero;
-    Groups groups(weights, panel);
+    Groups groups(weights, tile.panel);
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
 
     auto multiply = [&](auto span) INLINED {
         constexpr Span SPAN = decltype(span)::value;
-        Int l_dots[] = {(-zero * sum_of(sums + M * chunks * 2, SPAN) - Int{})...};
+        Int l_dots[] = {(M, Int{})...};
+        if (zero) ((l_dots[M] = -zero * sum_of(factors[M * chunks], SPAN) - Int{}), ...);
         Int r_dots[] = {l_dots[M]...};
         UNROLLED for (int quad = SPAN == SECOND ? QUADS / 2 : 0; quad < (SPAN == FIRST ? QUADS / 2 : QUADS); quad++) {
             Bytes l = Codes<BITS>::load(codes, quad, 0), r = Codes<BITS>::load(codes, quad, 1);
@@ -199,17 +213,16 @@ template <int BITS, size_t... M>
             (std::memcpy(&fours[M], rounded + M * chunks * CHUNK + 4 * quad, 4), ...);
             ((l_dots[M] = add_quads<BITS>(l_dots[M], l, fours[M]), r_dots[M] = add_quads<BITS>(r_dots[M], r, fours[M])), ...);
         }
-        ((left[M] += __builtin_convertvector(l_dots[M], Vec) * scales[M * chunks] * groups.scales.now[0],
-          right[M] += __builtin_convertvector(r_dots[M], Vec) * scales[M * chunks] * groups.scales.now[1]),
+        ((left[M] += __builtin_convertvector(l_dots[M], Vec) * factors[M * chunks].scale * groups.scales.now[0],
+          right[M] += __builtin_convertvector(r_dots[M], Vec) * factors[M * chunks].scale * groups.scales.now[1]),
          ...);
         if (!least) return;
-        float of_x[] = {scales[M * chunks] * sum_of(sums + M * chunks * 2, SPAN)...};
+        float of_x[] = {scaled_sum_of(factors[M * chunks], SPAN)...};
         ((left[M] += groups.minima.now[0] * of_x[M], right[M] += groups.minima.now[1] * of_x[M]), ...);
     };
 
-    for (int64_t chunk = 0; chunk < chunks; chunk++, codes += Codes<BITS>::SIZE, rounded += CHUNK, scales++, sums += 2) {
-        if constexpr (sizeof...(M) <= 4)
-            UNROLLED for (int64_t line = 0; line < Codes<BITS>::SIZE; line += 64) __builtin_prefetch(codes + AHEAD + line);
+    for (int64_t chunk = 0; chunk < chunks; chunk++, codes += Codes<BITS>::SIZE, rounded += CHUNK, factors++) {
+        ahead.step();
         if (chunk == until) {
             groups.next();
             until += (weights.group + CHUNK - 1) / CHUNK;
@@ -224,21 +237,20 @@ template <int BITS, size_t... M>
 }
 
 template <int BITS, int M = INT_ROWS, typename Target>
-void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, const Weights& weights, int64_t panel,
-                           Target& target) {
+void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, const Weights& weights, Target& target) {
     if (count == M) {
         Vec left[M], right[M];
         constexpr auto rows = std::make_index_sequence<M>();
-        multiply_integers<BITS>(x, tile.row, weights, panel, left, right, rows);
+        multiply_integers<BITS>(x, tile, weights, left, right, rows);
         return finish(tile, left, right, target, rows);
     }
-    if constexpr (M > 1) multiply_integer_rows<BITS, M - 1>(count, tile, x, weights, panel, target);
+    if constexpr (M > 1) multiply_integer_rows<BITS, M - 1>(count, tile, x, weights, target);
 }
 
 template <int BITS, typename Target>
 void multiply_integers(const Rounded& x, const Weights& weights, Target& target, int64_t rows, int threads) {
     int64_t together = CACHED / (x.chunks * Codes<BITS>::SIZE);
-    for_tiles(weights, rows, INT_ROWS, together, target, threads, [&](const Tile& tile, int64_t panel, int64_t count) {
-        multiply_integer_rows<BITS>(count, tile, x, weights, panel, target);
+    for_tiles(weights, rows, INT_ROWS, together, target, threads, [&](const Tile& tile, int64_t count) {
+        multiply_integer_rows<BITS>(count, tile, x, weights, target);
     });
 }

@@ -27,6 +27,29 @@ struct Tile {
     int64_t row, first;
     int64_t columns;  // number of outputs, at most PANEL
     int64_t chunk;    // index of the tile's chunk
+    int64_t part, parts;  // rows are cut into `parts`; this is the tile of one of them
+    int64_t panel, next;  // `next` is the panel in its place among those that will be computed together next
+};
+
+// Loads weights into the cache before they are needed, earlier than hardware does. If several tiles need a panel, each of
+// them loads a share of the next one, because the first alone would wait for memory and the others use none. A share is
+// a run of memory, which hardware prefetchers continue.
+class Ahead {
+public:
+    // Of a tile that takes `steps` for a panel of so many bytes; with a single part, memory is `distance` bytes ahead.
+    Ahead(const Tile& tile, const void* panels, int64_t bytes, int64_t steps, int64_t distance)
+        : share(bytes / steps / tile.parts), at((const char*)panels) {
+        at += tile.parts == 1 ? tile.panel * bytes + distance : tile.next * bytes + tile.part * steps * share;
+    }
+
+    void step() {
+        for (int64_t line = 0; line < share; line += 64) __builtin_prefetch(at + line);
+        at += share;
+    }
+
+private:
+    int64_t share;
+    const char* at;
 };
 
 // Target that writes every output.
@@ -122,7 +145,7 @@ INLINED inline void finish(const Tile& tile, Vec* left, Vec* right, Target& targ
     else if ((target.wants(tile, M, left[M], right[M]) | ...)) (target.take(tile, M, left[M], right[M]), ...);
 }
 
-// Calls multiply(tile, panel, count) for every panel and every `count` rows, at most `most`. As many panels as the cache
+// Calls multiply(tile, count) for every panel and every `count` rows, at most `most`. As many panels as the cache
 // keeps, `together`, are computed together, so that a row's outputs are written in longer runs. Threads copy `multiply`,
 // which may thus hold state of a thread.
 template <typename Target, typename Multiply>
@@ -139,12 +162,13 @@ void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t toget
     if (rows * panels * size < SMALL) threads = 1;
     target.prepare(chunks);
 
-    auto multiply_run = [&](Multiply& own, int64_t chunk, int64_t group, int64_t begin, int64_t end) {
+    auto multiply_run = [&](Multiply& own, int64_t chunk, int64_t group, int64_t begin, int64_t end, int64_t next) {
         for (int64_t part = parts * group / groups; part < parts * (group + 1) / groups; part++) {
             int64_t row = rows * part / parts, count = rows * (part + 1) / parts - row;
             for (int64_t p = begin; p < end; p++) {
                 int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, weights.outputs - first);
-                own(Tile{weights.bias ? weights.bias + first : nullptr, row, first, columns, chunk}, p, count);
+                const float* bias = weights.bias ? weights.bias + first : nullptr;
+                own(Tile{bias, row, first, columns, chunk, part, parts, p, next + p - begin}, count);
             }
         }
     };
@@ -152,8 +176,12 @@ void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t toget
         Multiply own = multiply;
         for (int64_t at = from; at < to; at++) {
             int64_t chunk = at / groups;
-            for (int64_t i = runs * chunk / chunks; i < runs * (chunk + 1) / chunks; i++)
-                multiply_run(own, chunk, at % groups, panels * i / runs, panels * (i + 1) / runs);
+            int64_t last = runs * (chunk + 1) / chunks - 1;
+            for (int64_t i = runs * chunk / chunks; i <= last; i++) {
+                // Chunks are taken in order, so that the other threads probably take those in between.
+                int64_t then = i < last ? i + 1 : runs * (chunk + threads) / chunks;
+                multiply_run(own, chunk, at % groups, panels * i / runs, panels * (i + 1) / runs, panels * then / runs);
+            }
         }
     });
 }

@@ -35,10 +35,10 @@ public:
         if (configured) _tile_release();
     }
 
-    void operator()(const Tile& tile, int64_t panel, int64_t count) {
+    void operator()(const Tile& tile, int64_t count) {
         if (count != configured) configure(count);
         const Pair* rows = x + tile.row * pairs;
-        const Pair* columns = (const Pair*)weights.panels + panel * pairs * PANEL;
+        const Pair* columns = (const Pair*)weights.panels + tile.panel * pairs * PANEL;
         alignas(64) float sums[2 * TILE_ROWS][PANEL];
         count > TILE_ROWS ? multiply<true>(rows, columns, sums) : multiply<false>(rows, columns, sums);
         Tile one = tile;
