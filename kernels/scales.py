@@ -1,5 +1,6 @@
 """Scales and minima of integer weights in two levels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,11 @@ class Multiples:
     def together(self) -> int:
         """Number of groups that share a step."""
         return self.factors.shape[1] // self.steps.shape[1]
+
+    @classmethod
+    def concatenated(cls, several: Sequence["Multiples"]) -> "Multiples":
+        """Returns the rows of all, one after the other; each has as many steps."""
+        return cls(torch.cat([one.factors for one in several]), torch.cat([one.steps for one in several]))
 
     def float(self) -> Tensor:
         """Returns the numbers in float32, which holds them exactly."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import islice, zip_longest
+from itertools import groupby, islice, zip_longest
 
 import msgspec
 import structlog
@@ -93,15 +93,20 @@ class _Packer:
         integers = {name: self._integers(name, stored, shape, bits) for name, stored in weights.items()}
         if all(found is None for found in integers.values()):
             return None
-        parts = []
         added = [self._read(name, stored, shape[:1]) for name, stored in biases.items()]
-        for (name, found), bias in zip_longest(integers.items(), added):
-            if found is None:
-                parts.append(self._kernels.pack(self._read(name, weights[name], shape), bias))
+        parts = []
+        for alike, run in groupby(zip_longest(integers.items(), added), lambda part: part[0][1] and part[0][1].layout):
+            named, several = zip(*run, strict=True)
+            bias = torch.cat(several) if biases else None
+            if alike is None:
+                plain = [self._read(name, weights[name], shape) for name, _ in named]
+                parts.append(self._kernels.pack(torch.cat(plain), bias))
                 continue
+            # One product takes less time than several, which would each round their inputs.
+            found = IntegerWeights.concatenated([one for _, one in named if one is not None])
             fields = (found.codes, found.bits, found.scales, found.zero, found.minima)
             parts.append(self._kernels.pack_integers(*fields, bias))
-            self.matrices[f"int{found.bits}"] += 1
+            self.matrices[f"int{found.bits}"] += len(named)
             self.nbytes += parts[-1].nbytes
         return side_by_side(parts)
 

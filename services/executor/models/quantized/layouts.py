@@ -1,5 +1,6 @@
 """Weights as small integers with scales: the one form into which every format of quantized integers is read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,24 @@ class IntegerWeights:
             return cls(codes, bits, scales, first)
         return cls(codes, bits, scales, 0, -zeros.float() * scales)
 
+    @classmethod
+    def concatenated(cls, several: Sequence["IntegerWeights"]) -> "IntegerWeights":
+        """Returns the rows of all, one after the other; they have the same `layout`."""
+        first = several[0]
+        minima = (
+            None if first.minima is None else _concatenated([one.minima for one in several if one.minima is not None])
+        )
+        scales = _concatenated([one.scales for one in several])
+        return cls(torch.cat([one.codes for one in several]), first.bits, scales, first.zero, minima)
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """What weights that are multiplied together have in common."""
+        scales, minima = (
+            one.together if isinstance(one, Multiples) else type(one) for one in (self.scales, self.minima)
+        )
+        return self.bits, self.group_size, self.zero, scales, minima
+
     @property
     def group_size(self) -> int:
         """Number of inputs that share a scale."""
@@ -78,6 +97,11 @@ class IntegerWeights:
         if self.minima is not None:
             groups += self.minima.float()[:, :, None]
         return groups.view(outputs, inputs)
+
+
+def _concatenated(scales: Sequence[Tensor | Multiples]) -> Tensor | Multiples:
+    multiples = [one for one in scales if isinstance(one, Multiples)]
+    return Multiples.concatenated(multiples) if multiples else torch.cat([one.float() for one in scales])
 
 
 def is_group_size(size: int, inputs: int) -> bool:

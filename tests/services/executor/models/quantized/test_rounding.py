@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pagewire.kernels.scales import Multiples
 from pagewire.services.executor.models.quantized.rounding import round_weights
 
 
@@ -25,6 +26,31 @@ def test_weights_of_any_size_differ_by_half_a_step(bits: int) -> None:
     assert errors_in_steps(weight, bits).max() <= {8: 0.8, 4: 0.6}[bits]
     ordinary = random(60, 96) * 0.02
     assert errors_in_steps(ordinary, bits).max() <= {8: 0.6, 4: 0.52}[bits]
+
+
+def test_few_scales_in_four_bits_are_plain_numbers() -> None:
+    assert isinstance(round_weights(random(4, 384), 4).scales, torch.Tensor)  # of 12 groups, 4 could share a step
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.02, 0.002])
+@pytest.mark.parametrize("inputs", [256, 2048, 3072])
+def test_scales_in_four_bits_take_a_byte_each(inputs: int, spread: float) -> None:
+    """And the weights are as exact as with scales in float16, which take two."""
+    weight = random(60, inputs) * spread
+    rounded = round_weights(weight, 4)
+    assert isinstance(rounded.scales, Multiples)
+    assert isinstance(rounded.minima, Multiples)
+    least, most = weight.view(60, -1, 32).aminmax(dim=2)
+    best = ((most - least) / 15).square() / 12  # of numbers rounded to equal steps, on average
+    error = (rounded.dequantize() - weight).square().mean()
+    assert error < 0.97 * best.mean()
+
+
+def test_scales_too_small_for_steps_in_float16() -> None:
+    weight = random(4, 512) * 1e-4
+    assert errors_in_steps(weight, 4).max() <= 0.6
+    weight[0] = 0.0
+    assert (round_weights(weight, 4).dequantize()[0] == 0).all()
 
 
 def test_ordinary_scales_are_float16_numbers() -> None:
