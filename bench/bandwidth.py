@@ -27,7 +27,7 @@ VOCABULARY = (128256, 2048)
 SCHEMES: Mapping[str, tuple[str, str]] = {
     "bf16": ("bf16", "bf16"),
     "int8": ("int8", "int8"),
-    "int4": ("int4", "int8"),
+    "int4": ("int4", "int6"),
     "q4_k": ("q4_k", "q6_k"),
     "q5_k": ("q5_k", "q6_k"),
     "q6_k": ("q6_k", "q6_k"),

@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     """Quantized weights; auto: kept as they are stored, on a CPU unless `dtype` is set; none: all become `dtype`;
-    int8, int4 (on a CPU): the others are rounded too, per 32 inputs, those of the vocabulary always to 8 bits.
+    int8, int4 (on a CPU): the others are rounded too, per 32 inputs, with int4 those of the vocabulary to 6 bits.
     """
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = "auto"
     """Data type of the KV cache; auto: `dtype`; fp8 (e4m3, without scales): only on cuda; int8 (with a scale per token

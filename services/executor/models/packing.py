@@ -22,13 +22,16 @@ from pagewire.services.executor.models.weights import Parts, read_part
 
 _log = structlog.get_logger()
 
+VOCABULARY_BITS = 6
+"""Least bits of the vocabulary's weights, which matter more to the quality than others."""
+
 
 class CpuPacking(msgspec.Struct, frozen=True):
     """A `Packing` of integers for the CPU kernels."""
 
     kernels: CpuKernels
     bits: int | None
-    """8 or 4: to which plain weights are rounded, those of the vocabulary to 8; None: they stay plain."""
+    """8 or 4: to which plain weights are rounded; None: they stay plain."""
 
     def pack(self, model: CausalLM, source: TensorSource, parts: Mapping[str, Parts], dtype: torch.dtype) -> None:
         """See `Packing.pack`: replaces each module whose weights are integers, or become such."""
@@ -40,7 +43,7 @@ class CpuPacking(msgspec.Struct, frozen=True):
             if isinstance(module, Experts):
                 replacement: nn.Module | None = self._experts(packer, path, module, parts)
             elif looked_up or isinstance(module, nn.Linear | PackedLinear):
-                bits = self.bits and (8 if looked_up or module is head else self.bits)
+                bits = max(self.bits, VOCABULARY_BITS) if self.bits and (looked_up or module is head) else self.bits
                 weights, biases = parts[f"{path}.weight"], parts.get(f"{path}.bias", {})
                 packed = packer.pack(weights, biases, module.weight.shape, None if id(module) in routers else bits)
                 replacement = None if packed is None else Linear(packed, self.kernels)
