@@ -36,20 +36,28 @@ struct Tile {
 // a run of memory, which hardware prefetchers continue.
 class Ahead {
 public:
-    // Of a tile that takes `steps` for a panel of so many bytes; with a single part, memory is `distance` bytes ahead.
+    // Of a tile that takes `steps` for a panel of so many bytes. With a single part it is `distance` bytes ahead.
     Ahead(const Tile& tile, const void* panels, int64_t bytes, int64_t steps, int64_t distance)
-        : share(bytes / steps / tile.parts), at((const char*)panels) {
-        at += tile.parts == 1 ? tile.panel * bytes + distance : tile.next * bytes + tile.part * steps * share;
+        : share(bytes / steps / tile.parts), next((const char*)panels + tile.next * bytes) {
+        if (tile.parts == 1) {
+            int64_t early = std::min(steps, distance / share);
+            at = (const char*)panels + tile.panel * bytes + early * share;
+            left = steps - early;
+        } else {
+            at = next + tile.part * steps * share;
+            left = steps;
+        }
     }
 
     void step() {
+        if (left-- == 0) at = next;
         for (int64_t line = 0; line < share; line += 64) __builtin_prefetch(at + line);
         at += share;
     }
 
 private:
-    int64_t share;
-    const char* at;
+    int64_t share, left;  // bytes of a step, and steps until the next panel
+    const char *next, *at;
 };
 
 // Target that writes every output.
