@@ -40,7 +40,8 @@ void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, Tar
     for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
         if constexpr (FEW) {
             if (k == until) far = panels + tile.next * inputs * PANEL;
-            UNROLLED for (int line = 0; line < PANEL * (int)sizeof(W); line += 64) __builtin_prefetch((const char*)far + line);
+            UNROLLED for (int line = 0; line < PANEL * (int)sizeof(W); line += 64)
+                __builtin_prefetch((const char*)far + line);
             far += PANEL;
         } else if (k % STEP == 0) ahead.step();
         auto [l, r] = load_weights(panel);
