@@ -20,6 +20,7 @@ from pagewire.shared.config import Settings
 from pagewire.shared.errors import PagewireError, Unavailable
 from tests.pagewire.serving import Served, serving
 from tests.support.checkpoints import checkpoint
+from tests.support.freezing import freeze
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio]
@@ -56,8 +57,9 @@ def health(served: Served) -> int:
             return error.code
 
 
-def processes(service: str) -> list[int]:
-    """The processes of a service that this one has started."""
+def processes(service: str, supervisor: int | None = None) -> list[int]:
+    """The processes of a service that `supervisor` has started; None: this process."""
+    expected = os.getpid() if supervisor is None else supervisor
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -65,7 +67,7 @@ def processes(service: str) -> list[int]:
             command = (folder / "cmdline").read_text()
         except OSError:
             continue  # it has ended meanwhile
-        if int(parent) == os.getpid() and state != "Z" and f"services.{service}" in command:
+        if int(parent) == expected and state != "Z" and f"services.{service}" in command:
             found.append(int(folder.name))
     return found
 
@@ -219,11 +221,14 @@ async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_res
             assert sum(not task.done() for task in many.tasks) > STOPPED // 2
             served.process.send_signal(signal.SIGTERM)
             await until_unhealthy(served)
-            refused = await asyncio.gather(  # both at once: the stack ends with the last of its streams
+            (executor,) = processes("executor", served.process.pid)
+            await freeze(executor)  # the stack would end with the last of its streams
+            refused = await asyncio.gather(
                 client.generate(PROMPTS[0], SAMPLING),
                 over_http(Address(served.nats, served.http), PROMPTS[0]),
                 return_exceptions=True,
             )
+            os.kill(executor, signal.SIGCONT)
             assert isinstance(refused[0], Unavailable)
             assert "stopping" in str(refused[0])
             assert isinstance(refused[1], AssertionError)
