@@ -218,11 +218,11 @@ async def test_a_stopped_stack_finishes_what_it_has_accepted_and_refuses_the_res
             wanted = {prompt: await over_nats(client, prompt) for prompt in PROMPTS}
             many = Many(served, client, STOPPED)
             await until(lambda: many.begun == STOPPED or any(task.done() for task in many.tasks), timeout=60)
+            (executor,) = processes("executor", served.process.pid)
+            await freeze(executor)  # the stack would end with the last of its streams
             assert sum(not task.done() for task in many.tasks) > STOPPED // 2
             served.process.send_signal(signal.SIGTERM)
             await until_unhealthy(served)
-            (executor,) = processes("executor", served.process.pid)
-            await freeze(executor)  # the stack would end with the last of its streams
             refused = await asyncio.gather(
                 client.generate(PROMPTS[0], SAMPLING),
                 over_http(Address(served.nats, served.http), PROMPTS[0]),
