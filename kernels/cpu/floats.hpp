@@ -30,20 +30,14 @@ inline auto load_weights(const Bf16* p) {
 template <typename X, typename W, typename Target, size_t... M>
 void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, Target& target,
               std::index_sequence<M...> rows) {
-    constexpr bool FEW = sizeof...(M) <= 4;  // then a loop over lines takes longer than the products
-    constexpr int64_t STEP = 8;  // inputs whose weights are prefetched together
+    constexpr bool FEW = sizeof...(M) <= 4;
+    constexpr int64_t STEP = FEW ? 1 : 8;  // inputs whose weights are prefetched together
     const W* panel = panels + tile.panel * inputs * PANEL;
     Ahead ahead(tile, panels, inputs * PANEL * sizeof(W), (inputs + STEP - 1) / STEP, AHEAD);
-    const int64_t early = std::min<int64_t>(inputs, AHEAD / (PANEL * sizeof(W))), until = inputs - early;
-    const W* far = panel + early * PANEL;
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
     for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
-        if constexpr (FEW) {
-            if (k == until) far = panels + tile.next * inputs * PANEL;
-            UNROLLED for (int line = 0; line < PANEL * (int)sizeof(W); line += 64)
-                __builtin_prefetch((const char*)far + line);
-            far += PANEL;
-        } else if (k % STEP == 0) ahead.step();
+        if constexpr (FEW) ahead.step_of<PANEL * sizeof(W)>();
+        else if (k % STEP == 0) ahead.step();
         auto [l, r] = load_weights(panel);
         ((left[M] = add_product(left[M], x[M * inputs], l), right[M] = add_product(right[M], x[M * inputs], r)), ...);
     }

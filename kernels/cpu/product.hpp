@@ -49,13 +49,19 @@ public:
         }
     }
 
-    void step() {
-        if (left-- == 0) at = next;
-        for (int64_t line = 0; line < share; line += 64) __builtin_prefetch(at + line);
-        at += share;
-    }
+    void step() { load(share); }
+
+    // For steps so short that a loop over lines would take longer than the products: of a panel in a single part.
+    template <int64_t BYTES>
+    INLINED void step_of() { load(BYTES); }
 
 private:
+    INLINED void load(int64_t bytes) {
+        if (left-- == 0) at = next;
+        UNROLLED for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
+        at += bytes;
+    }
+
     int64_t share, left;  // bytes of a step, and steps until the next panel
     const char *next, *at;
 };
