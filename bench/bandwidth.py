@@ -17,6 +17,7 @@ from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import Packed
 from pagewire.kernels.scales import Multiples
+from pagewire.services.executor.models.packing import VOCABULARY_BITS
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.rounding import round_weights
 
@@ -27,7 +28,7 @@ VOCABULARY = (128256, 2048)
 SCHEMES: Mapping[str, tuple[str, str]] = {
     "bf16": ("bf16", "bf16"),
     "int8": ("int8", "int8"),
-    "int4": ("int4", "int6"),
+    "int4": ("int4", f"int{VOCABULARY_BITS}"),
     "q4_k": ("q4_k", "q6_k"),
     "q5_k": ("q5_k", "q6_k"),
     "q6_k": ("q6_k", "q6_k"),

@@ -23,7 +23,7 @@ from pagewire.services.executor.models.weights import Parts, read_part
 _log = structlog.get_logger()
 
 VOCABULARY_BITS = 6
-"""Least bits of the vocabulary's weights, which matter more to the quality than others."""
+"""Least bits to which the vocabulary's weights are rounded: they matter more to the quality than others."""
 
 
 class CpuPacking(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Matrix products with weights as integers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -93,18 +94,17 @@ SHAPES = st.one_of(
     st.tuples(st.integers(1, 3).map(lambda steps: 256 * steps), st.sampled_from([16, 32])),
     st.tuples(st.integers(1, 130), st.none()),
 )
+PRODUCTS: Mapping[str, st.SearchStrategy[Any]] = {
+    "rows": st.integers(1, 20),
+    "outputs": st.integers(1, 150),
+    "shape": SHAPES,
+    "bits": st.sampled_from(list(INTEGERS)),
+    "minima": st.booleans(),
+}
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    rows=st.integers(1, 20),
-    outputs=st.integers(1, 150),
-    shape=SHAPES,
-    bits=st.sampled_from(list(INTEGERS)),
-    minima=st.booleans(),
-    biased=st.booleans(),
-    stored=st.sampled_from(["float16", "float32", "multiples"]),
-)
+@given(**PRODUCTS, biased=st.booleans(), stored=st.sampled_from(["float16", "float32", "multiples"]))
 def test_equals_float64_of_rounded_rows(
     kernels: CpuKernels,
     rows: int,
@@ -126,13 +126,7 @@ def test_equals_float64_of_rounded_rows(
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    rows=st.integers(1, 20),
-    outputs=st.integers(1, 150),
-    shape=SHAPES,
-    bits=st.sampled_from(list(INTEGERS)),
-    minima=st.booleans(),
-)
+@given(**PRODUCTS)
 def test_multiples_give_the_bits_of_floats(
     kernels: CpuKernels, rows: int, outputs: int, shape: tuple[int, int | None], bits: int, minima: bool
 ) -> None:
