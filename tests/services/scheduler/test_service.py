@@ -428,13 +428,13 @@ async def test_a_request_sent_again_after_its_detokenizer_died_goes_on_at_the_ne
 
 
 async def test_an_item_whose_end_is_recorded_is_not_generated_again() -> None:
-    async with scene(ack_wait=0.05) as s:
+    async with scene(ack_wait=0.5) as s:
         await s.bus.store.put_done("r", encode(Done("r", b"", (), 0, 0, "", "")))
         s.detokenizer.state = AttachState.UNKNOWN
         await s.work("r", [5, 6])
         await s.detokenizer.until(lambda: len(s.detokenizer.attached) == 1)
         await s.until_idle()
-        assert not await s.bus.store.pull_work(QUEUE, 1, expires=0.2)
+        assert not await s.bus.store.pull_work(QUEUE, 1, expires=0.7)
         assert len(s.detokenizer.attached) == 1
 
 
