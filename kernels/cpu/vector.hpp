@@ -115,7 +115,17 @@ constexpr int64_t PAIRED = 1;
 
 #endif
 
-inline Vec add_product(Vec sum, float x, Vec y) { return sum + x * y; }
+// Rounds once where the CPU can, in a loop too: GCC would multiply and add in some of the loops that sum one register, and
+// a row's result would depend on how many rows are with it.
+inline Vec add_product(Vec sum, float x, Vec y) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps(_mm512_set1_ps(x), (__m512)y, (__m512)sum);
+#elif defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)y, (__m256)sum);
+#else
+    return sum + x * y;
+#endif
+}
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
