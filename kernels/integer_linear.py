@@ -41,7 +41,7 @@ def integer_linear_kernel(
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for group in range(INPUTS // GROUP):
         products = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        sums = tl.zeros((BLOCK_M,), tl.float32)
+        inputs = tl.zeros((BLOCK_M, TILE), tl.float32)
         for first in range(group * GROUP, group * GROUP + GROUP, TILE * PER_BYTE):
             packed = tl.load(codes + code_start + first // PER_BYTE, mask=real[None, :], other=0)
             for part in tl.static_range(PER_BYTE):
@@ -52,12 +52,12 @@ def integer_linear_kernel(
                 weights = (code.to(tl.float32) - ZERO).to(x.dtype.element_ty)
                 products = tl.dot(values, weights, products, input_precision="ieee")
                 if minima is not None:
-                    sums += tl.sum(values.to(tl.float32), 1)
+                    inputs += values.to(tl.float32)
         scale = tl.load(scales + group * OUTPUTS + output, mask=real, other=0.0)
         total += products * scale[None, :]
         if minima is not None:
             minimum = tl.load(minima + group * OUTPUTS + output, mask=real, other=0.0)
-            total += sums[:, None] * minimum[None, :]
+            total += tl.sum(inputs, 1)[:, None] * minimum[None, :]
     if bias is not None:
         total += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[None, :]
     place = row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
@@ -181,11 +181,13 @@ def configurations() -> list[Configuration]:
         ("int4 groups of 128, 1 row", 1, 2, 8, 128, False),
         ("int4 groups of 128, 512 rows", 512, 2, 8, 128, False),
         ("int4 groups of 32 with minima, 64 rows", 64, 2, 0, 32, True),
+        ("int4 groups of 32 with minima in float32, 64 rows", 64, 2, 0, 32, True),
         ("int8 groups of 16, 1 row", 1, 1, 16, 16, False),
         ("int8 per output, 512 rows", 512, 1, 128, 4096, False),
     ):
-        block_m, block_n, warps, stages = tiles(rows, 2)
-        tensors = {"out": "bf16", "x": "bf16", "codes": "u8", "scales": "fp32"} | ({"minima": "fp32"} if lowest else {})
+        dtype = "fp32" if "float32" in name else "bf16"
+        block_m, block_n, warps, stages = tiles(rows, 4 if dtype == "fp32" else 2)
+        tensors = {"out": dtype, "x": dtype, "codes": "u8", "scales": "fp32"} | ({"minima": "fp32"} if lowest else {})
         constants = {
             "bias": None,
             "OUTPUTS": 6144,
