@@ -5,7 +5,7 @@ import torch
 
 from pagewire.kernels import eight_bit_linear, round_rows
 from pagewire.kernels.eight_bit_linear import EightBitMatrix
-from tests.kernels.batches import DEVICE, assert_close, poisoned
+from tests.kernels.batches import DEVICE, TOLERANCE, poisoned
 
 DTYPES = (torch.int8, torch.float8_e4m3fn)
 
@@ -48,7 +48,9 @@ def test_products(dtype: torch.dtype, group: int, count: int) -> None:
     out = poisoned(torch.empty(count, 70, device=DEVICE))
     eight_bit_linear.eight_bit_linear(x, scales, matrix, bias, out)
     expected = eight_bit_linear.reference(x, scales, matrix, bias)
-    assert_close(out / expected.abs().max(), expected / expected.abs().max(), torch.float32)
+    rounded_sums = dtype == torch.float8_e4m3fn and torch.cuda.is_available()  # to 14 bits, by sm_90's tensor cores
+    limit = 2.0**-12 if rounded_sums else TOLERANCE[torch.float32]
+    assert ((out - expected).abs().max() / expected.abs().max()).item() <= limit
 
 
 def test_groups_that_the_kernel_does_not_have() -> None:
