@@ -36,32 +36,33 @@ def integer_linear_kernel(
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.arange(0, TILE)
     live, real = row < rows, output < OUTPUTS
-    row_start = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
-    code_start = output.to(tl.int64)[None, :] * (INPUTS // PER_BYTE) + column[:, None]
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for group in range(INPUTS // GROUP):
-        products = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        inputs = tl.zeros((BLOCK_M, TILE), tl.float32)
-        for first in range(group * GROUP, group * GROUP + GROUP, TILE * PER_BYTE):
-            packed = tl.load(codes + code_start + first // PER_BYTE, mask=real[None, :], other=0)
-            for part in tl.static_range(PER_BYTE):
-                values = tl.load(x + row_start + (first + part * TILE), mask=live[:, None], other=0.0)
-                code = packed
-                if PER_BYTE == 2:
-                    code = (packed >> (4 * part)) & 15
-                weights = (code.to(tl.float32) - ZERO).to(x.dtype.element_ty)
-                products = tl.dot(values, weights, products, input_precision="ieee")
-                if minima is not None:
-                    inputs += values.to(tl.float32)
+    x_start = x + (row.to(tl.int64)[None, :] * INPUTS + column[:, None])
+    code_start = codes + (output.to(tl.int64)[:, None] * (INPUTS // PER_BYTE) + column[None, :])
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for tile in range(INPUTS // (TILE * PER_BYTE)):
+        first = tile * TILE * PER_BYTE
+        group = first // GROUP
+        packed = tl.load(code_start + tile * TILE, mask=real[:, None], other=0)
         scale = tl.load(scales + group * OUTPUTS + output, mask=real, other=0.0)
-        total += products * scale[None, :]
+        products = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        inputs = tl.zeros((TILE, BLOCK_M), tl.float32)
+        for part in tl.static_range(PER_BYTE):
+            values = tl.load(x_start + (first + part * TILE), mask=live[None, :], other=0.0)
+            code = packed
+            if PER_BYTE == 2:
+                code = (packed >> (4 * part)) & 15
+            weights = (code.to(tl.float32) - ZERO).to(x.dtype.element_ty)
+            products = tl.dot(weights, values, products, input_precision="ieee")
+            if minima is not None:
+                inputs += values.to(tl.float32)
+        total += products * scale[:, None]
         if minima is not None:
             minimum = tl.load(minima + group * OUTPUTS + output, mask=real, other=0.0)
-            total += tl.sum(inputs, 1)[:, None] * minimum[None, :]
+            total += minimum[:, None] * tl.sum(inputs, 0)[None, :]
     if bias is not None:
-        total += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[None, :]
-    place = row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=live[:, None] & real[None, :])
+        total += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[:, None]
+    place = row.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=live[None, :] & real[:, None])
 
 
 @dataclass(frozen=True, slots=True)

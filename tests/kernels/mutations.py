@@ -230,8 +230,8 @@ MORE = (
     Mutation(
         "minima without the sum of the inputs",
         "integer_linear.py",
-        "sums += tl.sum(values.to(tl.float32), 1)",
-        "sums = tl.sum(values.to(tl.float32), 1)",
+        "inputs += values.to(tl.float32)",
+        "inputs = values.to(tl.float32)",
         "test_integer_linear.py::test_products",
     ),
     Mutation(
