@@ -8,9 +8,12 @@ from pagewire.kernels.attention_layer import SHAPES
 from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 
-TILE = 16
-"""Splits that are read at a time."""
-WARPS = 2
+NUMBERS = 8192
+"""Of partial results that a program reads at a time, at most, but for heads that are too many for it."""
+MOST = 16
+"""Splits that it reads at a time, at most."""
+FEW = 1024
+"""Programs of one head each that a GPU starts as fast as fewer; with more queries, a program has several heads."""
 
 
 @jit
@@ -20,47 +23,57 @@ def reduce_splits_kernel(
     logsum: tl.tensor,
     cu_splits: tl.tensor,
     cu_queries: tl.tensor,
-    queries: tl.int32,
     limit: tl.int32,
     heads: tl.int32,
+    GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One program: one head of one query."""
+    """One program: GROUP heads of all queries of one row. Most have nothing to do, and starting a program takes time."""
     wait_for_previous(PDL)
-    row = tl.program_id(0) // queries
-    local = tl.program_id(0) % queries
-    head = tl.program_id(1)
-    first = tl.load(cu_queries + row)
-    if local >= tl.load(cu_queries + row + 1) - first:
-        return
+    row = tl.program_id(0)
     begin = tl.load(cu_splits + row)
     end = tl.load(cu_splits + row + 1)
     if end - begin <= 1:
         return
+    first = tl.load(cu_queries + row)
+    member = tl.arange(0, PADDED_GROUP)
     dims = tl.arange(0, PADDED)
-    accumulator = tl.zeros([PADDED], dtype=tl.float32)
-    maximum = float("-inf")
-    total = 0.0
-    for start in tl.range(begin, end, TILE):
-        items = start + tl.arange(0, TILE)
-        mask = items < end
-        lanes = (items.to(tl.int64) * limit + local) * heads + head
-        sums = tl.load(logsum + lanes, mask=mask, other=float("-inf"))
-        larger = tl.maximum(maximum, tl.max(sums, 0))
-        base = tl.where(larger == float("-inf"), 0.0, larger)
-        weights = tl.exp2(sums - base)
-        shrink = tl.exp2(maximum - base)
-        real = mask[:, None] & (dims < HEAD_SIZE)[None, :]
-        values = tl.load(partial + lanes[:, None] * HEAD_SIZE + dims[None, :], mask=real, other=0.0)
-        accumulator = accumulator * shrink + tl.sum(values * weights[:, None], 0)
-        total = total * shrink + tl.sum(weights, 0)
-        maximum = larger
-    result = accumulator / tl.where(total > 0, total, 1.0)
-    place = ((first + local).to(tl.int64) * heads + head) * HEAD_SIZE
-    tl.store(out + place + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_SIZE)
+    head = tl.program_id(1) * GROUP + member
+    real = (member < GROUP)[:, None] & (dims < HEAD_SIZE)[None, :]
+    for local in tl.range(0, tl.load(cu_queries + row + 1) - first):
+        accumulator = tl.zeros([PADDED_GROUP, PADDED], dtype=tl.float32)
+        maximum = tl.full([PADDED_GROUP], float("-inf"), dtype=tl.float32)
+        total = tl.zeros([PADDED_GROUP], dtype=tl.float32)
+        for start in tl.range(begin, end, TILE):
+            items = start + tl.arange(0, TILE)
+            lanes = (items.to(tl.int64) * limit + local)[:, None] * heads + head[None, :]
+            there = (items < end)[:, None] & (member < GROUP)[None, :]
+            sums = tl.load(logsum + lanes, mask=there, other=float("-inf"))
+            larger = tl.maximum(maximum, tl.max(sums, 0))
+            base = tl.where(larger == float("-inf"), 0.0, larger)
+            weights = tl.exp2(sums - base[None, :])
+            shrink = tl.exp2(maximum - base)
+            places = partial + lanes[:, :, None] * HEAD_SIZE + dims[None, None, :]
+            values = tl.load(places, mask=there[:, :, None] & (dims < HEAD_SIZE)[None, None, :], other=0.0)
+            accumulator = accumulator * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
+            total = total * shrink + tl.sum(weights, 0)
+            maximum = larger
+        result = accumulator / tl.where(total > 0, total, 1.0)[:, None]
+        place = ((first + local).to(tl.int64) * heads + head) * HEAD_SIZE
+        tl.store(out + place[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=real)
+
+
+def tiling(group: int, head_size: int) -> dict[str, int]:
+    """Returns the tile sizes, warps and registers of a program with `group` heads."""
+    padded, padded_group = triton.next_power_of_2(head_size), triton.next_power_of_2(group)
+    tile = min(MOST, max(1, NUMBERS // (padded * padded_group)))
+    warps = min(8, max(1, tile * padded * padded_group // 1024))
+    # By default the assembler targets fewer registers for some forms, and spills.
+    return {"PADDED": padded, "PADDED_GROUP": padded_group, "TILE": tile, "num_warps": warps, "maxnreg": 128}
 
 
 def reduce_splits(
@@ -69,28 +82,29 @@ def reduce_splits(
     cu_splits: torch.Tensor,
     cu_queries: torch.Tensor,
     out: torch.Tensor,
-    queries: int,
+    group: int,
 ) -> None:
     """Writes the average of each query's splits, weighted by their sums of weights, to `out` [T, heads, head_size].
 
     `partial` is float32 [items, queries, heads, head_size]; `logsum` is float32 [items, queries, heads], in base 2,
     minus infinity where a split saw nothing; `cu_splits` and `cu_queries` are int32 [R + 1]. Rows with less than two
-    splits are skipped: the attention kernel has written their result. No other row has more than `queries` queries.
+    splits are skipped: the attention kernel has written their result. `group` heads share a KV head.
     """
     _, limit, heads, head_size = partial.shape
-    reduce_splits_kernel[(len(cu_queries) - 1) * queries, heads](
+    rows = len(cu_queries) - 1
+    if rows * heads <= FEW:
+        group = 1
+    reduce_splits_kernel[rows, heads // group](
         out,
         partial,
         logsum,
         cu_splits,
         cu_queries,
-        queries,
         limit,
         heads,
+        GROUP=group,
         HEAD_SIZE=head_size,
-        PADDED=triton.next_power_of_2(head_size),
-        TILE=TILE,
-        num_warps=WARPS,
+        **tiling(group, head_size),
         **launch_options(),
     )
 
@@ -112,15 +126,18 @@ def reference(
 
 def configurations() -> list[Configuration]:
     """Returns the variants that devices launch, for `pagewire.kernels.compile`."""
-    heads = {(shape.layer.value_head_size, shape.dtype) for shape in SHAPES}
-    return [
-        Configuration(
-            name=f"heads of {size} {dtype}",
-            kernel=reduce_splits_kernel,
-            tensors={"out": dtype, "partial": "fp32", "logsum": "fp32", "cu_splits": "i32", "cu_queries": "i32"},
-            constants={"HEAD_SIZE": size, "PADDED": triton.next_power_of_2(size), "TILE": TILE},
-            options={"num_warps": WARPS},
-            spills=False,
+    heads = {(group, shape.layer.value_head_size, shape.dtype) for shape in SHAPES for group in (1, shape.layer.group)}
+    found = []
+    for group, size, dtype in sorted(heads):
+        sizes = tiling(group, size)
+        found.append(
+            Configuration(
+                name=f"{group} heads of {size} {dtype}",
+                kernel=reduce_splits_kernel,
+                tensors={"out": dtype, "partial": "fp32", "logsum": "fp32", "cu_splits": "i32", "cu_queries": "i32"},
+                constants={"GROUP": group, "HEAD_SIZE": size} | {key: sizes[key] for key in sizes if key.isupper()},
+                options={key: sizes[key] for key in sizes if key.islower()},
+                spills=False,
+            )
         )
-        for size, dtype in sorted(heads)
-    ]
+    return found

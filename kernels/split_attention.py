@@ -183,13 +183,11 @@ def split_attention(
     value_cache: torch.Tensor,
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
-    queries: int | None = None,
 ) -> None:
     """Computes `paged_attention` of the rows with 1 to `most_queries` queries; other rows are not written.
 
     A layer with chunks is not computed: its programs would share what they do not see.
-    `plan_batch` must have run on the same batch, for a layer with the same constants. The rows that are computed have
-    at most `queries` queries, by default `most_queries`.
+    `plan_batch` must have run on the same batch, for a layer with the same constants.
     """
     sizes = tiling(layer, query.element_size(), wide=is_wide(current()))
     rows = len(batch.slots)
@@ -223,7 +221,7 @@ def split_attention(
         **sizes,
         **launch_options(),
     )
-    reduce_splits(plan.partial, plan.logsum, plan.cu_splits, batch.cu_queries, out, queries or most_queries(layer))
+    reduce_splits(plan.partial, plan.logsum, plan.cu_splits, batch.cu_queries, out, layer.group)
 
 
 def configurations() -> list[Configuration]:

@@ -115,7 +115,7 @@ def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str
 
     def ours() -> Tensor:
         if decode:
-            split_attention.split_attention(layer, batch, plan, given.query, *given.caches, out, queries=1)
+            split_attention.split_attention(layer, batch, plan, given.query, *given.caches, out)
         else:
             paged_attention(layer, batch, given.query, *given.caches, out)
         return out.view(len(keys), -1, *out.shape[1:]).transpose(1, 2)

@@ -38,8 +38,8 @@ MAIN = (
     Mutation(
         "split reduction misses one",
         "reduce_splits.py",
-        "mask = items < end",
-        "mask = items < end - 1",
+        "there = (items < end)",
+        "there = (items < end - 1)",
         "test_reduce_splits.py::test_more_splits_than_one_tile",
     ),
 )
@@ -125,8 +125,8 @@ MORE = (
     Mutation(
         "weights of splits in another base",
         "reduce_splits.py",
-        "weights = tl.exp2(sums - base)",
-        "weights = tl.exp(sums - base)",
+        "weights = tl.exp2(sums - base[None, :])",
+        "weights = tl.exp(sums - base[None, :])",
         "test_reduce_splits.py",
     ),
     Mutation(

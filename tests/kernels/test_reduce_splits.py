@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.kernels import reduce_splits as reduce_splits_module
 from pagewire.kernels.reduce_splits import reduce_splits, reference
 from tests.kernels.batches import DEVICE, assert_close, int32
 
@@ -22,8 +23,7 @@ def case(splits: list[int], queries: list[int], seed: int = 0) -> tuple[torch.Te
 def check(arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
     partial, logsum, cu_splits, cu_queries, out = arguments
     expected = reference(*(tensor.cpu() for tensor in arguments))
-    most = int(cu_queries.diff().max())
-    reduce_splits(partial, logsum, cu_splits, cu_queries, out, most)
+    reduce_splits(partial, logsum, cu_splits, cu_queries, out, 3)
     assert out.isnan().equal(expected.isnan().to(DEVICE)), "only shared rows are written"
     assert_close(out.nan_to_num(), expected.nan_to_num(), torch.float32)
     return out
@@ -39,6 +39,11 @@ def test_more_splits_than_one_tile() -> None:
     check(case([40, 17], [1, 2]))
 
 
+def test_programs_of_several_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reduce_splits_module, "FEW", 0)
+    check(case([40, 17, 1, 2], [1, 2, 1, 3]))
+
+
 def test_a_split_that_saw_nothing_has_no_weight() -> None:
     arguments = case([3], [1])
     arguments[1][1] = float("-inf")
@@ -51,7 +56,7 @@ def test_all_splits_empty_is_zero() -> None:
     arguments = case([2], [1])
     arguments[1].fill_(float("-inf"))
     partial, logsum, cu_splits, cu_queries, out = arguments
-    reduce_splits(partial, logsum, cu_splits, cu_queries, out, 1)
+    reduce_splits(partial, logsum, cu_splits, cu_queries, out, 3)
     assert (out[0] == 0).all()
 
 
@@ -63,7 +68,7 @@ def test_any_plan(rows: list[tuple[int, int]], seed: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not there")
-def test_a_decode_has_a_program_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_have_fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.interpreter import interpreter_builder as builder
 
     plain, grids = builder.set_grid_dim, []
@@ -73,5 +78,7 @@ def test_a_decode_has_a_program_per_row_and_head(monkeypatch: pytest.MonkeyPatch
         plain(*size)
 
     monkeypatch.setattr(builder, "set_grid_dim", set_grid_dim)
-    check(case([3, 2], [1, 1]))
-    assert grids == [(2, 3, 1)]
+    check(case([3, 2], [1, 2]))
+    monkeypatch.setattr(reduce_splits_module, "FEW", 5)
+    check(case([3, 2], [1, 2]))
+    assert grids == [(2, 3, 1), (2, 1, 1)]

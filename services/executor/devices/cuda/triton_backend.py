@@ -44,8 +44,7 @@ class TritonAttention:
         shortest = 1
         if self._split and not attention.chunk:
             plan = self._plans[attention]
-            queries = 1 if self._decode else None
-            split_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks, queries)
+            split_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks)
             shortest = split_attention.most_queries(attention) + 1
         if not self._decode or attention.chunk:
             paged_attention(attention, batch, query, keys, values, out, minimum=shortest, sinks=sinks)
