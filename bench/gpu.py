@@ -1,4 +1,4 @@
-"""Measures the `cuda` device on this machine's GPU: steps, kernels, gaps, and the whole pipeline under load.
+"""Measures the `cuda` device on this machine's GPU: steps, kernels, products, gaps, and the pipeline under load.
 
 Models have the sizes of published ones and random weights. Every share is of a rate that was measured in the same run.
 Parts are independent: one that fails is reported, and the others run.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
-from pagewire.bench._gpu import kernels, load, profile, steps
+from pagewire.bench._gpu import kernels, linear, load, profile, steps
 from pagewire.bench._gpu.machine import Machine, description, measured
 from pagewire.bench._gpu.plan import Cell, grid
 from pagewire.bench._output import add_output, write
@@ -30,6 +30,7 @@ ROWS = (1, 8, 32, 64, 128, 256)
 CONTEXTS = (512, 4096, 16384)
 PROMPTS = (512, 1024, 2048, 4096, 8192)
 KERNEL_CELLS = (Cell(1, 16384), Cell(8, 4096), Cell(64, 4096), Cell(256, 512))
+LINEAR_ROWS = (1, 16, 64, 512)
 MEMORY_SHARE = 0.9
 """Share of the free memory for weights and KV cache, less `GRAPHS`; activations and graphs take the rest."""
 DECODE_STEPS = 64
@@ -67,19 +68,25 @@ def _kernels(machine: Machine, given: argparse.Namespace) -> Iterator[kernels.Ke
     return kernels.kernels(machine, _shapes(given), KERNEL_CELLS, PROMPTS)
 
 
+def _linear(machine: Machine, given: argparse.Namespace) -> Iterator[linear.LinearRun]:
+    return linear.linear(machine, _shapes(given), LINEAR_ROWS)
+
+
 def _profile(machine: Machine, given: argparse.Namespace) -> Iterator[profile.ProfileRun]:
     return profile.profile(machine, _shapes(given), PROFILED, PROFILED_STEPS)
 
 
 def _load(machine: Machine, given: argparse.Namespace) -> Iterator[load.LoadRun]:
     device = machine.runtime.device
-    return load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device)
+    both = given.against == "transformers"
+    return load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device, transformers=both)
 
 
 PARTS: Mapping[str, Part] = {
     "decode": Part(_decode, steps.decode_table),
     "prefill": Part(_prefill, steps.prefill_table),
     "kernels": Part(_kernels, kernels.table),
+    "linear": Part(_linear, linear.table),
     "profile": Part(_profile, profile.table),
     "load": Part(_load, load.table),
 }
@@ -108,6 +115,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256], help="load: slots")
     parser.add_argument("--requests", type=int, default=1000, help="load: per run")
+    parser.add_argument("--against", choices=["transformers"], help="load: serve the same requests by it too")
     add_output(parser)
     given = parser.parse_args(arguments)
     if not torch.cuda.is_available():

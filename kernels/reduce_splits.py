@@ -32,7 +32,7 @@ def reduce_splits_kernel(
     TILE: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One program: GROUP heads of all queries of one row. Most have nothing to do, and starting a program takes time."""
+    """One program: GROUP heads of all queries of one row. Most have nothing to do, but starting one takes time."""
     wait_for_previous(PDL)
     row = tl.program_id(0)
     begin = tl.load(cu_splits + row)

@@ -153,7 +153,7 @@ def kernels(
                 with torch.inference_mode():
                     made = work().transpose(1, 2).flatten(0, 1)[-len(exact) :]
                     run.error = float((made.double() - exact).abs().max())
-                    run.us = [seconds * 1e6 for seconds in _replayed(machine.runtime, work, repeats)]
+                    run.us = [seconds * 1e6 for seconds in replayed(machine.runtime, work, repeats)]
                 seconds = statistics.median(run.us) / 1e6
                 moved = sum(part.nbytes for part in given.caches)
                 run.share = (
@@ -173,7 +173,7 @@ def last_queries(given: Problem, width: int) -> Tensor:
     return reference(given.layer, replace(batch, cu_queries=behind), query, *given.caches)
 
 
-def _replayed(runtime: Runtime, work: Callable[[], Tensor], repeats: int) -> list[float]:
+def replayed(runtime: Runtime, work: Callable[[], Tensor], repeats: int) -> list[float]:
     """Returns the seconds of each replay of `work` as a graph."""
 
     def once() -> None:

@@ -1,4 +1,4 @@
-"""Sends ShareGPT lengths as a Poisson process through the whole pipeline, and the same requests through transformers.
+"""Sends ShareGPT lengths as a Poisson process through the whole pipeline; if asked for, through transformers too.
 
 The arrival rate is the rate at which the pipeline serves the same requests when all arrive at once: it is then full
 nearly all the time, without a queue that only grows. The device itself counts its busy time.
@@ -89,9 +89,15 @@ def write_model(config: dict[str, Any], folder: Path, device: torch.device) -> N
 
 
 def load(
-    models: dict[str, dict[str, Any]], streams: Sequence[int], count: int, bandwidth: float, device: torch.device
+    models: dict[str, dict[str, Any]],
+    streams: Sequence[int],
+    count: int,
+    bandwidth: float,
+    device: torch.device,
+    *,
+    transformers: bool = False,
 ) -> Iterator[LoadRun]:
-    """Measures both engines, with `count` requests for each number of streams."""
+    """Measures the pipeline, and perhaps transformers, with `count` requests for each number of streams."""
     for name, config in models.items():
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / name
@@ -100,6 +106,8 @@ def load(
                 release(device)  # what this process keeps, the executor cannot have
                 ours = asyncio.run(_serve(name, config, folder, slots, count, bandwidth, device.type))
                 yield ours
+                if not transformers:
+                    continue
                 arrivals = poisson(sharegpt, ours.qps, count, seed=0)
                 served = _with_transformers(folder, arrivals, slots, device)
                 yield figures("transformers", name, slots, ours.qps, served)

@@ -58,7 +58,7 @@ def test_the_promised_cells() -> None:
     assert gpu.CONTEXTS == (512, 4096, 16384)
     assert set(gpu.MODELS) == {"llama-3-8b", "qwen3-0.6b", "qwen3-14b"}
     assert (min(gpu.PROMPTS), max(gpu.PROMPTS)) == (512, 8192)
-    assert list(gpu.PARTS) == ["decode", "prefill", "kernels", "profile", "load"]
+    assert list(gpu.PARTS) == ["decode", "prefill", "kernels", "linear", "profile", "load"]
 
 
 def test_rates_are_bytes_and_operations_over_the_median_time() -> None:

@@ -57,7 +57,7 @@ def test_both_engines_serve_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
         return [Request(0.0, draw.choices(range(90), k=6), 4) for _ in range(count)]
 
     monkeypatch.setattr(module, "sharegpt", short)
-    ours, theirs = load({"tiny": MODEL}, [2], count=5, bandwidth=1e9, device=torch.device("cpu"))
+    ours, theirs = load({"tiny": MODEL}, [2], count=5, bandwidth=1e9, device=torch.device("cpu"), transformers=True)
     for run in (ours, theirs):
         assert (run.requests, run.streams) == (5, 2)
         assert run.tokens_per_s > run.requests_per_s > 0
