@@ -39,15 +39,26 @@ def eight_bit_linear_kernel(
     row_start = x + (row.to(tl.int64)[:, None] * INPUTS + column[None, :])
     weight_start = weights + (output.to(tl.int64)[None, :] * INPUTS + column[:, None])
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    products = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGERS else tl.float32)
+    # One loop over all inputs: with one over groups around one over tiles, loads would overlap within a group only.
     for first in range(0, INPUTS, TILE):
-        group = first // GROUP
         left = tl.load(row_start + first, mask=live[:, None], other=0.0)
         right = tl.load(weight_start + first, mask=real[None, :], other=0.0)
-        # The tensor cores of sm_90 keep 14 bits of a sum of fp8 products: only those of a tile are summed so.
-        products = tl.dot(left, right, out_dtype=tl.int32 if INTEGERS else tl.float32)
-        scale = tl.load(scales + group * OUTPUTS + output, mask=real, other=0.0)
-        row_scale = tl.load(x_scales + row * (INPUTS // GROUP) + group, mask=live, other=0.0)
-        total += products.to(tl.float32) * row_scale[:, None] * scale[None, :]
+        if GROUP < INPUTS:
+            products = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGERS else tl.float32)
+        if INTEGERS:
+            products = tl.dot(left, right, products, out_dtype=tl.int32)
+        else:
+            # The tensor cores of sm_90 keep 14 bits of a sum of fp8 products: only those of a tile are summed so.
+            products = tl.dot(left, right, products, max_num_imprecise_acc=TILE)
+        if GROUP < INPUTS:
+            group = first // GROUP
+            scale = tl.load(scales + group * OUTPUTS + output, mask=real, other=0.0)
+            row_scale = tl.load(x_scales + row * (INPUTS // GROUP) + group, mask=live, other=0.0)
+            total += products.to(tl.float32) * row_scale[:, None] * scale[None, :]
+    if GROUP == INPUTS:
+        scale = tl.load(scales + output, mask=real, other=0.0)
+        total = products.to(tl.float32) * tl.load(x_scales + row, mask=live, other=0.0)[:, None] * scale[None, :]
     if bias is not None:
         total += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[None, :]
     place = row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]

@@ -123,7 +123,10 @@ def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str
     def sdpa() -> Tensor:
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=not decode, enable_gqa=True)
 
-    flex: Any = torch.compile(flex_attention, dynamic=False) if device.type == "cuda" else flex_attention
+    flex: Any = flex_attention
+    if device.type == "cuda":
+        torch.compiler.reset()  # it compiles a function for few shapes, and then for none
+        flex = torch.compile(flex_attention, dynamic=False)
     length = keys.shape[2]
     mask = None if decode else create_block_mask(lambda _b, _h, q, kv: q >= kv, None, None, length, length, str(device))
 

@@ -223,15 +223,15 @@ MORE = (
     Mutation(
         "halves of a byte change places",
         "integer_linear.py",
-        "(packed >> (4 * part)) & 15",
-        "(packed >> (4 - 4 * part)) & 15",
+        "(packed >> (4 * PART)) & 15",
+        "(packed >> (4 - 4 * PART)) & 15",
         "test_integer_linear.py::test_products",
     ),
     Mutation(
         "minima without the sum of the inputs",
         "integer_linear.py",
-        "inputs += values.to(tl.float32)",
-        "inputs = values.to(tl.float32)",
+        "total += minimum[:, None] * tl.sum(inputs, 0)[None, :]",
+        "total += minimum[:, None]",
         "test_integer_linear.py::test_products",
     ),
     Mutation(
