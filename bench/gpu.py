@@ -13,7 +13,7 @@ import torch
 from triton.errors import TritonError
 
 from pagewire.bench._gpu import kernels, linear, load, profile, steps
-from pagewire.bench._gpu.machine import Machine, description, measured
+from pagewire.bench._gpu.machine import Machine, description, measured, simulated
 from pagewire.bench._gpu.plan import Cell, grid
 from pagewire.bench._output import add_output, write
 from pagewire.bench.shapes import SHAPES
@@ -127,7 +127,9 @@ def main(arguments: list[str]) -> int:
         find_flashinfer()
     runtime = CudaRuntime()
     room = int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE) - GRAPHS
-    return report(replace(measured(runtime, torch.bfloat16, room), backend=backend), given, arguments)
+    known = simulated(torch.cuda.get_device_name())
+    machine = replace(measured(runtime, torch.bfloat16, room), backend=backend, simulated=known)
+    return report(machine, given, arguments)
 
 
 def report(machine: Machine, given: argparse.Namespace, arguments: Sequence[str]) -> int:

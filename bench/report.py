@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 from pagewire.bench import (
@@ -33,7 +34,14 @@ from pagewire.shared.errors import ConfigurationError
 
 RESULTS = CHECKOUT / "bench" / "results"
 DOCS = CHECKOUT / "docs"
-PAGES = (DOCS / "benchmarks.md", CHECKOUT / "README.md", DOCS / "faults.md", DOCS / "structured.md", DOCS / "cpu.md")
+PAGES = (
+    DOCS / "benchmarks.md",
+    CHECKOUT / "README.md",
+    DOCS / "faults.md",
+    DOCS / "structured.md",
+    DOCS / "cpu.md",
+    DOCS / "gpu.md",
+)
 SMALL_MODEL, LARGE_MODEL = ablation.SYSTEMS
 FULL = 256
 """Streams that use the pipeline fully."""
@@ -128,6 +136,40 @@ def _full_pipeline() -> list[pipeline.Figures]:
     return [run for run in _read(pipeline.Figures, "pipeline*.json") if run.streams == FULL]
 
 
+def _gpu(part: str) -> list[str]:
+    """Returns the table of a part of `bench gpu`."""
+    from pagewire.bench._gpu import linear, load, profile, steps  # imports Triton, which is not on every machine
+
+    kinds: Mapping[str, tuple[Callable[..., Any], Callable[[list[Any]], list[str]]]] = {
+        "decode": (steps.DecodeRun, steps.decode_table),
+        "prefill": (steps.PrefillRun, steps.prefill_table),
+        "linear": (linear.LinearRun, linear.table),
+        "profile": (_profiled, profile.table),
+        "load": (load.LoadRun, load.table),
+    }
+    kind, table = kinds[part]
+    files = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("gpu-*.json"))]
+    return table([kind(**run) for found in files for run in found["parts"].get(part, [])])
+
+
+def _h200() -> str:
+    """Returns the headline of README.md: a decode step and a prompt."""
+    parts = json.loads((RESULTS / "gpu-h200.json").read_text())["parts"]
+    decode = next(run for run in parts["decode"] if (run["rows"], run["context"]) == (64, 4096))
+    prompt = next(run for run in parts["prefill"] if run["tokens"] == 2048)
+    return (
+        f"64 sequences of 4096 tokens: a step in {median(decode['wall_ms']):.1f} ms, {decode['share']:.0%} of the copy"
+        f" bandwidth; prompts: {prompt['tokens'] / median(prompt['device_ms']) * 1e3:,.0f} tokens/s,"
+        f" {prompt['share']:.0%} of the matrix rate; busy {parts['profile'][0]['busy']:.1%}"
+    )
+
+
+def _profiled(gaps: list[dict[str, Any]], **given: Any) -> Any:
+    from pagewire.bench._gpu.profile import Gap, ProfileRun
+
+    return ProfileRun(**given, gaps=[Gap(**gap) for gap in gaps])
+
+
 def _fastgen() -> fastgen.Cells:
     return fastgen.read(_runs("fastgen.json"))
 
@@ -171,6 +213,7 @@ def _figures() -> list[str]:
         f" | {min(base):.1%} to {max(base):.1%} | ablation",
         f"{many.replicas} replicas against one, real broker (simulated)"
         f" | {many.rate / one.rate:.2f} times the tokens/s | replicas",
+        f"Llama-3-8B in bf16 on one H200 | {_h200()} | gpu",
     )
     return markdown("claim | figure | command: `pagewire bench …`", rows)
 
@@ -197,6 +240,11 @@ TABLES: Mapping[str, Callable[[], list[str]]] = {
     "sim": _sourced("sim.json", _sim),
     "structured": _sourced("structured*.json", _structured),
     "chaos": _sourced("chaos*.json", _chaos),
+    "gpu-decode": lambda: _gpu("decode"),
+    "gpu-prefill": lambda: _gpu("prefill"),
+    "gpu-linear": lambda: _gpu("linear"),
+    "gpu-profile": _sourced("gpu-h200.json", lambda: _gpu("profile")),
+    "gpu-load": _sourced("gpu-load-h200.json", lambda: _gpu("load")),
 }
 """By the names in the marks."""
 PICTURES: Mapping[str, Callable[[], str]] = {

@@ -176,7 +176,7 @@ def last_queries(given: Problem, width: int) -> Tensor:
     return reference(given.layer, replace(batch, cu_queries=behind), query, *given.caches)
 
 
-def replayed(runtime: Runtime, work: Callable[[], Tensor], repeats: int) -> list[float]:
+def replayed(runtime: Runtime, work: Callable[[], object], repeats: int) -> list[float]:
     """Returns the seconds of each replay of `work` as a graph."""
 
     def once() -> None:

@@ -90,8 +90,8 @@ def linear(
                 for count in rows:
                     x = torch.randn(count, inputs, dtype=machine.dtype, device=device)
 
-                    def work(copies: list[nn.Module] = copies, x: Tensor = x) -> Tensor:
-                        return [copy(x) for copy in copies][-1]
+                    def work(copies: list[nn.Module] = copies, x: Tensor = x) -> list[Tensor]:
+                        return [copy(x) for copy in copies]
 
                     run = LinearRun(name, layer, outputs, inputs, weights, count)
                     with torch.inference_mode():

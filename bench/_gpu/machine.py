@@ -19,6 +19,7 @@ from pagewire.services.executor.devices.cuda.model import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity
+from pagewire.services.executor.devices.roofline import GPUS, Gpu
 from pagewire.services.executor.models.registry import build_model
 from pagewire.shared.sampling import record
 
@@ -45,6 +46,13 @@ class Machine:
     """Operations per second of a product of large matrices."""
     backend: Callable[[KVPool, Capacity, Runtime], Backend] = TritonBackend
     """What attends."""
+    simulated: Gpu | None = None
+    """The simulator's figures of this GPU, if it has any."""
+
+
+def simulated(name: str) -> Gpu | None:
+    """Returns the simulator's figures of the GPU that the driver names so."""
+    return next((gpu for key, gpu in GPUS.items() if key.partition("-")[0] in name.lower()), None)
 
 
 def measured(runtime: Runtime, dtype: torch.dtype, room: int, copied: int = COPIED, matrix: int = MATRIX) -> Machine:

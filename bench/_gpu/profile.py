@@ -19,6 +19,8 @@ from pagewire.services.executor.devices.roofline import shape_of
 
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _HOST = {"cuda_runtime", "cuda_driver"}
+_SHORT = 2.0
+"""Microseconds: a trace has thousands of shorter gaps, which are not kept unless the host waited in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class ProfileRun:
     busy: float
     """Share of the time from the first step's first work to the last step's end in which the GPU did something."""
     gaps: list[Gap]
+    """Those of 2 us and more, and all host syncs."""
 
     @property
     def host_syncs(self) -> list[Gap]:
@@ -122,7 +125,7 @@ def profile(machine: Machine, models: dict[str, dict[str, Any]], cell: Cell, ste
                 path = Path(folder) / "trace.json"
                 recorded.export_chrome_trace(str(path))
                 busy, gaps = read(json.loads(path.read_text())["traceEvents"], WARM_UP)
-        yield ProfileRun(name, rows, steps, busy, gaps)
+        yield ProfileRun(name, rows, steps, busy, [gap for gap in gaps if gap.us >= _SHORT or gap.waited_for])
 
 
 def table(runs: Sequence[ProfileRun]) -> list[str]:

@@ -16,7 +16,7 @@ from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, decode_bytes, fitting, pr
 from pagewire.bench._output import markdown
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.protocol import Pending, StepBatch
-from pagewire.services.executor.devices.roofline import shape_of
+from pagewire.services.executor.devices.roofline import Gpu, Roofline, Shape, shape_of
 
 STEP = "pagewire step"
 """Annotation around each launch, for a profiler."""
@@ -39,6 +39,8 @@ class DecodeRun:
     """Moved at least, per step."""
     share: float = 0.0
     """Of the copy bandwidth, by the median wall time."""
+    simulated_ms: float | None = None
+    """Time of such a step in the simulator; None: it does not know this GPU."""
 
     @property
     def ms(self) -> float:
@@ -58,6 +60,8 @@ class PrefillRun:
     flops: float = 0.0
     share: float = 0.0
     """Of the matrix rate, by the median time of the device."""
+    simulated_ms: float | None = None
+    """Time of such a step in the simulator; None: it does not know this GPU."""
 
 
 def decode(
@@ -75,7 +79,16 @@ def decode(
                 run.wall_ms, run.device_ms = _decode(device, cell, steps)
                 run.bytes = decode_bytes(shape, cell.rows, cell.context - (steps + 1) / 2, cached.itemsize)
                 run.share = run.bytes / (run.ms / 1e3) / machine.bandwidth
+                run.simulated_ms = simulated_ms(machine.simulated, shape, cell.context - (steps + 1) // 2, 1, cell.rows)
                 yield run
+
+
+def simulated_ms(gpu: Gpu | None, shape: Shape, computed: int, width: int, rows: int) -> float | None:
+    """Returns the simulated time of a step of `rows` rows of `width` tokens, with `computed` tokens before each."""
+    if gpu is None:
+        return None
+    lengths, widths = np.full(rows, computed), np.full(rows, width)
+    return Roofline(shape, gpu).seconds(lengths, widths, np.ones(rows, np.bool_)) * 1e3
 
 
 def decodes(rows: int, position: int) -> StepBatch:
@@ -138,6 +151,7 @@ def prefill(
                         run.device_ms.append(times[0] * 1e3)
                         run.wall_ms.append(times[1] * 1e3)
                 run.share = run.flops / (statistics.median(run.device_ms) / 1e3) / machine.rate
+                run.simulated_ms = simulated_ms(machine.simulated, shape, 0, tokens, 1)
                 yield run
 
 
@@ -159,9 +173,10 @@ def _prefill(device: CudaDevice, tokens: int) -> tuple[float, float]:
 def decode_table(runs: Sequence[DecodeRun]) -> list[str]:
     """Returns a line per cell, in Markdown."""
     return markdown(
-        "model | rows | context | step ms | on the device | GB moved | of the copy bandwidth | tokens/s",
+        "model | rows | context | step ms | on the device | simulated | GB moved | of the copy bandwidth | tokens/s",
         (
-            f"{run.model} | {run.rows} | {run.context} | {run.ms:.3f} | {run.device_ms:.3f} | {run.bytes / 1e9:.2f}"
+            f"{run.model} | {run.rows} | {run.context} | {run.ms:.3f} | {run.device_ms:.3f} | {_simulated(run)}"
+            f" | {run.bytes / 1e9:.2f}"
             f" | {run.share:.1%} | {run.rows / run.ms * 1e3:.0f}"
             for run in runs
         ),
@@ -171,11 +186,15 @@ def decode_table(runs: Sequence[DecodeRun]) -> list[str]:
 def prefill_table(runs: Sequence[PrefillRun]) -> list[str]:
     """Returns a line per size, in Markdown."""
     return markdown(
-        "model | tokens | ms | with the host | TFLOP | of the matrix rate | tokens/s",
+        "model | tokens | ms | with the host | simulated | TFLOP | of the matrix rate | tokens/s",
         (
             f"{run.model} | {run.tokens} | {(ms := statistics.median(run.device_ms)):.2f}"
-            f" | {statistics.median(run.wall_ms):.2f} | {run.flops / 1e12:.2f} | {run.share:.1%}"
+            f" | {statistics.median(run.wall_ms):.2f} | {_simulated(run)} | {run.flops / 1e12:.2f} | {run.share:.1%}"
             f" | {run.tokens / ms * 1e3:.0f}"
             for run in runs
         ),
     )
+
+
+def _simulated(run: DecodeRun | PrefillRun) -> str:
+    return "" if run.simulated_ms is None else f"{run.simulated_ms:.2f}"

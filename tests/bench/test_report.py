@@ -9,8 +9,7 @@ import pytest
 from pagewire.bench import report
 from pagewire.bench.report import PAGES, PICTURES, RESULTS, TABLES, contents, filled, origin
 
-BENCHMARKS, README, FAULTS, STRUCTURED, CPU = PAGES
-GPU = BENCHMARKS.parent / "gpu.md"
+BENCHMARKS, README, FAULTS, STRUCTURED, CPU, GPU = PAGES
 MOST_WORDS = 800
 """Outside the tables."""
 RAW = sorted(RESULTS.glob("*.json"))

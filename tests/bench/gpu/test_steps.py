@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from pagewire.bench._gpu import steps as module
+from pagewire.bench._gpu.machine import simulated
 from pagewire.bench._gpu.plan import Cell, decode_bytes, prefill_flops
-from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table
+from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table, simulated_ms
+from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
-from pagewire.services.executor.devices.roofline import shape_of
+from pagewire.services.executor.devices.roofline import GPUS, shape_of
 from tests.bench.gpu.cases import MACHINE, MODEL
 from tests.services.executor.devices.cuda import fake_flashinfer
 
@@ -49,9 +51,23 @@ def test_prompts_in_one_step() -> None:
 
 def test_tables() -> None:
     decoded = DecodeRun("m", 8, 512, [2.0, 1.0, 4.0], 1.9, 3.2e9, 0.5)
-    assert decode_table([decoded])[-1] == "| m | 8 | 512 | 2.000 | 1.900 | 3.20 | 50.0% | 4000 |"
+    assert decode_table([decoded])[-1] == "| m | 8 | 512 | 2.000 | 1.900 |  | 3.20 | 50.0% | 4000 |"
     prompt = PrefillRun("m", 512, [2.0, 1.0, 4.0], [3.0, 3.0, 3.0], 4e12, 0.25)
-    assert prefill_table([prompt])[-1] == "| m | 512 | 2.00 | 3.00 | 4.00 | 25.0% | 256000 |"
+    prompt.simulated_ms = 2.5
+    assert prefill_table([prompt])[-1] == "| m | 512 | 2.00 | 3.00 | 2.50 | 4.00 | 25.0% | 256000 |"
+
+
+def test_the_simulator_times_a_step_of_a_gpu_that_it_knows() -> None:
+    shape = shape_of(SHAPES["llama-3-8b"])
+    gpu = simulated("NVIDIA H200")
+    assert gpu is GPUS["h200"]
+    assert simulated("NVIDIA A100-SXM4-80GB") is GPUS["a100-80"]
+    few, many = (simulated_ms(gpu, shape, 100, 1, rows) for rows in (1, 64))
+    assert few is not None
+    assert many is not None
+    assert 0 < few < many
+    assert simulated("NVIDIA GeForce RTX 4090") is None
+    assert simulated_ms(None, shape, 100, 1, 1) is None
 
 
 def test_another_backend_attends(monkeypatch: pytest.MonkeyPatch) -> None:
