@@ -83,12 +83,12 @@ def decode(
                 yield run
 
 
-def simulated_ms(gpu: Gpu | None, shape: Shape, computed: int, width: int, rows: int) -> float | None:
-    """Returns the simulated time of a step of `rows` rows of `width` tokens, with `computed` tokens before each."""
+def simulated_ms(gpu: Gpu | None, shape: Shape, computed: int, tokens: int, rows: int) -> float | None:
+    """Returns the simulated time of a step of `rows` rows of `tokens` tokens, with `computed` tokens before each."""
     if gpu is None:
         return None
-    lengths, widths = np.full(rows, computed), np.full(rows, width)
-    return Roofline(shape, gpu).seconds(lengths, widths, np.ones(rows, np.bool_)) * 1e3
+    computed_tokens, query_lens = np.full(rows, computed), np.full(rows, tokens)
+    return Roofline(shape, gpu).seconds(computed_tokens, query_lens, np.ones(rows, np.bool_)) * 1e3
 
 
 def decodes(rows: int, position: int) -> StepBatch:
