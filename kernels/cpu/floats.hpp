@@ -25,19 +25,27 @@ inline auto load_weights(const Bf16* p) {
     return std::pair((Vec)(both << 16), (Vec)(both & (int32_t)0xffff0000));
 }
 
+constexpr int64_t TOGETHER = 8;  // inputs whose weights are prefetched together, but with few rows
+
+struct Paces {
+    Pace few, many;  // by rows
+
+    Paces(int64_t bytes, int64_t inputs, int64_t parts)
+        : few(bytes, inputs, parts, AHEAD), many(bytes, (inputs + TOGETHER - 1) / TOGETHER, parts, AHEAD) {}
+};
+
 // Multiplies the rows M of a tile. Constant indices let the compiler keep all sums in registers. `inputs` counts pairs if X
 // is a pair, here and below.
 template <typename X, typename W, typename Target, size_t... M>
-void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, Target& target,
+void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, const Paces& paces, Target& target,
               std::index_sequence<M...> rows) {
     constexpr bool FEW = sizeof...(M) <= 4;
-    constexpr int64_t STEP = FEW ? 1 : 8;  // inputs whose weights are prefetched together
     const W* panel = panels + tile.panel * inputs * PANEL;
-    Ahead ahead(tile, panels, inputs * PANEL * sizeof(W), (inputs + STEP - 1) / STEP, AHEAD);
+    Ahead ahead(tile, panels, FEW ? paces.few : paces.many);
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
     for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
         if constexpr (FEW) ahead.step_of<PANEL * sizeof(W)>();
-        else if (k % STEP == 0) ahead.step();
+        else if (k % TOGETHER == 0) ahead.step();
         auto [l, r] = load_weights(panel);
         ((left[M] = add_product(left[M], x[M * inputs], l), right[M] = add_product(right[M], x[M * inputs], r)), ...);
     }
@@ -45,16 +53,18 @@ void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, Tar
 }
 
 template <int M = ROWS, typename X, typename W, typename Target>
-void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panels, int64_t inputs, Target& target) {
-    if (rows == M) return multiply(tile, x, panels, inputs, target, std::make_index_sequence<M>());
-    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panels, inputs, target);
+void multiply_rows(int64_t rows, const Tile& tile, const X* x, const W* panels, int64_t inputs, const Paces& paces,
+                   Target& target) {
+    if (rows == M) return multiply(tile, x, panels, inputs, paces, target, std::make_index_sequence<M>());
+    if constexpr (M > 1) multiply_rows<M - 1>(rows, tile, x, panels, inputs, paces, target);
 }
 
 template <typename W, typename X, typename Target>
 void multiply_floats(const X* x, int64_t inputs, const Weights& weights, Target& target, int64_t rows, int threads) {
-    int64_t together = CACHED / (inputs * PANEL * sizeof(W));
-    for_tiles(weights, rows, ROWS, together, target, threads, [&](const Tile& tile, int64_t count) {
-        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels, inputs, target);
+    int64_t bytes = inputs * PANEL * sizeof(W);
+    Paces paces(bytes, inputs, (rows + ROWS - 1) / ROWS);
+    for_tiles(weights, rows, ROWS, CACHED / bytes, target, threads, [&](const Tile& tile, int64_t count) {
+        multiply_rows(count, tile, x + tile.row * inputs, (const W*)weights.panels, inputs, paces, target);
     });
 }
 

@@ -189,13 +189,13 @@ struct Groups {
 
 // Multiplies the rows M of a tile; writes the sums of both halves.
 template <int BITS, size_t... M>
-[[gnu::noinline]] void multiply_integers(const Rounded& x, const Tile& tile, const Weights& weights, Vec* left_out,
-                                         Vec* right_out, std::index_sequence<M...>) {
-    int64_t chunks = x.chunks, size = chunks * Codes<BITS>::SIZE;
-    const uint8_t* codes = (const uint8_t*)weights.panels + tile.panel * size;
+[[gnu::noinline]] void multiply_integers(const Rounded& x, const Tile& tile, const Weights& weights, const Pace& pace,
+                                         Vec* left_out, Vec* right_out, std::index_sequence<M...>) {
+    int64_t chunks = x.chunks;
+    const uint8_t* codes = (const uint8_t*)weights.panels + tile.panel * pace.bytes;
     const int8_t* rounded = &x.codes[tile.row * chunks * CHUNK];
     const Factors* factors = &x.factors[tile.row * chunks];
-    Ahead ahead(tile, weights.panels, size, chunks, CODES_AHEAD);
+    Ahead ahead(tile, weights.panels, pace);
     bool split = weights.group == HALF, least = weights.minima.numbers;
     int64_t until = 0;  // the chunk at which the next group begins
     int32_t zero = weights.zero;
@@ -237,20 +237,21 @@ template <int BITS, size_t... M>
 }
 
 template <int BITS, int M = INT_ROWS, typename Target>
-void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, const Weights& weights, Target& target) {
+void multiply_integer_rows(int64_t count, const Tile& tile, const Rounded& x, const Weights& weights, const Pace& pace,
+                           Target& target) {
     if (count == M) {
         Vec left[M], right[M];
         constexpr auto rows = std::make_index_sequence<M>();
-        multiply_integers<BITS>(x, tile, weights, left, right, rows);
+        multiply_integers<BITS>(x, tile, weights, pace, left, right, rows);
         return finish(tile, left, right, target, rows);
     }
-    if constexpr (M > 1) multiply_integer_rows<BITS, M - 1>(count, tile, x, weights, target);
+    if constexpr (M > 1) multiply_integer_rows<BITS, M - 1>(count, tile, x, weights, pace, target);
 }
 
 template <int BITS, typename Target>
 void multiply_integers(const Rounded& x, const Weights& weights, Target& target, int64_t rows, int threads) {
-    int64_t together = CACHED / (x.chunks * Codes<BITS>::SIZE);
-    for_tiles(weights, rows, INT_ROWS, together, target, threads, [&](const Tile& tile, int64_t count) {
-        multiply_integer_rows<BITS>(count, tile, x, weights, target);
+    Pace pace(x.chunks * Codes<BITS>::SIZE, x.chunks, (rows + INT_ROWS - 1) / INT_ROWS, CODES_AHEAD);
+    for_tiles(weights, rows, INT_ROWS, CACHED / pace.bytes, target, threads, [&](const Tile& tile, int64_t count) {
+        multiply_integer_rows<BITS>(count, tile, x, weights, pace, target);
     });
 }

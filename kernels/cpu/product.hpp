@@ -31,21 +31,28 @@ struct Tile {
     int64_t panel, next;  // `next` is the panel in its place among those that will be computed together next
 };
 
+// How the tiles of a product prefetch. Divisions take as long as a short tile, so they are done once.
+struct Pace {
+    int64_t bytes, steps;  // of a panel
+    int64_t share;         // bytes of a step
+    int64_t early;         // steps between a prefetch and the use, in a single part
+
+    Pace(int64_t bytes, int64_t steps, int64_t parts, int64_t distance)
+        : bytes(bytes), steps(steps), share(bytes / steps / parts), early(parts == 1 ? distance / share : 0) {}
+};
+
 // Loads weights into the cache before they are needed, earlier than hardware does. If several tiles need a panel, each of
 // them loads a share of the next one, because the first alone would wait for memory and the others use none. A share is
 // a run of memory, which hardware prefetchers continue.
 class Ahead {
 public:
-    // Of a tile that takes `steps` for a panel of so many bytes. With a single part it is `distance` bytes ahead.
-    Ahead(const Tile& tile, const void* panels, int64_t bytes, int64_t steps, int64_t distance)
-        : share(bytes / steps / tile.parts), next((const char*)panels + tile.next * bytes) {
+    Ahead(const Tile& tile, const void* panels, const Pace& pace)
+        : share(pace.share), left(pace.steps), next((const char*)panels + tile.next * pace.bytes) {
         if (tile.parts == 1) {
-            int64_t early = std::min(steps, distance / share);
-            at = (const char*)panels + tile.panel * bytes + early * share;
-            left = steps - early;
+            at = (const char*)panels + tile.panel * pace.bytes + pace.early * share;
+            left = pace.early < pace.steps ? pace.steps - pace.early : -1;  // or all along, beyond a short panel
         } else {
-            at = next + tile.part * steps * share;
-            left = steps;
+            at = next + tile.part * pace.steps * share;
         }
     }
 
@@ -191,10 +198,12 @@ void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t toget
         for (int64_t at = from; at < to; at++) {
             int64_t chunk = at / groups;
             int64_t last = runs * (chunk + 1) / chunks - 1;
-            for (int64_t i = runs * chunk / chunks; i <= last; i++) {
+            int64_t i = runs * chunk / chunks, begin = panels * i / runs;
+            for (int64_t end; i <= last; i++, begin = end) {
+                end = panels * (i + 1) / runs;
                 // Chunks are taken in order, so that the other threads probably take those in between.
-                int64_t then = i < last ? i + 1 : runs * (chunk + threads) / chunks;
-                multiply_run(own, chunk, at % groups, panels * i / runs, panels * (i + 1) / runs, panels * then / runs);
+                int64_t next = i < last ? end : panels * (runs * (chunk + threads) / chunks) / runs;
+                multiply_run(own, chunk, at % groups, begin, end, next);
             }
         }
     });
