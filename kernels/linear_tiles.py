@@ -4,8 +4,8 @@
 def tiles(rows: int, itemsize: int, *, grouped: bool = False) -> tuple[int, int, int, int]:
     """Returns rows and outputs of a tile, warps and pipeline stages, for `rows` rows of elements of `itemsize` bytes.
 
-    Few rows wait for the weights: narrow tiles spread them over more programs. With 1, 64 and 512 rows these were the
-    fastest of a dozen on an H200; all others are unmeasured.
+    Few rows wait for the weights: narrow tiles spread them over more programs. With 1, 64 and 512 rows these were among
+    the fastest on an H200; all others are unmeasured.
 
     `grouped`: integers with scales by group, whose outputs are the first operand.
     """
