@@ -43,11 +43,15 @@ void multiply(const Tile& tile, const X* x, const W* panels, int64_t inputs, con
     const W* panel = panels + tile.panel * inputs * PANEL;
     Ahead ahead(tile, panels, FEW ? paces.few : paces.many);
     Vec left[] = {(M, Vec{})...}, right[] = {(M, Vec{})...};
-    for (int64_t k = 0; k < inputs; k++, x++, panel += PANEL) {
-        if constexpr (FEW) ahead.step_of<PANEL * sizeof(W)>();
-        else if (k % TOGETHER == 0) ahead.step();
+    auto step = [&] INLINED {
         auto [l, r] = load_weights(panel);
         ((left[M] = add_product(left[M], x[M * inputs], l), right[M] = add_product(right[M], x[M * inputs], r)), ...);
+        x++, panel += PANEL;
+    };
+    if constexpr (FEW) ahead.each_step<PANEL * sizeof(W)>(step);
+    else for (int64_t k = 0; k < inputs; k++) {
+        if (k % TOGETHER == 0) ahead.step();
+        step();
     }
     finish(tile, left, right, target, rows);
 }

@@ -47,7 +47,7 @@ struct Pace {
 class Ahead {
 public:
     Ahead(const Tile& tile, const void* panels, const Pace& pace)
-        : share(pace.share), left(pace.steps), next((const char*)panels + tile.next * pace.bytes) {
+        : share(pace.share), steps(pace.steps), left(pace.steps), next((const char*)panels + tile.next * pace.bytes) {
         if (tile.parts == 1) {
             at = (const char*)panels + tile.panel * pace.bytes + pace.early * share;
             left = pace.early < pace.steps ? pace.steps - pace.early : -1;  // or all along, beyond a short panel
@@ -56,20 +56,32 @@ public:
         }
     }
 
-    void step() { load(share); }
-
-    // For steps so short that a loop over lines would take longer than the products: of a panel in a single part.
-    template <int64_t BYTES>
-    INLINED void step_of() { load(BYTES); }
-
-private:
-    INLINED void load(int64_t bytes) {
+    INLINED void step() {
         if (left-- == 0) at = next;
-        UNROLLED for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line);
-        at += bytes;
+        UNROLLED for (int64_t line = 0; line < share; line += 64) __builtin_prefetch(at + line);
+        at += share;
     }
 
-    int64_t share, left;  // bytes of a step, and steps until the next panel
+    // Does all steps, each of them BYTES ahead of a panel in a single part. They take so few instructions that counting
+    // the steps until the next panel, or a loop over lines, would take longer than the products.
+    template <int64_t BYTES, typename Step>
+    INLINED void each_step(const Step& step) {
+        int64_t here = left < 0 ? steps : left;
+        run<BYTES>(here, step);
+        at = next;
+        run<BYTES>(steps - here, step);
+    }
+
+private:
+    template <int64_t BYTES, typename Step>
+    INLINED void run(int64_t count, const Step& step) {
+        for (int64_t i = 0; i < count; i++, at += BYTES) {
+            UNROLLED for (int64_t line = 0; line < BYTES; line += 64) __builtin_prefetch(at + line);
+            step();
+        }
+    }
+
+    int64_t share, steps, left;  // bytes of a step, all steps, and those until the next panel
     const char *next, *at;
 };
 
@@ -176,8 +188,8 @@ void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t toget
     int64_t size = weights.inputs * PANEL;
     // Fewer where the threads would have too little to share.
     int64_t most_run = std::min(together, panels * parts / (FEW_CHUNKS * threads));
-    int64_t run = parts == 1 ? 1 : std::max<int64_t>(1, most_run), runs = (panels + run - 1) / run;
-    int64_t chunks = std::min(runs, CHUNKS * threads);
+    int64_t run = parts == 1 ? 1 : std::max<int64_t>(1, most_run);
+    int64_t chunks = std::min((panels + run - 1) / run, CHUNKS * threads);
     // Of rows, if there are too few outputs for threads to share them evenly.
     int64_t groups = threads > 1 && chunks < FEW_CHUNKS * threads ? std::min(parts, CHUNKS * threads) : 1;
     if (rows * panels * size < SMALL) threads = 1;
@@ -189,20 +201,20 @@ void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t toget
             for (int64_t p = begin; p < end; p++) {
                 int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, weights.outputs - first);
                 const float* bias = weights.bias ? weights.bias + first : nullptr;
-                own(Tile{bias, row, first, columns, chunk, part, parts, p, next + p - begin}, count);
+                int64_t after = parts > 1 ? next + p - begin : p + 1 < end ? p + 1 : next;
+                own(Tile{bias, row, first, columns, chunk, part, parts, p, after}, count);
             }
         }
     };
     parallel(chunks * groups, 1, threads, [&](int64_t from, int64_t to) {
         Multiply own = multiply;
         for (int64_t at = from; at < to; at++) {
-            int64_t chunk = at / groups;
-            int64_t last = runs * (chunk + 1) / chunks - 1;
-            int64_t i = runs * chunk / chunks, begin = panels * i / runs;
-            for (int64_t end; i <= last; i++, begin = end) {
-                end = panels * (i + 1) / runs;
+            int64_t chunk = at / groups, begin = panels * chunk / chunks, last = panels * (chunk + 1) / chunks;
+            int64_t runs = parts == 1 ? 1 : (last - begin + run - 1) / run, length = (last - begin + runs - 1) / runs;
+            for (int64_t end; begin < last; begin = end) {
+                end = std::min(begin + length, last);
                 // Chunks are taken in order, so that the other threads probably take those in between.
-                int64_t next = i < last ? end : panels * (runs * (chunk + threads) / chunks) / runs;
+                int64_t next = end < last ? end : panels * (chunk + threads) / chunks;
                 multiply_run(own, chunk, at % groups, begin, end, next);
             }
         }
