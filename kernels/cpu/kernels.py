@@ -194,9 +194,10 @@ class CpuKernels:
 
     def linear(self, x: Tensor, weights: Packed, out: Tensor | None = None) -> Tensor:
         """Returns [T, inputs] -> [T, outputs], in `out` if given. A row's result does not depend on the other rows."""
-        out = torch.empty(len(x), weights.outputs) if out is None else out
+        rows = x.shape[0]  # len() of a tensor takes several times as long
+        out = torch.empty(rows, weights.outputs) if out is None else out
         x, parts = x.contiguous(), weights.parts
-        self._linear(x.data_ptr(), parts, len(parts), out.data_ptr(), len(x), weights.outputs, self.threads)
+        self._linear(x.data_ptr(), parts, len(parts), out.data_ptr(), rows, weights.outputs, self.threads)
         return out
 
     def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
@@ -204,8 +205,9 @@ class CpuKernels:
 
         A row with NaN, or whose largest output is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
         """
-        out, x = np.empty(len(x), np.int64), x.contiguous()
-        self._linear_argmax(x.data_ptr(), weights.parts, address(out), len(x), self.threads)
+        rows = x.shape[0]
+        out, x = np.empty(rows, np.int64), x.contiguous()
+        self._linear_argmax(x.data_ptr(), weights.parts, address(out), rows, self.threads)
         return out
 
     def attend(
@@ -286,7 +288,9 @@ def batches_of(slots: Int64, num_computed_tokens: Int64, query_lens: Int64, tabl
         tables: [groups, slots, blocks] block ids.
     """
     rows = address(slots), address(num_computed_tokens), address(query_lens), len(slots)
-    return (Batch * len(tables))(*(Batch(*rows, address(table), table.shape[1]) for table in tables))
+    (groups, _, columns), first, size = tables.shape, address(tables), tables.strides[0]
+    batches: Array[Batch] = (Batch * groups)(*[Batch(*rows, first + i * size, columns) for i in range(groups)])
+    return batches
 
 
 def address(array: npt.NDArray[np.generic]) -> int:

@@ -73,9 +73,10 @@ class InFlightStep(msgspec.Struct, frozen=True):
     def finishes(self, tokens: Int64) -> UInt8:
         """Returns the `Finish` of each row [R], given the sampled `tokens` [R], some of which may be `NOT_FINITE`."""
         finishes = self.full * _LENGTH
-        stops = self.stop_ids == tokens[:, None]
-        if np.count_nonzero(stops):
-            finishes[self.batch.samples & stops.any(axis=1)] = Finish.STOP
+        if self.stop_ids.size:
+            stops = self.stop_ids == tokens[:, None]
+            if np.count_nonzero(stops):
+                finishes[self.batch.samples & stops.any(axis=1)] = Finish.STOP
         failed = tokens == NOT_FINITE
         if np.count_nonzero(failed):
             finishes[failed] = Finish.NOT_FINITE
