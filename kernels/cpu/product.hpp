@@ -28,7 +28,7 @@ struct Tile {
     int64_t columns;  // number of outputs, at most PANEL
     int64_t chunk;    // index of the tile's chunk
     int64_t part, parts;  // rows are cut into `parts`; this is the tile of one of them
-    int64_t panel, next;  // `next` is the panel in its place among those that will be computed together next
+    int64_t panel, next;  // `next` is loaded meanwhile: with several parts, the panel in the same place of the next run
 };
 
 // How the tiles of a product prefetch. Divisions take as long as a short tile, so they are done once.
@@ -50,7 +50,7 @@ public:
         : share(pace.share), steps(pace.steps), left(pace.steps), next((const char*)panels + tile.next * pace.bytes) {
         if (tile.parts == 1) {
             at = (const char*)panels + tile.panel * pace.bytes + pace.early * share;
-            left = pace.early < pace.steps ? pace.steps - pace.early : -1;  // or all along, beyond a short panel
+            if (pace.early < pace.steps) left -= pace.early;  // else all steps load what lies beyond a short panel
         } else {
             at = next + tile.part * pace.steps * share;
         }
@@ -62,14 +62,13 @@ public:
         at += share;
     }
 
-    // Does all steps, each of them BYTES ahead of a panel in a single part. They take so few instructions that counting
-    // the steps until the next panel, or a loop over lines, would take longer than the products.
+    // Calls `step` for each step, and loads BYTES before it. For steps that take so few instructions that counting those
+    // until the next panel, or a loop over lines, would take longer than their products.
     template <int64_t BYTES, typename Step>
     INLINED void each_step(const Step& step) {
-        int64_t here = left < 0 ? steps : left;
-        run<BYTES>(here, step);
+        run<BYTES>(left, step);
         at = next;
-        run<BYTES>(steps - here, step);
+        run<BYTES>(steps - left, step);
     }
 
 private:
@@ -179,8 +178,8 @@ INLINED inline void finish(const Tile& tile, Vec* left, Vec* right, Target& targ
 }
 
 // Calls multiply(tile, count) for every panel and every `count` rows, at most `most`. As many panels as the cache
-// keeps, `together`, are computed together, so that a row's outputs are written in longer runs. Threads copy `multiply`,
-// which may thus hold state of a thread.
+// keeps, `together`, are a run: all parts of the rows use them before the next ones. A single part needs no panel twice,
+// so that its run is a whole chunk. Threads copy `multiply`, which may thus hold state of a thread.
 template <typename Target, typename Multiply>
 void for_tiles(const Weights& weights, int64_t rows, int64_t most, int64_t together, Target& target, int threads,
                const Multiply& multiply) {

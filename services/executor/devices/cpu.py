@@ -126,7 +126,7 @@ class CpuDevice:
         attend = self._backend.attention(batch, self._slots, positions)
         # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
         hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
-        prompt = None if batch.next_ids is None else self._prompt_logprobs(batch, hidden)
+        prompt = self._prompt_logprobs(batch, hidden)
         rows = batch.samples.nonzero()[0]
         if len(rows) < len(batch.token_ids):
             hidden = hidden[torch.from_numpy(batch.query_lens.cumsum()[rows] - 1)]
