@@ -170,12 +170,13 @@ async def test_sixty_four_streams_survive_twenty_losses(settings: Settings, numb
             for _ in range(20):
                 before = len(load.reads)
                 victim = draw.choice(pipeline.brokers)
-                os.kill(victim.pid, number)
                 if number == signal.SIGSTOP:
+                    await freeze(victim.pid)
                     await until_each_goes_on(load, 64)
                     os.kill(victim.pid, signal.SIGCONT)
                     await until_copied(pipeline)
                 else:
+                    os.kill(victim.pid, number)
                     await restart(pipeline, victim)
                 await until_each_goes_on(load, 64)
                 waits.append(max(read.wait for read in load.reads[before:]))
