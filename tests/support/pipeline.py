@@ -105,20 +105,18 @@ async def running(settings: Settings, api_keys: ApiKeys | None = None) -> AsyncI
 async def _running(settings: Settings, api_keys: ApiKeys | None, api_key: str) -> AsyncIterator[Pipeline]:
     async with Cluster(msgspec.structs.replace(settings, nats_port=0, api_key=api_key), api_keys) as cluster:
         buses: dict[str, NatsBus] = {}
-
-        async def connect(name: str) -> NatsBus:
-            buses[name] = await connect_role(cluster, name)
-            return buses[name]
-
+        tasks: list[asyncio.Task[None]] = []
         observer = await connect_service(cluster)
         peers = Peers(observer)
         await peers.listen()
-        tasks = [
-            asyncio.create_task(run_service(name, cls, settings, await connect(name), subjects.new_instance()))
-            for name, cls in SERVICES.items()
-        ]
         try:
+            # A service that starts holds the loop, at times for longer than it may take to connect to the broker.
+            for name in SERVICES:
+                buses[name] = await connect_role(cluster, name)
             async with AsyncClient(cluster.url, api_key=api_key) as client:
+                for name, cls in SERVICES.items():
+                    service = run_service(name, cls, settings, buses[name], subjects.new_instance())
+                    tasks.append(asyncio.create_task(service))
                 pipeline = Pipeline(client, observer, cluster.url, peers, cluster.brokers, buses)
                 ready = asyncio.create_task(pipeline.until_ready())
                 await asyncio.wait({ready, *tasks}, return_when=asyncio.FIRST_COMPLETED)
