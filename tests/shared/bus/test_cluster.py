@@ -80,18 +80,18 @@ async def pull(bus: NatsBus) -> list[Item]:
     return []
 
 
-async def kill(broker: Broker) -> None:
+async def kill_server(broker: Broker) -> None:
     """Kills a server and returns once it has ended."""
     os.kill(broker.pid, signal.SIGKILL)
     await broker.wait()
 
 
-async def stop(broker: Broker) -> None:
-    """Freezes a server."""
+async def freeze_server(broker: Broker) -> None:
+    """Freezes a server and returns once all its threads stand."""
     await freeze(broker.pid)
 
 
-@pytest.mark.parametrize("lose", [pytest.param(kill, marks=pytest.mark.full), stop])
+@pytest.mark.parametrize("lose", [pytest.param(kill_server, marks=pytest.mark.full), freeze_server])
 async def test_everything_is_stored_once_while_the_leader_dies_or_freezes(
     lose: Callable[[Broker], Awaitable[None]],
 ) -> None:
@@ -103,7 +103,7 @@ async def test_everything_is_stored_once_while_the_leader_dies_or_freezes(
             for i in range(20):
                 tasks.create_task((bus if i % 2 else another).store.put_work("m", b"%d" % i))
             await asyncio.sleep(0)
-            await lose(victim)  # entirely: until then it may store records, which nobody could read before an election
+            await lose(victim)  # what it stores after the signal could not be read before an election
             tasks.create_task(bus.store.put_done("r", b"done"))
             tasks.create_task(another.store.put_done("s", b"done"))
             tasks.create_task(another.store.check())
@@ -117,7 +117,7 @@ async def test_everything_is_stored_once_while_the_leader_dies_or_freezes(
                     await bus.store.end_work(item.ack)
         assert sorted(found) == sorted(b"%d" % i for i in range(20))
         assert await bus.store.pull_work("m", 100, expires=0.1) == []
-        if lose is stop:
+        if lose is freeze_server:
             os.kill(victim.pid, signal.SIGCONT)
 
 
@@ -207,8 +207,7 @@ async def test_without_a_majority_nothing_is_stored_and_afterwards_everything_ag
         bus = scene.buses[2]
         await bus.store.put_work("m", b"kept")
         for broker in scene.brokers[:2]:
-            os.kill(broker.pid, signal.SIGKILL)
-            await broker.wait()
+            await kill_server(broker)
         monkeypatch.setattr(nats_store, "ELECTION_TIMEOUT", 0.5)
         for refused in (bus.store.put_work("m", b"x"), bus.store.put_done("r", b"x"), bus.store.check()):
             with pytest.raises(StorageRefused, match="no leader"):
@@ -243,8 +242,7 @@ async def test_a_service_starts_with_one_server_missing_and_waits_for_a_second()
     async with Cluster(Settings(nats_cluster=3, nats_port=0)) as cluster:
         await (await connect_service(cluster)).close()
         for broker in cluster.brokers[:2]:
-            os.kill(broker.pid, signal.SIGKILL)
-            await broker.wait()
+            await kill_server(broker)
         with pytest.raises(BusUnavailable, match="do enough of its servers run"):
             await connect_once(cluster, replicas=3)
         await cluster.brokers[0].start()
