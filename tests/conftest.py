@@ -58,7 +58,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A logger that was cached in one test would ignore the configuration of the next."""
+    """A cached logger would ignore the configuration of the next test; the imports of a collection configure too."""
+    structlog.reset_defaults()
     configure = structlog.configure
 
     def uncached(**options: Any) -> None:
