@@ -9,9 +9,10 @@ STEP_TARGET_MS = 50.0
 PROMPT_TOKENS = 64
 """Prompt tokens that a step has room for, at least, where no target is set. With fewer, first tokens would be too late
 for the sake of next tokens."""
-PROMPTS_PER_DECODE = 2
-"""Prompt tokens per decode that a step has room for where no target is set: a step of many decodes takes long anyway,
-and the more sequences end, the more prompts come."""
+PROMPTS_PER_DECODE = 4
+"""Prompt tokens per decode that a step has room for where no target is set. The more sequences decode, the more end,
+and the more prompts come: those up to four times as long as the outputs are computed as fast as outputs end, and none
+waits until fewer sequences decode."""
 SHRINK = 0.8
 """Factor after a step that took longer than the target."""
 FALL = 0.5

@@ -1,10 +1,13 @@
+from collections import deque
 from math import inf
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.scheduler.budget import Budget
+from pagewire.services.scheduler.budget import Budget, budget_of
+from pagewire.services.scheduler.limits import Limits
 
 
 def settle(
@@ -70,6 +73,30 @@ def test_however_long_steps_take_they_have_room_for_all_decodes_and_for_prompts(
 @pytest.mark.parametrize(("decodes", "tokens"), [(1, 65), (32, 96), (33, 99), (128, 384)])
 def test_room_for_prompts_grows_with_the_decodes_if_it_is_to(decodes: int, tokens: int) -> None:
     assert settle(Budget(512, 4096, 64, 50, 2), 10_000, 500_000, 4096, decodes=decodes)[-1] == tokens
+
+
+@pytest.mark.parametrize(("clients", "token_us"), [(32, 300), (32, 600), (64, 300)])
+def test_prompts_of_many_clients_wait_for_few_steps(clients: int, token_us: int) -> None:
+    """Each client sends 200 tokens again when its 60 have come."""
+    budget = budget_of(Limits(9000, 16, clients, budget=512, window=8, max_budget=4096))
+    prompts, outputs, waits = deque([(0, 200)] * clients), list[int](), list[int]()
+    for step in range(2000):
+        decodes, room = len(outputs), budget.tokens(len(outputs)) - len(outputs)
+        outputs = [left - 1 for left in outputs if left > 1]
+        prompts.extend([(step, 200)] * (decodes - len(outputs)))
+        computed = min(room, sum(left for _, left in prompts))
+        budget.observe(5000 + token_us * (computed + decodes), computed + decodes)
+        while computed:
+            came, left = prompts.popleft()
+            part = min(left, computed)
+            computed -= part
+            if part < left:
+                prompts.appendleft((came, left - part))
+            else:
+                outputs.append(59)
+                waits.append(step - came)
+    assert len(waits) > 5 * clients
+    assert median(waits[2 * clients :]) <= 4
 
 
 def test_room_for_prompts_ends_at_the_ceiling() -> None:
