@@ -32,7 +32,7 @@ GAP = 1e-3
 """Two best logits closer than this could change places by rounding: such a prompt is replaced by another."""
 ATTEMPTS = 20
 ROUNDS = 3
-"""How often the requests are sent at most."""
+"""How often the requests are sent together at most."""
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 96,
@@ -163,14 +163,16 @@ async def _serve(
     """The tokens of the pipeline, its preemptions and the prompt tokens that it did not compute.
 
     When the requests arrive decides what is preempted and what can be shared, so they are repeated until there was
-    both; without `grows` nothing is ever preempted.
+    both, and at last one after the other, which leaves the first of two prompts to the second. Without `grows` nothing
+    is ever preempted.
     """
     sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
     preemptions = cached = 0
     try:
         async with running(Settings(model=str(folder), num_kv_blocks=num_kv_blocks, **SETTINGS)) as pipeline:
-            for _ in range(ROUNDS):
-                results = await asyncio.gather(*(pipeline.client.generate(case.prompt, sampling) for case in wanted))
+            for together in [True] * ROUNDS + [False]:
+                answers = [pipeline.client.generate(case.prompt, sampling) for case in wanted]
+                results = await asyncio.gather(*answers) if together else [await answer for answer in answers]
                 await pipeline.until_idle()
                 tokens = [result.choices[0].token_ids for result in results]
                 preemptions = int(pipeline.load("scheduler")["preemptions"])
