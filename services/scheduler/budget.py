@@ -9,10 +9,9 @@ STEP_TARGET_MS = 50.0
 PROMPT_TOKENS = 64
 """Prompt tokens that a step has room for, at least, where no target is set. With fewer, first tokens would be too late
 for the sake of next tokens."""
-PROMPTS_PER_DECODE = 4
-"""Prompt tokens per decode that a step has room for where no target is set. The more sequences decode, the more end,
-and the more prompts come: those up to four times as long as the outputs are computed as fast as outputs end, and none
-waits until fewer sequences decode."""
+PROMPTS_PER_DECODE = 2
+"""Prompt tokens per decode that a step has room for where no target is set: a step of many decodes takes long anyway,
+and the more sequences end, the more prompts come."""
 SHRINK = 0.8
 """Factor after a step that took longer than the target."""
 FALL = 0.5
@@ -27,7 +26,8 @@ SLACK = 0.9
 
 class Budget:
     """Tokens per step: at first `start`, never more than `ceiling`, with room for all decodes and, beside them, for
-    `spare` tokens or `share` tokens per decode, whichever is more.
+    `spare` tokens or `share` tokens per decode, whichever is more, or for twice the fewer of both if that is still
+    more. Else prompts would queue where both are equal: some 32 clients whose prompts are three times their outputs.
 
     An additive increase reacts too slowly to a prompt that has just begun, so the budget grows and shrinks by factors.
     Near the target it shrinks faster than it grows.
@@ -46,7 +46,8 @@ class Budget:
 
         Without decodes nothing waits for a next token, and the budget is at least `start`.
         """
-        floor = decodes + max(self._spare, self._share * decodes) if decodes else self._start
+        shared = self._share * decodes
+        floor = decodes + max(self._spare, shared, 2 * min(self._spare, shared)) if decodes else self._start
         return min(max(int(self._value), floor), self._ceiling)
 
     def observe(self, elapsed_us: int, tokens: int) -> None:
