@@ -45,7 +45,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares what was imported from every later search."""
+    """Spares what was imported from every later search, and the first test from the logging that imports configured."""
+    structlog.reset_defaults()
     gc.enable()
     gc.freeze()
 
@@ -58,8 +59,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cached logger would ignore the configuration of the next test; the imports of a collection configure too."""
-    structlog.reset_defaults()
+    """A logger that was cached in one test would ignore the configuration of the next."""
     configure = structlog.configure
 
     def uncached(**options: Any) -> None:

@@ -26,8 +26,8 @@ SLACK = 0.9
 
 class Budget:
     """Tokens per step: at first `start`, never more than `ceiling`, with room for all decodes and, beside them, for
-    `spare` tokens or `share` tokens per decode, whichever is more, or for twice the fewer of both if that is still
-    more. Else prompts would queue where both are equal: some 32 clients whose prompts are three times their outputs.
+    `spare` tokens, `share` tokens per decode or twice the smaller of these two, whichever is most. Neither is enough
+    where they are nearly equal: prompts three times as long as the outputs would queue.
 
     An additive increase reacts too slowly to a prompt that has just begun, so the budget grows and shrinks by factors.
     Near the target it shrinks faster than it grows.

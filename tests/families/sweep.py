@@ -163,8 +163,8 @@ async def _serve(
     """The tokens of the pipeline, its preemptions and the prompt tokens that it did not compute.
 
     When the requests arrive decides what is preempted and what can be shared, so they are repeated until there was
-    both, and at last one after the other, which leaves the first of two prompts to the second. Without `grows` nothing
-    is ever preempted.
+    both, and at last sent one after the other, so that the second of two prompts finds the blocks of the first.
+    Without `grows` nothing is ever preempted.
     """
     sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
     preemptions = cached = 0
