@@ -61,6 +61,14 @@ class _Orphan:
     headers: Headers
 
 
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """What matters here of a live detokenizer."""
+
+    ready: bool
+    draining: bool
+
+
 class Adopter:
     """One detokenizer among others.
 
@@ -78,7 +86,9 @@ class Adopter:
         self._streams = streams
         self._changed = asyncio.Event()
         self._peers = Peers(bus, on_change=self._changed.set)
-        self._heard: set[str] = set()
+        self._view: dict[str, _Peer] = {}
+        """By instance: the live detokenizers when the last look began; it holds for the whole of that look. One that
+        comes during it is seen by the next, even if it is gone by then."""
         self._claimed: dict[str, _Orphan] = {}
         """Streams that are opened here unless somebody objects."""
 
@@ -101,17 +111,15 @@ class Adopter:
 
     async def run(self, model: str, vocabulary: Vocabulary) -> None:
         """Looks after orphans until cancelled. `model` is the model's token in subjects."""
-        view: object = None
         after = 0
-        look_until = next_look = next_check = 0.0
+        look_until, next_look, next_check = time.monotonic() + LOOK_FOR, 0.0, 0.0
         while True:
             alive, now = self._peers.alive("detokenizer"), time.monotonic()
-            seen = {(beat.instance, beat.ready, beat.draining) for beat in alive}
-            if seen != view:
-                if {beat.instance for beat in alive} - self._heard:
+            view = {beat.instance: _Peer(beat.ready, beat.draining) for beat in alive}
+            if view != self._view:
+                if view.keys() - self._view.keys():
                     self.announce(stream for stream in self._registry.open if stream.adopted)
-                self._heard = {beat.instance for beat in alive}
-                view, after, look_until, next_look = seen, 0, now + LOOK_FOR, now
+                self._view, after, look_until, next_look = view, 0, now + LOOK_FOR, now
             unstored: list[Stream] = []
             if now >= next_check:
                 next_check = now + CHECK_INTERVAL
@@ -179,12 +187,14 @@ class Adopter:
 
     async def _is_gone(self, instance: str) -> bool | None:
         """Returns whether a detokenizer is gone or gives its streams away; None if that is not known yet."""
-        beat = self._peers.find(instance)
-        if instance == self._instance or beat is not None:
-            return beat is not None and beat.draining and instance != self._instance
+        if instance == self._instance:
+            return False
+        peer, lives = self._view.get(instance), self._peers.find(instance) is not None
+        if peer is not None and lives:
+            return peer.draining
         if self._peers.gone(instance):
             return True
-        if instance in self._heard:
+        if peer is not None or lives:
             return None
         try:
             await self._bus.request(f"{subjects.DETOKENIZER}.{instance}.ping", b"", timeout=PING_TIMEOUT)
@@ -195,7 +205,7 @@ class Adopter:
         return None
 
     def _is_first(self, request_id: str) -> bool:
-        ready = {beat.instance for beat in self._peers.alive("detokenizer") if beat.ready}
+        ready = {instance for instance, peer in self._view.items() if peer.ready}
         return rank(request_id, ready | {self._instance})[0] == self._instance
 
     async def _adopt(self, orphans: list[_Orphan], vocabulary: Vocabulary) -> bool:

@@ -187,6 +187,26 @@ class TestQueuedRequests:
             await finish_hello(world)
             await again.end()
 
+    async def test_one_that_comes_and_goes_during_one_look_is_found(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broker = MemoryBroker()
+        list_work = broker.store.list_work
+        async with rig(folder, broker=broker) as world:
+            reader = await world.reader()
+            events = iter((say, end))
+
+            async def listed(prefix: str, after: int = 0) -> Any:
+                items = await list_work(prefix, after)
+                if event := next(events, None):
+                    event(world, "dead")
+                    await world.bus.flush()
+                return items
+
+            monkeypatch.setattr(broker.store, "list_work", listed)
+            await store(broker, folder, opening(reader), "dead")
+            await until(lambda: reader.messages)
+
     async def test_work_that_is_stored_after_the_death_is_found_too(self, folder: Path) -> None:
         async with rig(folder) as world:
             say(world, "dead")
