@@ -198,7 +198,7 @@ class TestQueuedRequests:
 
             async def listed(prefix: str, after: int = 0) -> Any:
                 items = await list_work(prefix, after)
-                if event := next(events, None):
+                if (items or after) and (event := next(events, None)):
                     event(world, "dead")
                     await world.bus.flush()
                 return items
