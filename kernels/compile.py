@@ -32,7 +32,6 @@ MODULES = (
     "paged_attention",
     "split_attention",
     "plan_splits",
-    "reduce_splits",
     "rotary_cache",
     "rms_norm",
     "gated",

@@ -6,9 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.last_program import is_last_program
 from pagewire.kernels.linear_tiles import tiles
 from pagewire.kernels.part import parts_with
+from pagewire.kernels.split_inputs import splits_of, store_split, sum_of_splits
 
 TILES = (128, 64, 32)
 """Inputs of one product: the first that divides a group."""
@@ -22,6 +25,8 @@ def eight_bit_linear_kernel(
     weights: tl.tensor,
     scales: tl.tensor,
     bias: tl.tensor,
+    partial: tl.tensor,
+    counters: tl.tensor,
     rows: tl.int32,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -30,8 +35,13 @@ def eight_bit_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
-    """One program: BLOCK_M rows and BLOCK_N outputs."""
+    """One program: BLOCK_M rows, BLOCK_N outputs, and one of SPLITS shares of the inputs."""
+    wait_for_previous(PDL)
+    SHARE: tl.constexpr = INPUTS // SPLITS
+    split = tl.program_id(2)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.arange(0, TILE)
@@ -41,7 +51,7 @@ def eight_bit_linear_kernel(
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     products = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if INTEGERS else tl.float32)
     # One loop over all inputs: with one over groups around one over tiles, loads would overlap within a group only.
-    for first in range(0, INPUTS, TILE):
+    for first in range(split * SHARE, (split + 1) * SHARE, TILE):
         left = tl.load(row_start + first, mask=live[:, None], other=0.0)
         right = tl.load(weight_start + first, mask=real[None, :], other=0.0)
         if GROUP < INPUTS:
@@ -59,6 +69,12 @@ def eight_bit_linear_kernel(
     if GROUP == INPUTS:
         scale = tl.load(scales + output, mask=real, other=0.0)
         total = products.to(tl.float32) * tl.load(x_scales + row, mask=live, other=0.0)[:, None] * scale[None, :]
+    if SPLITS > 1:
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        store_split(total, partial, tile, split, SPLITS)
+        if not is_last_program(counters + tile, SPLITS):
+            return
+        total = sum_of_splits(total, partial, tile, SPLITS)
     if bias is not None:
         total += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[None, :]
     place = row.to(tl.int64)[:, None] * OUTPUTS + output[None, :]
@@ -73,6 +89,8 @@ class EightBitMatrix:
     """int8 or float8_e4m3fn [N, K]."""
     scales: torch.Tensor
     """float32 [groups, N]."""
+    counters: torch.Tensor
+    """See `split_inputs.counters_of`."""
 
     @property
     def group(self) -> int:
@@ -101,13 +119,18 @@ def eight_bit_linear(
     """
     outputs, inputs = weights.values.shape
     block_m, block_n, warps, stages = tiles(len(x), 1)
-    eight_bit_linear_kernel[triton.cdiv(len(x), block_m), triton.cdiv(outputs, block_n)](
+    grid = triton.cdiv(len(x), block_m), triton.cdiv(outputs, block_n)
+    splits = splits_of(grid[0] * grid[1], inputs // tile_of(weights.group))
+    partial = x.new_empty(grid[0] * grid[1] * splits * block_m * block_n if splits > 1 else 0, dtype=torch.float32)
+    eight_bit_linear_kernel[(*grid, splits)](
         out,
         x,
         x_scales,
         weights.values,
         weights.scales,
         bias,
+        partial,
+        weights.counters,
         len(x),
         OUTPUTS=outputs,
         INPUTS=inputs,
@@ -116,8 +139,10 @@ def eight_bit_linear(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         TILE=tile_of(weights.group),
+        SPLITS=splits,
         num_warps=warps,
         num_stages=stages,
+        **launch_options(),
     )
 
 
@@ -143,7 +168,9 @@ def configurations() -> list[Configuration]:
         ("fp8 blocks of 128, 512 rows", 512, "fp8e4nv", 128),
     ):
         block_m, block_n, warps, stages = tiles(rows, 1)
-        tensors = {"out": "bf16", "x": stored, "x_scales": "fp32", "weights": stored, "scales": "fp32"}
+        tensors = {"out": "bf16", "x": stored, "weights": stored, "counters": "i32"}
+        tensors |= dict.fromkeys(("x_scales", "scales", "partial"), "fp32")
+        grid = triton.cdiv(rows, block_m) * triton.cdiv(6144, block_n)
         constants = {
             "bias": None,
             "OUTPUTS": 6144,
@@ -153,6 +180,7 @@ def configurations() -> list[Configuration]:
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
             "TILE": tile_of(group),
+            "SPLITS": splits_of(grid, 4096 // tile_of(group)),
         }
         options = {"num_warps": warps, "num_stages": stages}
         kernel, parts = eight_bit_linear_kernel, parts_with(stored)

@@ -44,10 +44,12 @@ def split_tiles(tiles: list[int], capacity: int) -> int:
 
 @jit
 def plan_splits_kernel(
+    item_rows: tl.tensor,
     cu_splits: tl.tensor,
     split_size: tl.tensor,
     lengths: tl.tensor,
     cu_queries: tl.tensor,
+    items: tl.int32,
     rows: tl.int32,
     capacity: tl.int32,
     limit: tl.int32,
@@ -58,6 +60,8 @@ def plan_splits_kernel(
     """One program plans the whole batch."""
     row = tl.arange(0, ROWS)
     mask = row < rows
+    for start in range(0, items, ROWS):
+        tl.store(item_rows + start + row, -1, mask=start + row < items)
     length = tl.load(lengths + row, mask=mask, other=0)
     queries = tl.load(cu_queries + row + 1, mask=mask, other=0) - tl.load(cu_queries + row, mask=mask, other=0)
     begin = tl.where(window > 0, tl.maximum(length - queries - window + 1, 0) // tile * tile, 0)
@@ -71,15 +75,19 @@ def plan_splits_kernel(
     least = smallest * 0 + 0x7FFFFFFF
     for candidate in range(CANDIDATES):
         size = smallest + candidate * step
-        items = tl.sum((tiles + size - 1) // size, 0)
-        cost = (items + capacity - 1) // capacity * (tl.minimum(size, longest) + 1)
+        count = tl.sum((tiles + size - 1) // size, 0)
+        cost = (count + capacity - 1) // capacity * (tl.minimum(size, longest) + 1)
         best = tl.where(cost < least, size, best)
         least = tl.minimum(cost, least)
 
     splits = (tiles + best - 1) // best
     tl.store(split_size, best)
     tl.store(cu_splits, 0)
-    tl.store(cu_splits + 1 + row, tl.cumsum(splits, 0), mask=mask)
+    ends = tl.cumsum(splits, 0)
+    tl.store(cu_splits + 1 + row, ends, mask=mask)
+    tl.debug_barrier()  # other threads have written -1 to the same items
+    for split in range(tl.max(splits, 0)):
+        tl.store(item_rows + ends - splits + split, row, mask=split < splits)
 
 
 def plan_splits(
@@ -89,20 +97,24 @@ def plan_splits(
     limit: int,
     tile: int,
     window: int,
+    item_rows: torch.Tensor,
     cu_splits: torch.Tensor,
     split_size: torch.Tensor,
 ) -> None:
     """Splits the contexts of sequences with 1 to `limit` queries into items of `split_size` tiles of `tile` positions.
 
-    All tensors are int32. Reads `lengths` [R], in positions, and `cu_queries` [R + 1]. Writes `cu_splits` [R + 1], the
-    index of each row's first item, and `split_size` [1], in tiles. A row with no queries or too many has no items.
+    All tensors are int32. Reads `lengths` [R], in positions, and `cu_queries` [R + 1]. Writes `item_rows`
+    [`most_items`], the row of each item and -1 behind the last one, `cu_splits` [R + 1], the index of each row's first
+    item, and `split_size` [1], in tiles. A row with no queries or too many has no items.
     """
     rows = len(lengths)
     plan_splits_kernel[(1,)](
+        item_rows,
         cu_splits,
         split_size,
         lengths,
         cu_queries,
+        len(item_rows),
         rows,
         capacity,
         limit,
@@ -131,7 +143,7 @@ def configurations() -> list[Configuration]:
         Configuration(
             name=f"{rows} rows",
             kernel=plan_splits_kernel,
-            tensors=dict.fromkeys(("cu_splits", "split_size", "lengths", "cu_queries"), "i32"),
+            tensors=dict.fromkeys(("item_rows", "cu_splits", "split_size", "lengths", "cu_queries"), "i32"),
             constants={"ROWS": rows},
             spills=False,
         )

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.part import parts_with
 
@@ -25,8 +26,10 @@ def round_rows_kernel(
     INTEGERS: tl.constexpr,
     LEAST: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One program: one group of one row."""
+    wait_for_previous(PDL)
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = row * INPUTS + group * GROUP
     column = tl.arange(0, TILE)
@@ -59,6 +62,7 @@ def round_rows(x: torch.Tensor, group: int, out: torch.Tensor, scales: torch.Ten
         INTEGERS=out.dtype == torch.int8,
         LEAST=LEAST,
         TILE=min(TILE, triton.next_power_of_2(group)),
+        **launch_options(),
     )
 
 

@@ -14,10 +14,10 @@ from pagewire.kernels.attend import add_sink, attend
 from pagewire.kernels.attention_layer import SHAPES, TENSORS, Attention, Batch
 from pagewire.kernels.dependent_launch import launch_options, wait_for_previous
 from pagewire.kernels.jit import Configuration, jit
+from pagewire.kernels.join_splits import join_splits, splits_at_a_time
+from pagewire.kernels.last_program import is_last_program
 from pagewire.kernels.part import current, is_wide
 from pagewire.kernels.plan_splits import most_items, plan_splits
-from pagewire.kernels.reduce_splits import reduce_splits
-from pagewire.kernels.search import find_row
 
 
 @jit
@@ -32,11 +32,12 @@ def split_attention_kernel(
     slots: tl.tensor,
     lengths: tl.tensor,
     cu_queries: tl.tensor,
+    item_rows: tl.tensor,
     cu_splits: tl.tensor,
     split_size: tl.tensor,
+    counters: tl.tensor,
     sinks: tl.tensor,
     table_width: tl.int32,
-    rows: tl.int32,
     scale: tl.float32,
     value_scale: tl.float32,
     KV_HEADS: tl.constexpr,
@@ -51,16 +52,20 @@ def split_attention_kernel(
     WINDOW: tl.constexpr,
     CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    JOINED: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
-    """One program: all queries of one sequence for one KV head, over one split of the context."""
+    """One program: all queries of one sequence for one KV head, over one split of the context.
+
+    The last program of a sequence and KV head joins their splits, JOINED at a time.
+    """
     wait_for_previous(PDL)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
-    if item >= tl.load(cu_splits + rows):
+    row = tl.load(item_rows + item)
+    if row < 0:
         return
-    row = find_row(cu_splits, item, rows, 1, 0)
     first_item = tl.load(cu_splits + row)
     splits = tl.load(cu_splits + row + 1) - first_item
     first = tl.load(cu_queries + row)
@@ -118,6 +123,11 @@ def split_attention_kernel(
         tl.store(partial + lane[:, None] * VALUE_SIZE + value_dims[None, :], result, mask=real)
         logarithm = tl.where(total > 0, maximum + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
         tl.store(logsum + lane, logarithm, mask=live)
+        if is_last_program(counters + row * KV_HEADS + kv_head, splits):
+            join_splits(
+                out, partial, logsum, first_item, splits, first, queries, kv_head,
+                BLOCK_Q, KV_HEADS, GROUP, VALUE_SIZE, VALUE_PADDED, JOINED,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,8 @@ class SplitPlan:
 
     capacity: int
     """Result of `plan_splits.capacity`."""
+    item_rows: torch.Tensor
+    """int32 [items] row of each work item; -1 behind the last one."""
     cu_splits: torch.Tensor
     """int32 [R + 1] index of each row's first work item."""
     split_size: torch.Tensor
@@ -134,6 +146,8 @@ class SplitPlan:
     """float32 [items, queries, heads, value_head_size] result of each split."""
     logsum: torch.Tensor
     """float32 [items, queries, heads] base-2 logarithm of the sum of a split's weights."""
+    counters: torch.Tensor
+    """int32 [R, kv_heads] programs of a row that have ended, while it runs; else 0."""
 
 
 def tiling(layer: Attention, itemsize: int, *, wide: bool) -> dict[str, int]:
@@ -160,10 +174,12 @@ def new_plan(layer: Attention, rows: int, capacity: int, device: torch.device) -
     items, queries = most_items(rows, capacity), most_queries(layer)
     return SplitPlan(
         capacity=capacity,
+        item_rows=torch.full((items,), -1, dtype=torch.int32, device=device),
         cu_splits=torch.zeros(rows + 1, dtype=torch.int32, device=device),
         split_size=torch.ones(1, dtype=torch.int32, device=device),
         partial=torch.empty(items, queries, layer.heads, layer.value_head_size, device=device),
         logsum=torch.empty(items, queries, layer.heads, device=device),
+        counters=torch.zeros(rows, layer.kv_heads, dtype=torch.int32, device=device),
     )
 
 
@@ -171,7 +187,8 @@ def plan_batch(layer: Attention, batch: Batch, itemsize: int, plan: SplitPlan) -
     """Writes to `plan` how the contexts of `batch` are split, for queries of `itemsize` bytes per element."""
     tile, limit = tiling(layer, itemsize, wide=is_wide(current()))["TILE"], most_queries(layer)
     lengths, cu_queries = batch.lengths, batch.cu_queries
-    plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, plan.cu_splits, plan.split_size)
+    items = plan.item_rows[: most_items(len(lengths), plan.capacity)]
+    plan_splits(lengths, cu_queries, plan.capacity, limit, tile, layer.window, items, plan.cu_splits, plan.split_size)
 
 
 def split_attention(
@@ -202,11 +219,12 @@ def split_attention(
         batch.slots,
         batch.lengths,
         batch.cu_queries,
+        plan.item_rows,
         plan.cu_splits,
         plan.split_size,
+        plan.counters,
         sinks,
         batch.block_tables.stride(0),
-        rows,
         layer.scale * layer.key_scale,
         layer.value_scale,
         KV_HEADS=layer.kv_heads,
@@ -218,10 +236,10 @@ def split_attention(
         WINDOW=layer.window,
         CHUNK=layer.chunk,
         SOFT_CAP=layer.soft_cap,
+        JOINED=splits_at_a_time(layer.group, layer.value_head_size),
         **sizes,
         **launch_options(),
     )
-    reduce_splits(plan.partial, plan.logsum, plan.cu_splits, batch.cu_queries, out, layer.group)
 
 
 def configurations() -> list[Configuration]:
@@ -238,10 +256,13 @@ def configurations() -> list[Configuration]:
                     **shape.tensors,
                     "partial": "fp32",
                     "logsum": "fp32",
-                    "cu_splits": "i32",
-                    "split_size": "i32",
+                    **dict.fromkeys(("item_rows", "cu_splits", "split_size", "counters"), "i32"),
                 },
-                constants={**shape.constants, **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")}},
+                constants={
+                    **shape.constants,
+                    **{key: sizes[key] for key in ("BLOCK_M", "TILE", "PADDED")},
+                    "JOINED": splits_at_a_time(shape.layer.group, shape.layer.value_head_size),
+                },
                 options={key: sizes[key] for key in ("num_warps", "num_stages", "maxnreg")},
                 spills=False,
                 parts=shape.parts(wide=wide),

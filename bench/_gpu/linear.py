@@ -17,6 +17,7 @@ from pagewire.bench._gpu.machine import REPEATS, Machine
 from pagewire.bench._output import markdown
 from pagewire.kernels.eight_bit_linear import EightBitMatrix
 from pagewire.kernels.integer_linear import pack
+from pagewire.kernels.split_inputs import counters_of
 from pagewire.services.executor.devices.cuda.quantized import EightBitLinear, IntegerLinear
 
 TOGETHER = 256 << 20
@@ -58,7 +59,8 @@ def formats(device: torch.device, dtype: torch.dtype) -> Mapping[str, Callable[[
     def eight_bits(stored: torch.dtype, group: int | None) -> Callable[[int, int], nn.Module]:
         def made(outputs: int, inputs: int) -> nn.Module:
             values = (torch.randn(outputs, inputs, generator=random, device=device) * 20).to(stored)
-            return EightBitLinear(EightBitMatrix(values, scales(inputs // (group or inputs), outputs)), None)
+            every = scales(inputs // (group or inputs), outputs)
+            return EightBitLinear(EightBitMatrix(values, every, counters_of(outputs, device)), None)
 
         return made
 

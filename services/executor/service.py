@@ -161,6 +161,7 @@ class Executor:
             max_candidates=capacity.max_candidates,
             max_step_tokens=capacity.max_step_tokens,
             step_tokens=capacity.step_tokens,
+            mixed_prompt_tokens=capacity.mixed_prompt_tokens,
         )
         self._publish(message.reply, encode(answer))
 

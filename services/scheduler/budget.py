@@ -22,6 +22,11 @@ LEAP = 1.25
 """Factor after a full step that took less than half of the target, which does not lead beyond the target."""
 SLACK = 0.9
 """Share of the target up to which a step is short enough for the budget to grow."""
+PROMPT_STEPS = 32
+"""Steps within which the prompts that wait should be computed where no step time is set: room for prompts beside
+decodes grows with them, and time to first token and time between tokens grow together."""
+MIXED_GROWTH = 4
+"""Factor up to which that room grows."""
 
 
 class Budget:
@@ -33,22 +38,34 @@ class Budget:
     Near the target it shrinks faster than it grows.
     """
 
-    def __init__(self, start: int, ceiling: int, spare: int, target_ms: float, share: int = 0) -> None:
+    def __init__(
+        self, start: int, ceiling: int, spare: int, target_ms: float, share: int = 0, mixed_prompt_tokens: int = 0
+    ) -> None:
+        """`mixed_prompt_tokens`: prompt tokens of a step with decodes where few prompts wait; 0: no such limit."""
         self._start = start
         self._ceiling = ceiling
         self._spare = spare
         self._share = share
         self._target_us = target_ms * 1000
+        self._mixed = mixed_prompt_tokens
         self._value = float(start)
 
-    def tokens(self, decodes: int) -> int:
-        """Returns the budget of the next steps while `decodes` sequences decode.
+    def tokens(self, decodes: int, prompt_tokens: int = 0) -> int:
+        """Returns the budget of the next steps while `decodes` sequences decode and `prompt_tokens` are to be computed.
 
         Without decodes nothing waits for a next token, and the budget is at least `start`.
         """
         shared = self._share * decodes
         floor = decodes + max(self._spare, shared, 2 * min(self._spare, shared)) if decodes else self._start
-        return min(max(int(self._value), floor), self._ceiling)
+        budget = min(max(int(self._value), floor), self._ceiling)
+        return min(budget, decodes + self._room(prompt_tokens)) if decodes and self._mixed else budget
+
+    def _room(self, prompt_tokens: int) -> int:
+        """Returns the prompt tokens of a step with decodes. It doubles, since a new budget is a new plan."""
+        room = self._mixed
+        while room < self._mixed * MIXED_GROWTH and room * PROMPT_STEPS < prompt_tokens:
+            room *= 2
+        return room
 
     def observe(self, elapsed_us: int, tokens: int) -> None:
         """Adapts to a step that took `elapsed_us` microseconds for `tokens` tokens."""
@@ -65,10 +82,11 @@ class Budget:
 
 
 def budget_of(limits: Limits) -> Budget:
-    """Returns a budget that follows the user's target, else ours where the device allows growth, else a fixed one."""
+    """Returns a budget that follows the user's target, else ours where the device allows growth, else a fixed one, of
+    which prompts beside decodes get a part."""
     start, ceiling = limits.budget, max(limits.budget, limits.max_budget)
     if limits.itl_target_ms is not None:
         return Budget(start, ceiling, limits.block_size, limits.itl_target_ms)
     if ceiling > start:
         return Budget(start, ceiling, PROMPT_TOKENS, STEP_TARGET_MS, PROMPTS_PER_DECODE)
-    return Budget(start, start, 0, inf)
+    return Budget(start, start, 0, inf, mixed_prompt_tokens=limits.mixed_prompt_tokens)

@@ -31,6 +31,8 @@ class Limits:
     """Step time that the budget follows; None: the scheduler's own target where the budget may grow, else none."""
     max_budget: int = 0
     """Tokens per step up to which the budget may grow; less than `budget`: the budget does not grow."""
+    mixed_prompt_tokens: int = 0
+    """Prompt tokens of a step that decodes too, where no step time is set and few prompts wait; 0: no such limit."""
     max_plan_bytes: int = 512 * 1024
     """Tokens of added slots in one plan, in bytes; the rest goes into the next plan."""
     max_candidates: int = 0
@@ -115,6 +117,7 @@ def limits_of(claimed: Claimed, settings: Settings, max_payload: int) -> Limits:
         itl_target_ms=settings.itl_target_ms,
         max_plan_bytes=int(max_payload * PLAN_SHARE),
         max_budget=0 if settings.max_num_batched_tokens else claimed.max_step_tokens,
+        mixed_prompt_tokens=claimed.mixed_prompt_tokens,
         max_candidates=claimed.max_candidates,
         windows=tuple(unpack(claimed.windows)),
     )

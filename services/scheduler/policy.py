@@ -82,7 +82,8 @@ class Policy:
     @property
     def step_tokens(self) -> int:
         """Token budget of the next plan."""
-        return self.budget.tokens(len(self.running) - len(self.sequences.prefills))
+        prefills = self.sequences.prefills
+        return self.budget.tokens(len(self.running) - len(prefills), prefills.remaining_tokens + self.waiting.tokens)
 
     def add(self, sequence: Sequence) -> None:
         """Lets a new sequence wait for a slot. The caller has checked `Limits.fits`."""

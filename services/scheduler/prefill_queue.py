@@ -16,6 +16,11 @@ NO_CUTOFF = 1 << 62, 0
 class PrefillQueue(dict[int, Sequence]):
     """Running sequences that have not sampled since their admission, by id."""
 
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that are still to be computed."""
+        return sum(len(sequence.tokens) - sequence.num_computed_tokens for sequence in self.values())
+
     def in_order(self, num_steps: int) -> list[Sequence]:
         """Returns them as served after `num_steps` steps: prompts passed for too long first, then the shortest."""
         if len(self) < 2:

@@ -32,10 +32,12 @@ class WaitingQueue:
 
     Attributes:
         front: sequences that go before all others, by rank: their requests have begun.
+        tokens: tokens of all waiting sequences together.
     """
 
     def __init__(self) -> None:
         self.front: list[Sequence] = []
+        self.tokens = 0
         self._waiting: list[Sequence] = []  # by rank
         self._users: Counter[str] = Counter()  # sequences that wait, without those at the front
         self._served: dict[str, int] = {}
@@ -51,6 +53,7 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Adds a sequence behind the front."""
+        self.tokens += len(sequence.tokens)
         user = sequence.user
         if user not in self._users:
             self._served[user] = max(self._served.get(user, 0), self._level)
@@ -59,10 +62,12 @@ class WaitingQueue:
 
     def prepend(self, sequence: Sequence) -> None:
         """Adds a sequence to the front."""
+        self.tokens += len(sequence.tokens)
         insort(self.front, sequence, key=rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence that gets no slot."""
+        self.tokens -= len(sequence.tokens)
         if sequence in self.front:
             self.front.remove(sequence)
             return
@@ -76,10 +81,10 @@ class WaitingQueue:
 
     def pop(self, sequence: Sequence) -> None:
         """Removes a sequence that gets a slot."""
-        if sequence in self.front:
-            self.front.remove(sequence)
-            return
+        behind = sequence not in self.front
         self.remove(sequence)
+        if not behind:
+            return
         self._level = max(self._level, self._served.get(sequence.user, 0))
         if len(self._served) > _USERS_KEPT:
             self._served = {u: n for u, n in self._served.items() if n > self._level or u in self._users}

@@ -115,6 +115,8 @@ class Claimed(Wire, frozen=True):
     windows: bytes = bytes(4)
     """Packed, per group of layers: how many positions a query sees, its own included; 0: all. Groups that see all come
     first."""
+    mixed_prompt_tokens: int = 0
+    """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
 
 
 class Replay(Wire, frozen=True):

@@ -37,10 +37,10 @@ MAIN = (
     ),
     Mutation(
         "split reduction misses one",
-        "reduce_splits.py",
-        "there = (items < end)",
-        "there = (items < end - 1)",
-        "test_reduce_splits.py::test_more_splits_than_one_tile",
+        "join_splits.py",
+        "there = (split < splits)",
+        "there = (split < splits - 1)",
+        "test_join_splits.py::test_more_splits_than_one_tile",
     ),
 )
 
@@ -124,10 +124,10 @@ MORE = (
     ),
     Mutation(
         "weights of splits in another base",
-        "reduce_splits.py",
+        "join_splits.py",
         "weights = tl.exp2(sums - base[None, :])",
         "weights = tl.exp(sums - base[None, :])",
-        "test_reduce_splits.py",
+        "test_join_splits.py",
     ),
     Mutation(
         "plan forgets the last tile",
@@ -223,8 +223,8 @@ MORE = (
     Mutation(
         "halves of a byte change places",
         "integer_linear.py",
-        "(packed >> (4 * PART)) & 15",
-        "(packed >> (4 - 4 * PART)) & 15",
+        "(words.to(tl.int32) >> (BITS * PART))",
+        "(words.to(tl.int32) >> (12 - BITS * PART))",
         "test_integer_linear.py::test_products",
     ),
     Mutation(

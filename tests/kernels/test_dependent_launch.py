@@ -18,12 +18,14 @@ from tests.kernels.dependent import before_the_wait
 
 ROOT = Path(__file__).parents[2]
 DEPENDENT = {
+    "eight_bit_linear",
     "gated",
     "grouped_linear",
+    "integer_linear",
     "paged_attention",
-    "reduce_splits",
     "rms_norm",
     "rotary_cache",
+    "round_rows",
     "route",
     "split_attention",
 }

@@ -5,6 +5,7 @@ import torch
 
 from pagewire.kernels import eight_bit_linear, round_rows
 from pagewire.kernels.eight_bit_linear import EightBitMatrix
+from pagewire.kernels.split_inputs import counters_of
 from tests.kernels.batches import DEVICE, TOLERANCE, poisoned
 
 DTYPES = (torch.int8, torch.float8_e4m3fn)
@@ -37,13 +38,16 @@ def test_rounding(dtype: torch.dtype, inputs: int, group: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("group", [32, 128], ids=["groups", "per output"])
+@pytest.mark.parametrize(
+    ("inputs", "group"), [(128, 32), (128, 128), (1024, 128)], ids=["groups", "per output", "shared inputs"]
+)
 @pytest.mark.parametrize("count", [3, 40])
-def test_products(dtype: torch.dtype, group: int, count: int) -> None:
+def test_products(dtype: torch.dtype, inputs: int, group: int, count: int) -> None:
     random = torch.Generator().manual_seed(group)
-    values = (torch.randn(70, 128, generator=random) * 40).to(dtype)
-    matrix = EightBitMatrix(values.to(DEVICE), (torch.rand(128 // group, 70, generator=random) / 40).to(DEVICE))
-    x, scales = rounded(rows(count, 128), group, dtype)
+    values = (torch.randn(70, inputs, generator=random) * 40).to(dtype)
+    every = (torch.rand(inputs // group, 70, generator=random) / 40).to(DEVICE)
+    matrix = EightBitMatrix(values.to(DEVICE), every, counters_of(70, DEVICE))
+    x, scales = rounded(rows(count, inputs), group, dtype)
     bias = torch.arange(70.0, device=DEVICE) if count == 3 else None
     out = poisoned(torch.empty(count, 70, device=DEVICE))
     eight_bit_linear.eight_bit_linear(x, scales, matrix, bias, out)

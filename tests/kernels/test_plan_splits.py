@@ -52,7 +52,10 @@ def test_kernel_equals_reference(rows: list[tuple[int, int]], room: int, window:
     lengths = int32([queries + cached if cached else 0 for queries, cached in rows])
     cu_queries = int32([0] + [queries for queries, _ in rows]).cumsum(0).int()
     cu_splits, size = torch.full((len(rows) + 1,), -1, dtype=torch.int32, device=DEVICE), int32([-1])
-    plan_splits(lengths, cu_queries, room, 4, 16, window, cu_splits, size)
+    items = torch.full((most_items(len(rows), room),), -7, dtype=torch.int32, device=DEVICE)
+    plan_splits(lengths, cu_queries, room, 4, 16, window, items, cu_splits, size)
     expected, expected_size = reference(lengths, cu_queries, room, 4, 16, window)
+    owners = [row for row, splits in enumerate(expected.diff().tolist()) for _ in range(splits)]
+    assert items.cpu().tolist() == owners + [-1] * (len(items) - len(owners))
     assert cu_splits.cpu().tolist() == expected.tolist()
     assert int(size) == expected_size

@@ -195,6 +195,7 @@ def _open_sim(settings: Settings, folder: Path, name: str) -> Device:
         vocab_size=shape.vocab,
         max_candidates=MAX_CANDIDATES,
         step_tokens=defaults_of(settings.device).step_tokens,
+        mixed_prompt_tokens=defaults_of(settings.device).mixed_prompt_tokens,
     )
     _log.info("kv_pool", blocks=blocks, tokens=blocks * settings.block_size, simulated=True)
     return SimDevice(capacity, roofline if gpu else None, eos_ids(folder))

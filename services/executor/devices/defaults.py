@@ -18,11 +18,13 @@ class Defaults(NamedTuple):
     max_num_seqs: int
     step_tokens: int
     """Tokens of a step, at first."""
+    mixed_prompt_tokens: int
+    """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
 
 
-CPU = Defaults(64, STEP_TOKENS)
-GPU = Defaults(256, 8192)
-"""A step of so many tokens computes a prompt at the full rate of the GPU, and delays decodes by less than a second."""
+CPU = Defaults(64, STEP_TOKENS, 0)
+GPU = Defaults(256, 8192, 512)
+"""Steps of 512 tokens compute prompts at the full rate of an H200 (docs/gpu.md), and decodes wait for a step's end."""
 
 
 def defaults_of(device: str) -> Defaults:

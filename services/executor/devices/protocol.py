@@ -40,6 +40,8 @@ class Capacity:
     windows: tuple[int, ...] = (0,)
     """Per group of layers, how many positions a query sees, its own included; 0: all. An entry of a block table has one
     block of each group. What a window has left behind is not read: the block there may be another sequence's."""
+    mixed_prompt_tokens: int = 0
+    """Prompt tokens of a step that decodes sequences too, unless many prompts wait; 0: no such limit."""
     max_row_tokens: int = 1
     """Maximum tokens that a row samples. Above 1, the number of each row is known only when the step has ended, and a
     slot is in no other step until then."""

@@ -15,6 +15,8 @@ from pagewire.shared.errors import ConfigurationError
 HEAD = "lm_head.weight"
 DERIVED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """Suffixes of tensors in old checkpoints that the configuration determines."""
+DRAWN = 4_000_037
+"""Random numbers that random weights repeat; a prime, so that hardly two rows of a matrix begin with the same one."""
 
 
 Parts = Mapping[str, Stored]
@@ -98,16 +100,30 @@ def read_part(source: TensorSource, name: str, stored: Stored, whole: torch.Size
 
 
 def random_weights(model: nn.Module, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """Returns random parameters: matrices are normally distributed, vectors near 1, so that texts vary."""
+    """Returns random parameters: matrices are normally distributed, vectors near 1, so that texts vary.
+
+    PyTorch draws on one core: 8 billion numbers would take two minutes. So all matrices repeat `DRAWN` numbers.
+    """
     random = torch.Generator().manual_seed(seed)
-    state = {}
+    drawn = torch.empty(DRAWN).normal_(generator=random)
+    state, place = {}, 0
     for name, parameter in model.named_parameters():
-        made = torch.empty(parameter.shape, dtype=dtype)
+        weight = torch.empty(parameter.shape, dtype=dtype)
         if parameter.dim() < 2:
-            state[name] = made.normal_(1.0, 0.02, generator=random)
+            weight.normal_(1.0, 0.02, generator=random)
         else:
-            state[name] = made.normal_(0.0, parameter.shape[-1] ** -0.5, generator=random)
+            scaled = (drawn * parameter.shape[-1] ** -0.5).to(dtype)
+            place = _repeat(scaled, place, weight.view(-1))
+        state[name] = weight
     return state
+
+
+def _repeat(numbers: torch.Tensor, place: int, out: torch.Tensor) -> int:
+    """Fills `out` [N] with `numbers` from `place` on, over and over; returns the place behind the last one written."""
+    for first in range(-place, len(out), len(numbers)):
+        begin, end = max(first, 0), min(first + len(numbers), len(out))
+        out[begin:end] = numbers[begin - first : end - first]
+    return (place + len(out)) % len(numbers)
 
 
 def places_of(model: CausalLM) -> Iterator[tuple[str, Place]]:

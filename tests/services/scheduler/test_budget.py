@@ -144,3 +144,21 @@ def test_it_never_leaves_its_bounds(steps: list[tuple[int, int, int]], target_ms
     for elapsed, tokens, decodes in steps:
         budget.observe(elapsed, tokens)
         assert (decodes + 32 if decodes else 200) <= budget.tokens(decodes) <= 512
+
+
+def test_prompts_beside_decodes_have_a_room_of_their_own() -> None:
+    budget = Budget(8192, 8192, 0, inf, mixed_prompt_tokens=512)
+    assert budget.tokens(decodes=0, prompt_tokens=9000) == 8192
+    assert budget.tokens(decodes=100, prompt_tokens=9000) == 612
+
+
+def test_that_room_grows_with_the_prompts_that_wait() -> None:
+    budget = Budget(8192, 8192, 0, inf, mixed_prompt_tokens=512)
+    sizes = [budget.tokens(1, tokens) - 1 for tokens in (0, 16_384, 16_385, 32_769, 10**6)]
+    assert sizes == [512, 512, 1024, 2048, 2048]
+    assert Budget(600, 600, 0, inf, mixed_prompt_tokens=512).tokens(100, 10**6) == 600
+
+
+def test_a_step_time_that_is_set_decides_alone() -> None:
+    limits = Limits(100, 16, 8, budget=4096, window=8, itl_target_ms=50.0, mixed_prompt_tokens=512)
+    assert budget_of(limits).tokens(decodes=4) == 4096

@@ -121,6 +121,7 @@ def open_cuda(settings: Settings, folder: Path) -> CudaDevice:
         vocab_size=spec.vocab_size,
         max_candidates=MAX_CANDIDATES,
         step_tokens=tokens,
+        mixed_prompt_tokens=GPU.mixed_prompt_tokens,
         windows=windows,
     )
     pool = KVPool(spec, capacity, dtype, runtime, tokens, cached)

@@ -12,6 +12,7 @@ from pagewire.kernels.eight_bit_linear import EightBitMatrix, eight_bit_linear
 from pagewire.kernels.eight_bit_linear import tile_of as eight_bit_tile
 from pagewire.kernels.integer_linear import IntegerMatrix, integer_linear, pack
 from pagewire.kernels.round_rows import LARGEST, round_rows
+from pagewire.kernels.split_inputs import counters_of
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
@@ -27,22 +28,24 @@ class IntegerLinear(nn.Module):
 
     def __init__(self, weights: IntegerMatrix, bias: Tensor | None) -> None:
         super().__init__()
-        self._per_byte, self._zero = weights.per_byte, weights.zero
+        self._per_word, self._zero = weights.per_word, weights.zero
         for name, tensor in (
             ("codes", weights.codes),
             ("scales", weights.scales),
             ("minima", weights.minima),
+            ("counters", weights.counters),
             ("bias", bias),
         ):
             self.register_buffer(name, tensor, persistent=False)
         self.codes: Tensor
         self.scales: Tensor
         self.minima: Tensor | None
+        self.counters: Tensor
         self.bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
-        weights = IntegerMatrix(self.codes, self.scales, self.minima, self._per_byte, self._zero)
+        weights = IntegerMatrix(self.codes, self.scales, self.minima, self._per_word, self._zero, self.counters)
         out = x.new_empty(len(x), weights.outputs)
         integer_linear(x, weights, self.bias, out)
         return out
@@ -53,15 +56,21 @@ class EightBitLinear(nn.Module):
 
     def __init__(self, weights: EightBitMatrix, bias: Tensor | None) -> None:
         super().__init__()
-        for name, tensor in (("values", weights.values), ("scales", weights.scales), ("bias", bias)):
+        for name, tensor in (
+            ("values", weights.values),
+            ("scales", weights.scales),
+            ("counters", weights.counters),
+            ("bias", bias),
+        ):
             self.register_buffer(name, tensor, persistent=False)
         self.values: Tensor
         self.scales: Tensor
+        self.counters: Tensor
         self.bias: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, inputs] -> [T, outputs]."""
-        weights = EightBitMatrix(self.values, self.scales)
+        weights = EightBitMatrix(self.values, self.scales, self.counters)
         rounded = torch.empty(x.shape, dtype=self.values.dtype, device=x.device)
         scales = torch.empty(len(x), len(self.scales), device=x.device)
         round_rows(x, weights.group, rounded, scales)
@@ -129,7 +138,7 @@ def join_eight_bits(parts: Sequence[Scaled]) -> EightBitMatrix:
     eight_bit_tile(group)
     # A view as bytes, because not every dtype can be concatenated.
     values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(dtype)
-    return EightBitMatrix(values, torch.cat(scales).T.contiguous())
+    return EightBitMatrix(values, torch.cat(scales).T.contiguous(), counters_of(len(values), values.device))
 
 
 def join_integers(parts: Sequence[IntegerWeights]) -> IntegerMatrix:

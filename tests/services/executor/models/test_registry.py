@@ -41,6 +41,7 @@ def test_random_weights_need_no_files(tmp_path: Path) -> None:
         assert torch.equal(first.embedding, again.embedding)
         assert not torch.equal(first.embedding, other.embedding)
         assert first.embedding.std() > 0.01
+        assert len(first.embedding.unique(dim=0)) == len(first.embedding), "every token is another one"
 
 
 def test_a_model_without_a_family_cannot_be_simulated() -> None:

@@ -21,8 +21,7 @@ SHARED = {"add", "mul", "sigmoid"}
 """What a mixture of experts with a shared one adds to them."""
 DEPENDENT = {
     "choose_kernel", "combine_kernel", "gated_kernel", "group_kernel", "grouped_linear_kernel",
-    "paged_attention_kernel", "reduce_splits_kernel", "rms_norm_kernel", "rotary_cache_kernel",
-    "split_attention_kernel",
+    "paged_attention_kernel", "rms_norm_kernel", "rotary_cache_kernel", "split_attention_kernel",
 }  # fmt: skip
 """Kernels that begin before the previous one has ended, where the GPU allows it."""
 AROUND = CAPTURED | {
@@ -53,7 +52,7 @@ def check(found: dict[str, Any], *, arch: int = 90, shared: bool = False) -> Non
 
 def check_launches(found: dict[str, Any], feed_forward: dict[str, int]) -> None:
     """`feed_forward`: the kernels of a layer behind its attention."""
-    by_layer = dict.fromkeys(("rotary_cache_kernel", "split_attention_kernel", "reduce_splits_kernel"), LAYERS)
+    by_layer = dict.fromkeys(("rotary_cache_kernel", "split_attention_kernel"), LAYERS)
     by_layer |= {"rms_norm_kernel": 2 * LAYERS + 1} | {name: LAYERS * count for name, count in feed_forward.items()}
     once = ("step_inputs", "plan_splits", "edit_logits", "tile_sums", "sample", "bookkeeping")
     decode = by_layer | {f"{name}_kernel": 1 for name in once}
