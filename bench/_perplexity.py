@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 from pagewire import LLM, SamplingParams
-from pagewire.shared import model_folder
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 
 TEXT = Path(__file__).parent / "data" / "held_out.txt"
 WINDOW = 512

@@ -9,9 +9,9 @@ from pathlib import Path
 from pagewire import AsyncClient
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.bus import nats
-from pagewire.shared.config import Settings
-from pagewire.shared.discovery import ask
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.process.discovery import ask
+from pagewire.shared.settings.config import Settings
 
 Talk = Callable[[AsyncClient, int], Coroutine[None, None, None]]
 """Sends the requests of the client with a given number, one after the other without end."""

@@ -10,8 +10,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 from pagewire.client.async_client import Messages
 from pagewire.services.executor.models.tensors import open_tensors
-from pagewire.shared import model_folder
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 
 
 def greedy_answers(path: Path, conversations: Sequence[Messages], max_tokens: int) -> list[list[int]]:

@@ -40,7 +40,7 @@ from pagewire.services.executor.models.transformers_backend.loading import load_
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.weights import random_weights
 from pagewire.services.executor.sampling import sequence_key
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 
 VOCABULARY = 50304
 BLOCK_SIZE = 16

@@ -21,9 +21,9 @@ from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInfe
 from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer
 from pagewire.services.executor.devices.cuda.open import BACKENDS, FP8, GRAPHS, check_cache
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError, PagewireError
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 MODELS = ("llama-3-8b", "qwen3-0.6b", "qwen3-14b")
 ROWS = (1, 8, 32, 64, 128, 256)

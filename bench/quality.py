@@ -22,9 +22,9 @@ from pagewire.bench._output import add_output, markdown, write
 from pagewire.bench._perplexity import TEXT, perplexity, windows
 from pagewire.client.async_client import Messages
 from pagewire.services.executor.models.config import DTYPES
-from pagewire.shared import model_folder
 from pagewire.shared.messages.client import Choice
-from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.named_models import DEFAULT
 from pagewire.shared.progress import shown
 
 QUESTIONS = Path(__file__).parent / "data" / "questions.json"
@@ -141,7 +141,7 @@ def referred(model: str, questions: Sequence[Question]) -> Run:
     """
     # Transformers' models take seconds to import, and only the reference needs them.
     from pagewire.bench import _transformers
-    from pagewire.shared.tokenizer import load_tokenizer
+    from pagewire.shared.models.tokenizer_files import load_tokenizer
 
     path = model_folder.resolve(model)
     token_ids = _transformers.greedy_answers(path, _conversations(questions), MAX_TOKENS)

@@ -17,12 +17,12 @@ from pagewire.kernels import philox
 from pagewire.kernels.jit import Configuration, jit
 from pagewire.kernels.philox import uniform
 from pagewire.kernels.sampling_table import SAMPLING_TENSORS, VOCABULARIES, SamplingTable
-from pagewire.shared import sampling
+from pagewire.shared import sampling_parameters
 
 TILE = 2048
 WARPS = 16
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
-NOT_FINITE: tl.constexpr = tl.constexpr(sampling.NOT_FINITE)
+NOT_FINITE: tl.constexpr = tl.constexpr(sampling_parameters.NOT_FINITE)
 
 
 @jit
@@ -232,7 +232,7 @@ def sample(
 ) -> None:
     """Writes the sampled token of every row to `tokens` int32 [R]; -1 where `ends` is negative.
 
-    A row with NaN, or whose largest logit is infinite, gets `pagewire.shared.sampling.NOT_FINITE`.
+    A row with NaN, or whose largest logit is infinite, gets `pagewire.shared.sampling_parameters.NOT_FINITE`.
 
     `logits` [R, vocabulary], after `edit_logits`, are contiguous and of any float type; `slots` is int32 [R]; `ends`
     int32 [R] is the position of the token to sample; `tiles` float32 [R, 2, ceil(vocabulary / TILE)] is scratch memory.
@@ -289,7 +289,7 @@ def reference(
             tokens.append(-1)
             continue
         if not logits[row].max().isfinite():
-            tokens.append(sampling.NOT_FINITE)
+            tokens.append(sampling_parameters.NOT_FINITE)
             continue
         reached = distribution(table, logits[row], slot).cumsum(0)
         u = philox.reference(int(table.columns["key"][slot]) & 0xFFFF_FFFF_FFFF_FFFF, end)

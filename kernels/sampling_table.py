@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagewire.shared.sampling import RECORD
+from pagewire.shared.sampling_parameters import RECORD
 
 _DTYPES = {"f": torch.float32, "i": torch.int32, "u": torch.int64}
 _TRITON = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
@@ -34,7 +34,7 @@ class SamplingTable:
     """Sampling parameters of S slots."""
 
     columns: Mapping[str, torch.Tensor]
-    """Columns [S] with the names and dtypes of `COLUMNS`; see `pagewire.shared.sampling` for their meaning."""
+    """Columns [S] with the names and dtypes of `COLUMNS`; see `shared.sampling_parameters` for their meaning."""
     stop_ids: torch.Tensor
     """int32 [S, longest list] ids that end the sequence, padded with -1."""
     bias_ids: torch.Tensor

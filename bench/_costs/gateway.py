@@ -19,7 +19,7 @@ from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.frames import encode_frame
+from pagewire.shared.client_protocol.frame_encoding import encode_frame
 from pagewire.shared.messages.client import BATCH_INBOX, Accepted, Delta, DeltaBatch
 from pagewire.shared.messages.open import Encoding
 

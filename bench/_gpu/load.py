@@ -29,8 +29,8 @@ from pagewire.bench._simulation.pipeline import Request
 from pagewire.bench._stack import counters, difference
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.services.executor.devices.roofline import shape_of
-from pagewire.shared.config import Settings
-from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.settings.config import Settings
 
 CONTEXT = 2048
 """Tokens of a sequence; the longest conversation of the data is shorter."""

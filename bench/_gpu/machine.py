@@ -21,7 +21,7 @@ from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.devices.roofline import GPUS, Gpu
 from pagewire.services.executor.models.registry import build_model
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 
 GREEDY = record()
 COPIED = 1 << 30

@@ -9,7 +9,7 @@ enum Kind { F32, BF16, F16, INT4, INT5, INT6, INT8 };  // of weights; the floats
 
 enum Activation { SILU, GELU, GELU_TANH, RELU };  // as in `pagewire.kernels.activation`
 
-constexpr int64_t NOT_FINITE = -2;  // in place of a token, as in `pagewire.shared.sampling`
+constexpr int64_t NOT_FINITE = -2;  // in place of a token, as in `pagewire.shared.sampling_parameters`
 
 using Buffer = std::unique_ptr<float[]>;  // uninitialised, unlike a vector
 

@@ -203,7 +203,7 @@ class CpuKernels:
     def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
         """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones, for weights of one part.
 
-        A row with NaN, or whose largest output is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
+        A row with NaN, or whose largest output is infinite, has `sampling_parameters.NOT_FINITE` instead.
         """
         rows = x.shape[0]
         out, x = np.empty(rows, np.int64), x.contiguous()
@@ -260,7 +260,7 @@ class CpuKernels:
     def sample(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> Int64:
         """Samples the tokens [R] at `positions` [R] of `slots` [R] from logits [R, V].
 
-        A row with NaN, or whose largest logit is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
+        A row with NaN, or whose largest logit is infinite, has `sampling_parameters.NOT_FINITE` instead.
         """
         tokens = np.empty(len(slots), np.int64)
         rows, vocabulary = logits.shape

@@ -6,7 +6,7 @@ The passwords of the services come from the environment of the server; the keys 
 import argparse
 
 from pagewire.embedded import nats_config
-from pagewire.shared.api_keys import ApiKeys
+from pagewire.shared.security.api_keys import ApiKeys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

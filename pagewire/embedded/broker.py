@@ -19,11 +19,11 @@ import structlog
 
 from pagewire.embedded import nats_config
 from pagewire.embedded.nats_config import SERVER_NAME, Membership
-from pagewire.shared.api_keys import ApiKeys
-from pagewire.shared.config import DEFAULT_NATS_PORT, MAX_STORE
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
-from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES
-from pagewire.shared.process import die_with, use_batch_scheduling
+from pagewire.shared.process.linux_process import die_with, use_batch_scheduling
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES
+from pagewire.shared.settings.config import DEFAULT_NATS_PORT, MAX_STORE
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 10.0

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pagewire.shared import permissions
-from pagewire.shared.config import MAX_STORE
-from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES, Permissions
+from pagewire.shared.security import permissions
+from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES, Permissions
+from pagewire.shared.settings.config import MAX_STORE
 
 MAX_PAYLOAD = 8 << 20
 """Maximum size in bytes of a message's headers and payload together."""
@@ -28,7 +28,7 @@ ROUTE_ERROR_REPORTS = 60
 ROUTE_USER = "route"
 
 _FILE = """\
-# NATS for services in containers. Made by `pagewire nats-config` from shared/permissions.py: do not edit by hand.
+# NATS for services in containers. Made by `pagewire nats-config` from shared/security/permissions.py: do not edit.
 #
 # Each service is a user of its own, which may do what that service needs and nothing else. Passwords come from the
 # environment. The server reads a variable's value as it reads this file, so put quotes around it, within the value;

@@ -10,17 +10,18 @@ from typing import Literal
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from pagewire.services.detokenizer.outcome import Times, best_completions
-from pagewire.services.detokenizer.text import StopStrings, TextDecoder
+from pagewire.services.detokenizer.text.stop_strings import StopStrings
+from pagewire.services.detokenizer.text.text_decoder import TextDecoder
+from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
+from pagewire.shared.client_protocol.frame_encoding import encoder
 from pagewire.shared.errors import PagewireError, RequestError
-from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
 from pagewire.shared.messages.done import Done, DoneChoice, TokenLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
-from pagewire.shared.vocabulary import Vocabulary
 
 FinishName = Literal["stop", "length", "cancelled"]
 

@@ -10,10 +10,10 @@ from llguidance import LLMatcher
 from pagewire.services.executor.columns import column
 from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.grammars import GrammarCompiler, GrammarError
+from pagewire.shared.grammar_compiler import GrammarCompiler, GrammarError
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
-from pagewire.shared.sampling import is_penalized, unpack_record
+from pagewire.shared.sampling_parameters import is_penalized, unpack_record
 
 _log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pagewire.services.executor.columns import column, packed
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch
 from pagewire.shared.messages.step import Finish
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 
 UInt8 = npt.NDArray[np.uint8]
 

@@ -22,7 +22,7 @@ from pagewire.services.executor.slots import PlanViolation, SlotTable, reports_p
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
-from pagewire.shared.sampling import Record, is_penalized, unpack_record
+from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
 
 _log = structlog.get_logger()
 _NO_TOKEN = pack([NO_TOKEN])

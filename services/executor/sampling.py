@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.philox import UInt64, philox4x32
-from pagewire.shared.sampling import NOT_FINITE, Record
+from pagewire.shared.sampling_parameters import NOT_FINITE, Record
 
 CANDIDATES = 1024
 """Number of the largest logits that are tried for top_p before the whole vocabulary is sorted."""

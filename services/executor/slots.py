@@ -13,7 +13,7 @@ from pagewire.services.executor.in_flight_step import NOTHING, Columns, InFlight
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages.plan import AddSlot, Fork, Plan
 from pagewire.shared.messages.step import Finish
-from pagewire.shared.sampling import RECORD
+from pagewire.shared.sampling_parameters import RECORD
 from pagewire.shared.splitfuse import Pending, compose, pace_forced
 
 _STOP = np.uint8(Finish.STOP)

@@ -13,10 +13,10 @@ from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.result_queue import ResultQueue
 from pagewire.services.executor.results import PlanRefused, StepResult
-from pagewire.shared.config import Settings
-from pagewire.shared.grammars import GrammarCompiler
-from pagewire.shared.model_folder import eos_ids, folder_of, tokenizer_folder
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.grammar_compiler import GrammarCompiler
+from pagewire.shared.models.model_folder import eos_ids, folder_of, tokenizer_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings.config import Settings
 
 
 class DeviceThread:

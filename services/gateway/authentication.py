@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.services.gateway import errors
 from pagewire.services.gateway.answers import STATUS
-from pagewire.shared.api_keys import ApiKeys
+from pagewire.shared.security.api_keys import ApiKeys
 
 PUBLIC = frozenset({"/health", "/livez", "/ping", "/readyz"})
 """Paths that need no key: whoever asks for the health of a service has none."""

@@ -20,9 +20,10 @@ from pagewire.services.gateway.connection import ClientGone, read_body, while_co
 from pagewire.services.gateway.request import StreamOptions
 from pagewire.services.gateway.request_ids import HEADER, given_id, new_id
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared import subjects, telemetry
+from pagewire.shared import subjects
 from pagewire.shared.errors import Internal, PagewireError
 from pagewire.shared.messages.client import Delta, Final, Result
+from pagewire.shared.telemetry import tracing
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client has closed the connection, as nginx writes it."""
@@ -116,8 +117,8 @@ class Endpoint:
         headers = [(HEADER, given or own_id.encode())]
         began, status, stream = time.monotonic(), 200, None
         caller = _trace_headers(scope)
-        span = telemetry.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
-        traceparent = telemetry.traceparent(span) or caller.get("traceparent", "")
+        span = tracing.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
+        traceparent = tracing.traceparent(span) or caller.get("traceparent", "")
         try:
             unknown = UnknownFields(strict=self._strict)
             call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
@@ -140,13 +141,13 @@ class Endpoint:
         except PagewireError as error:
             response = errors.response(error, scope["path"])
             status = response.status_code
-            telemetry.fail(span, error)
+            tracing.fail(span, error)
             await _respond(response, headers, send)
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
             _log.error("request_failed", exc_info=error)
             status = 500
             fault = Internal(FAULT)
-            telemetry.fail(span, fault)
+            tracing.fail(span, fault)
             await _respond(errors.response(fault, scope["path"]), headers, send)
         finally:
             self.running -= 1
@@ -159,7 +160,7 @@ class Endpoint:
                 path=scope["path"],
                 status=status,
                 request_id=request_id,
-                trace_id=telemetry.trace_id(traceparent),
+                trace_id=tracing.trace_id(traceparent),
                 ms=round((time.monotonic() - began) * 1000, 1),
             )
 

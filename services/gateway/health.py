@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pagewire.shared.bus import Bus
 from pagewire.shared.messages.heartbeat import STORE_REFUSES
 from pagewire.shared.metrics.table import SERVICES
-from pagewire.shared.peers import Peers
+from pagewire.shared.process.peers import Peers
 
 REQUIRED = ("tokenizer", "detokenizer", "scheduler")
 """The services that every request passes. The executor is left out: a scheduler is ready only with one."""

@@ -22,9 +22,9 @@ from pagewire.services.gateway.tokenization import (
     TokenizeAnswer,
     TokenizeBody,
 )
-from pagewire.shared.flags import describe
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
-from pagewire.shared.sampling import PARAMETERS
+from pagewire.shared.sampling_parameters import PARAMETERS
+from pagewire.shared.settings.flags import describe
 
 
 class Route(NamedTuple):

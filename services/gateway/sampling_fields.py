@@ -7,7 +7,7 @@ import msgspec
 
 from pagewire.services.gateway.response_format import structured_outputs
 from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared.client_requests import check_free_form
+from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 

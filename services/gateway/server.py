@@ -12,10 +12,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pagewire.services.gateway.http_protocol import Connections, LimitedProtocol, Limits
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.listener import BACKLOG
-from pagewire.shared.polling import poll
+from pagewire.shared.process.listener import BACKLOG
+from pagewire.shared.process.polling import poll
+from pagewire.shared.settings.config import Settings
 
 CLOSE_TIMEOUT = 3
 """Seconds that open requests have to end when the server is stopped."""
@@ -118,7 +118,7 @@ def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Accepts limited connections, and leaves signal handling to `pagewire.shared.runtime`."""
+    """Accepts limited connections, and leaves signal handling to `pagewire.shared.process.runtime`."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)

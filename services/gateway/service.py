@@ -19,15 +19,15 @@ from pagewire.services.gateway.http_protocol import Connections
 from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.responses import Responses
 from pagewire.services.gateway.rotation import Rotation
-from pagewire.shared import listener
-from pagewire.shared.api_keys import ApiKeys
-from pagewire.shared.config import names
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import BusError, Unavailable
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.polling import poll
+from pagewire.shared.process import listener
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.polling import poll
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings.config import names
 
 APIS: dict[str, Api] = {
     "/v1/completions": Completions(),

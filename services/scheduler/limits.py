@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from pagewire.services.scheduler.sequence import Sequence
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of, entries_of_window
-from pagewire.shared.config import Settings
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import Claimed
 from pagewire.shared.messages.work import Sampling
+from pagewire.shared.settings.config import Settings
 
 PLAN_SHARE = 0.5
 """Part of the broker's payload limit that the added slots of one plan may fill."""

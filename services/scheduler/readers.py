@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from pagewire.shared.bus import Bus
-from pagewire.shared.peers import Peers
+from pagewire.shared.process.peers import Peers
 
 
 class Readers:

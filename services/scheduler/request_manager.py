@@ -23,15 +23,15 @@ from pagewire.services.scheduler.suspects import Suspects
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item
-from pagewire.shared.context import Context
 from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
-from pagewire.shared.peers import Peers
-from pagewire.shared.polling import poll
+from pagewire.shared.process.context import Context
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.polling import poll
 
 LOOKAHEAD = 8
 """Requests of each queue that may wait here, so that no slot waits for a queue and the policy can compare requests."""

@@ -18,7 +18,7 @@ from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.peers import SILENCE, Peers
+from pagewire.shared.process.peers import SILENCE, Peers
 
 MARGIN = 0.8
 """Share of the permitted time that the expected wait may take: the rest is for errors of the estimate."""

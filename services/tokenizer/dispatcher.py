@@ -33,8 +33,8 @@ from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.work import WorkItem
-from pagewire.shared.peers import Peers
-from pagewire.shared.placement import rank
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.rendezvous import rank
 
 ANSWER_TIMEOUT = 2.0
 """Seconds that a detokenizer has to answer: the time after which a silent service counts as gone."""

@@ -7,11 +7,11 @@ import msgspec
 import structlog
 
 from pagewire.services.tokenizer import sampling
-from pagewire.shared.client_requests import decode_request
+from pagewire.shared.client_protocol.client_requests import decode_request
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.open import Encoding
-from pagewire.shared.sampling import PARAMETERS
+from pagewire.shared.sampling_parameters import PARAMETERS
 
 FIELDS = tuple(parameter.name for parameter in PARAMETERS)
 """Fields that vLLM uses under the same name."""

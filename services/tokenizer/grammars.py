@@ -10,9 +10,9 @@ from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from pagewire.services.tokenizer.json_schemas import JsonSchema, closed, stricter
-from pagewire.shared.client_requests import check_free_form
+from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
-from pagewire.shared.grammars import MAX_GRAMMAR, GrammarCompiler, GrammarError
+from pagewire.shared.grammar_compiler import MAX_GRAMMAR, GrammarCompiler, GrammarError
 from pagewire.shared.messages.client import StructuredOutputsParams
 
 if TYPE_CHECKING:

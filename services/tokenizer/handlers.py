@@ -16,14 +16,14 @@ from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, Subscription
-from pagewire.shared.client_requests import decode_head, decode_request, encoding_of
-from pagewire.shared.context import Context
+from pagewire.shared.client_protocol.client_requests import decode_head, decode_request, encoding_of
+from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
 from pagewire.shared.messages.client import FRESH, ModelList
 from pagewire.shared.messages.tokenize import TokenizeRequest
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.peers import Peers
-from pagewire.shared.replies import Replier
+from pagewire.shared.process.context import Context
+from pagewire.shared.process.peers import Peers
 
 QUEUE = "tokenizer"
 """Queue group: each request goes to one tokenizer."""

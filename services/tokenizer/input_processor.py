@@ -39,16 +39,17 @@ from pagewire.services.tokenizer.validation import (
     truncate,
     validate,
 )
-from pagewire.shared import subjects, telemetry
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.client_requests import decode_request, encoding_of, unencodable
+from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of, unencodable
+from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, RequestError
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ChatFormat, GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.tokenize import TokenizeReply, TokenizeRequest
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.replies import Replier
+from pagewire.shared.telemetry import tracing
 
 PROMPT_TAIL = 16
 """Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
@@ -135,7 +136,7 @@ class InputProcessor:
         With `refusal`, the request is served only if it is known, and else refused with that error.
         """
         drawn_id = secrets.token_hex(12)
-        with telemetry.tracer().start_as_current_span("receive", context=telemetry.extract(message.headers)) as span:
+        with tracing.tracer().start_as_current_span("receive", context=tracing.extract(message.headers)) as span:
             _note(span, request_id=drawn_id)
             try:
                 outcome = await self._process(message, arrived, drawn_id, span, refusal)
@@ -143,7 +144,7 @@ class InputProcessor:
             except RequestError as error:
                 request_id = self._replier.refuse(message, error, drawn_id)
                 _note(span, request_id=request_id, outcome=error.kind)
-                telemetry.fail(span, error)
+                tracing.fail(span, error)
             context = span.get_span_context()
             trace = {"trace_id": format_trace_id(context.trace_id)} if context.is_valid else {}
             _log.info("request", **trace)
@@ -199,7 +200,7 @@ class InputProcessor:
             secret=secrets.token_bytes(SECRET_BYTES),
         )
         headers: dict[str, str] = {}
-        telemetry.inject(headers, span)
+        tracing.inject(headers, span)
         return await self._dispatcher.dispatch(
             self._open_stream(request, caller, ids, digest, math.ceil(left * 1000), form),
             work_item(request, caller, ids, resolved),

@@ -8,11 +8,12 @@ from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.generation_config import GenerationDefaults, generation_defaults
 from pagewire.services.tokenizer.grammars import GrammarChecker
-from pagewire.shared import model_folder, subjects
-from pagewire.shared.config import Settings
-from pagewire.shared.grammars import GrammarCompiler
+from pagewire.shared import subjects
+from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages.client import ModelInfo
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings.config import Settings
 
 
 @dataclass(frozen=True, slots=True)

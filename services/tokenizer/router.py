@@ -14,9 +14,9 @@ from pagewire.shared.messages import Decoder, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
-from pagewire.shared.peers import Peers
-from pagewire.shared.placement import rank
 from pagewire.shared.prefix_hashes import prefix_hashes
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.rendezvous import rank
 
 SLACK = 0.25
 """Share of its slots by which a replica may be busier than the least busy one and still get what it has cached."""

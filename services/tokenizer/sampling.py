@@ -1,6 +1,6 @@
 """Sampling parameters: checks those of a request and resolves them for the device.
 
-Ranges and special values are vLLM's. Those of the scalar parameters are in `pagewire.shared.sampling`.
+Ranges and special values are vLLM's. Those of the scalar parameters are in `pagewire.shared.sampling_parameters`.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import GREEDY, Sampling
-from pagewire.shared.sampling import GREEDY_BELOW, PARAMETERS, PENALTIES, pack_record
+from pagewire.shared.sampling_parameters import GREEDY_BELOW, PARAMETERS, PENALTIES, pack_record
 
 MAX_STOPS = 64
 """Maximum stop strings of a request."""

@@ -14,14 +14,14 @@ from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
 from pagewire.services.tokenizer.router import Router
 from pagewire.services.tokenizer.store_monitor import StoreMonitor
-from pagewire.shared.config import seconds
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages.heartbeat import STORE_REFUSES, Heartbeat
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.peers import Peers
-from pagewire.shared.polling import poll
-from pagewire.shared.process import BROKER_FOLDER
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.linux_process import BROKER_FOLDER
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.polling import poll
+from pagewire.shared.settings.config import seconds
 
 DRAIN_TIMEOUT = 5.0
 """Seconds in which the requests in progress are dispatched when the service stops."""

@@ -8,7 +8,7 @@ from pagewire.bench import attack
 from pagewire.bench._stack import resident
 from pagewire.bench.attack import FLOODS, Flood, Growth, Siege, flood, honest_request, siege, sieges
 from pagewire.embedded.stack import Address, Stack
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 

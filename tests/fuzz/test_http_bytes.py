@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from pagewire.services.gateway import endpoint, server
 from pagewire.services.gateway.http_protocol import Connections, Limits
-from pagewire.shared.listener import listen
+from pagewire.shared.process.listener import listen
 from tests.fuzz.fuzzing import fuzz, mutated
 from tests.services.gateway.http import start_gateway
 from tests.support.responder import MODEL

@@ -3,7 +3,7 @@
 import torch
 
 from pagewire.kernels.sampling_table import COLUMNS, SamplingTable
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 from tests.kernels.batches import DEVICE, int32
 
 

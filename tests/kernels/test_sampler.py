@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pagewire.kernels import philox
 from pagewire.kernels.sampler import TILE, distribution, reference, sample
 from pagewire.kernels.sampling_table import SamplingTable
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.kernels.batches import DEVICE, int32
 from tests.kernels.sampling_cases import sampling_table
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels import bookkeeping, step_inputs
 from pagewire.kernels.slot_state import SlotState
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.kernels.batches import DEVICE, int32
 
 BLOCK_SIZE, CONTEXT, DUMMY = 4, 24, 77

@@ -11,9 +11,9 @@ from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.health import Health
 from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.service import APIS
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.tokenize import TokenizeRequest
+from pagewire.shared.settings.config import Settings
 from tests.services.gateway.http import Gateway
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running

@@ -9,8 +9,8 @@ import pytest
 from pagewire import AsyncClient, SamplingParams
 from pagewire.services.executor import thread
 from pagewire.services.executor.devices import open_device
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
 from tests.support.poison import PoisonedDevice

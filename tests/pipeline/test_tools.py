@@ -21,8 +21,8 @@ from pagewire.services.gateway.metrics import MetricsPage
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.chat.formats import REASONING
 from pagewire.shared.chat.parser import Call, Message, MessageParser
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
 

@@ -20,8 +20,8 @@ from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
-from pagewire.shared.model_folder import read_config
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY
 
 BLOCK_SIZE = 8

@@ -18,8 +18,8 @@ from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.config import STEP_TOKENS, Settings
-from pagewire.shared.model_folder import max_model_len, read_config
+from pagewire.shared.models.model_folder import max_model_len, read_config
+from pagewire.shared.settings.config import STEP_TOKENS, Settings
 
 
 def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pagewire.services.executor.devices.protocol import Device, Edits, Pending, StepBatch
-from pagewire.shared.sampling import Record
+from pagewire.shared.sampling_parameters import Record
 
 
 class PoisonedDevice:

@@ -25,9 +25,9 @@ from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import eos_ids, max_model_len, read_config
+from pagewire.shared.models.model_folder import eos_ids, max_model_len, read_config
+from pagewire.shared.settings.config import Settings
 
 __all__ = ["open_device"]
 

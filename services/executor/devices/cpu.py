@@ -23,7 +23,7 @@ from pagewire.services.executor.devices.protocol import Candidates, Capacity, Ed
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.sampling import process
-from pagewire.shared.sampling import Record
+from pagewire.shared.sampling_parameters import Record
 
 
 class Backend(Protocol):

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewire.services.executor.devices.grammar import SequenceGrammar
-from pagewire.shared.config import STEP_TOKENS
-from pagewire.shared.sampling import Record
+from pagewire.shared.sampling_parameters import Record
+from pagewire.shared.settings.config import STEP_TOKENS
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -177,7 +177,7 @@ class Pending(Protocol):
 
         Without `token_counts` these are [R], with -1 where the row sampled none.
 
-        A row whose logits are not finite has `pagewire.shared.sampling.NOT_FINITE` in place of its last token. Called
+        A row whose logits are not finite has `sampling_parameters.NOT_FINITE` in place of its last token. Called
         once per step, in order of launch. If an earlier step has ended a row's sequence, the row's token is arbitrary.
         """
 

@@ -15,7 +15,7 @@ from pagewire.services.executor.models.model import CausalLM, ModelSpec
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.recognition import recognize
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 
 STEPS = (
     ((0, 0, 9), (1, 0, 5)),

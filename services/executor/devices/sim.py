@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
 from pagewire.services.executor.devices.roofline import Roofline
-from pagewire.shared.sampling import RECORD, Record
+from pagewire.shared.sampling_parameters import RECORD, Record
 
 UInt64 = npt.NDArray[np.uint64]
 

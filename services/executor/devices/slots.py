@@ -8,7 +8,7 @@ from pagewire.services.executor.devices.edits import SlotEdits, slot_edits
 from pagewire.services.executor.devices.id_lists import IdLists
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Edits, Int64
-from pagewire.shared.sampling import PARAMETERS, RECORD, Record, record
+from pagewire.shared.sampling_parameters import PARAMETERS, RECORD, Record, record
 
 
 class DeviceSlots:

@@ -26,7 +26,7 @@ from pagewire.services.executor.models.smollm3 import SmolLM3Config
 from pagewire.services.executor.models.tensors import open_tensors
 from pagewire.services.executor.models.weights import Packing, load_weights, random_weights
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.gguf.reader import SUFFIX
+from pagewire.shared.models.gguf.reader import SUFFIX
 
 
 def _decoder(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any]], CausalLM]:

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.shared.chat.formats import HARMONY, REASONING, REASONING_PARSERS, TOOL_PARSERS, TOOL_TAGS
-from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import ChatFormat
+from pagewire.shared.settings.config import Settings
 
 SHOWN = {
     "[TOOL_CALLS]": "mistral",

@@ -9,7 +9,7 @@ import msgspec
 from pagewire.services.tokenizer.chat.formats import Formats
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
 from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED, TYPED
-from pagewire.shared.client_requests import check_free_form
+from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import (
     ChatFormat,

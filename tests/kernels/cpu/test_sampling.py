@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
 from pagewire.services.executor.sampling import uniforms
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.services.executor.test_sampling import BROKEN, LAST_POSITION, How, filtered, hows, possible, records
 
 

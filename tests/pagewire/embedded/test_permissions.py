@@ -1,6 +1,6 @@
 """Who may publish and subscribe where, on a real server: every user of the table against every subject of it.
 
-The table is written by hand, so that `shared/permissions.py` has something to agree with.
+The table is written by hand, so that `shared/security/permissions.py` has something to agree with.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ import pytest
 
 from pagewire.embedded import nats_config
 from pagewire.embedded.broker import find_server
-from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Message, nats
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.errors import ConfigurationError, NotPermitted
-from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES
-from pagewire.shared.runtime import inboxes_of
+from pagewire.shared.process.runtime import inboxes_of
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES
 from pagewire.shared.subjects import client_inbox
 from tests.support.broker import running_broker
 

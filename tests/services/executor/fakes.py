@@ -18,7 +18,7 @@ from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.sampling_parameters import Record, record
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
 PATIENCE = 10.0

@@ -15,7 +15,7 @@ from pagewire.services.executor.devices.compiled import _pointers
 from pagewire.services.executor.devices.edits import edit, slot_edits
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
 from pagewire.services.executor.sampling import sample
-from pagewire.shared.sampling import Record, is_penalized, record
+from pagewire.shared.sampling_parameters import Record, is_penalized, record
 from tests.support.distribution import Case, exact
 
 DRAWS = 20_000

@@ -13,11 +13,11 @@ from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.grammars import GrammarOpener
-from pagewire.shared.grammars import GrammarCompiler
+from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import AddSlot
-from pagewire.shared.sampling import pack_record
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.sampling_parameters import pack_record
 from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling
 from tests.support.checkpoints import VOCABULARY, checkpoint
 

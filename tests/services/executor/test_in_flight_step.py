@@ -7,7 +7,7 @@ from pagewire.services.executor.devices.protocol import Logprobs, StepBatch
 from pagewire.services.executor.in_flight_step import Columns, InFlightStep
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 
 STEP = InFlightStep(
     batch=StepBatch(

@@ -12,7 +12,7 @@ from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Fork
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.fakes import PATIENCE, Run, add, plan, sampling, token_at
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.devices.edits import edit
 from pagewire.services.executor.sampling import CANDIDATES, sample, sequence_key, uniforms
-from pagewire.shared.sampling import NOT_FINITE, RECORD, Record, record
+from pagewire.shared.sampling_parameters import NOT_FINITE, RECORD, Record, record
 
 torch.set_num_threads(1)
 

@@ -17,13 +17,13 @@ from pagewire.services.executor.service import Executor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import NoResponders
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.settings.config import Settings
 from tests.services.executor.fakes import CAPACITY, PATIENCE, FakeDevice, add, plan, sampling, token_at
 from tests.support.waiting import until
 

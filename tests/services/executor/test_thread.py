@@ -12,8 +12,8 @@ from pagewire.services.executor.devices.protocol import StepBatch
 from pagewire.services.executor.inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.thread import DeviceThread
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import Settings
 from tests.services.executor.fakes import PATIENCE, FakeDevice, FakePending, add, plan, sampling
 
 

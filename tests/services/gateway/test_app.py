@@ -11,8 +11,8 @@ from pagewire.services.gateway.authentication import find_tenant
 from pagewire.services.gateway.completions import Completions
 from pagewire.services.gateway.endpoint import Endpoint
 from pagewire.services.gateway.metrics import MetricsPage
-from pagewire.shared import peers
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.process import peers
 from tests.services.gateway.http import Gateway, start_gateway
 from tests.support.responder import MODEL, settle
 

@@ -6,8 +6,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from pagewire.services.gateway.authentication import Authentication, find_tenant
-from pagewire.shared import api_keys
-from pagewire.shared.api_keys import ApiKeys
+from pagewire.shared.security import api_keys
+from pagewire.shared.security.api_keys import ApiKeys
 from tests.support.waiting import until
 
 ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789ab"

@@ -15,7 +15,7 @@ from pagewire.services.gateway import http_protocol, server
 from pagewire.services.gateway.connection import ClientGone, read_body
 from pagewire.services.gateway.http_protocol import Connections, Limits
 from pagewire.shared.errors import PayloadTooLarge
-from pagewire.shared.listener import listen
+from pagewire.shared.process.listener import listen
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]

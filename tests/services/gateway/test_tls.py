@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from pagewire.bench._event_stream import post
 from pagewire.services.gateway import http_protocol, server
 from pagewire.services.gateway.http_protocol import Connections, Limits
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.listener import listen
+from pagewire.shared.process.listener import listen
+from pagewire.shared.settings.config import Settings
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]

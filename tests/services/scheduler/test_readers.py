@@ -1,10 +1,11 @@
 import pytest
 
 from pagewire.services.scheduler.readers import Readers
-from pagewire.shared import peers, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.process import peers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from pagewire.services.scheduler.policy import Policy
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.service_meter import ServiceMeter
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.sampling import pack_record
+from pagewire.shared.sampling_parameters import pack_record
 from tests.services.scheduler.cases import sequence
 
 SLOTS, LENGTH, STEP = 8, 40, 0.1

@@ -23,7 +23,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.backlog import Backlog
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.peers import SILENCE, Peers
+from pagewire.shared.process.peers import SILENCE, Peers
 
 pytestmark = pytest.mark.anyio
 

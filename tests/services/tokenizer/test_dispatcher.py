@@ -30,8 +30,8 @@ from pagewire.shared.errors import (
 from pagewire.shared.messages import Decoder, pack
 from pagewire.shared.messages.open import OpenState, OpenStream
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.peers import Peers
-from pagewire.shared.placement import rank
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.rendezvous import rank
 from tests.services.tokenizer.harness import FakeDetokenizer
 from tests.support.waiting import until
 

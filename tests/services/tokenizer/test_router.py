@@ -17,8 +17,8 @@ from pagewire.shared.messages import encode, pack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.peers import SILENCE
 from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
+from pagewire.shared.process.peers import SILENCE
 from pagewire.shared.subjects import ANY
 
 pytestmark = pytest.mark.anyio
@@ -177,7 +177,7 @@ async def test_one_that_is_not_ready_or_of_another_model_is_no_target(scene: Sce
 
 async def test_a_silent_one_is_no_target(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic() + SILENCE
-    monkeypatch.setattr("pagewire.shared.peers.time.monotonic", lambda: now)
+    monkeypatch.setattr("pagewire.shared.process.peers.time.monotonic", lambda: now)
     assert scene.router.choose(work()) == subjects.ANY
     await scene.tell("a", [])
     await scene.beat("a")

@@ -26,7 +26,7 @@ from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.client import SamplingParams, StructuredOutputsParams
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.sampling import MIN_TEMPERATURE, Record, record, unpack_record
+from pagewire.shared.sampling_parameters import MIN_TEMPERATURE, Record, record, unpack_record
 
 VOCABULARY = 100
 BUILT = {

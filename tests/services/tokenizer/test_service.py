@@ -21,11 +21,9 @@ from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.input_processor import InputProcessor
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
 from pagewire.services.tokenizer.service import Tokenizer
-from pagewire.shared import subjects, telemetry
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import ConfigurationError, NoResponders, StorageRefused
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.backlog import Backlog
@@ -33,10 +31,13 @@ from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, Mode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.tokenize import TokenizeReply
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.placement import rank
-from pagewire.shared.sampling import unpack_record
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.rendezvous import rank
+from pagewire.shared.sampling_parameters import unpack_record
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import tracing
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 from tests.support.switched_store import switched_broker
@@ -503,8 +504,8 @@ async def test_the_trace_of_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) 
     spans = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
-    monkeypatch.setattr(telemetry, "_on", True)
+    monkeypatch.setattr(tracing, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(tracing, "_on", True)
     trace, caller = "1" * 32, "2" * 16
 
     async with serving() as setup:

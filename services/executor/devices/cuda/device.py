@@ -23,7 +23,7 @@ from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import NO_ROWS, Bool, Capacity, Edits, Int64, StepBatch
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.sampling import process
-from pagewire.shared.sampling import RECORD, Record
+from pagewire.shared.sampling_parameters import RECORD, Record
 
 DEPTH = 2
 """Maximum steps in flight: the host prepares one step while the device computes another."""

@@ -27,9 +27,9 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.config import Common, parse, weights_dtype
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import build_model, is_native, load_model
-from pagewire.shared.config import Settings, uses_flashinfer
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import max_model_len, read_config
+from pagewire.shared.models.model_folder import max_model_len, read_config
+from pagewire.shared.settings.config import Settings, uses_flashinfer
 
 FP8 = torch.float8_e4m3fn
 FP8_SINCE = (8, 9)

@@ -23,7 +23,7 @@ from pagewire.kernels.slot_state import SlotState
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.edits import bits_of, seen_of, words_of
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
-from pagewire.shared.sampling import Record
+from pagewire.shared.sampling_parameters import Record
 
 _HOST_TYPES = {torch.float32: np.float32, torch.int32: np.int32, torch.int64: np.uint64}
 _ALIGNED = 4

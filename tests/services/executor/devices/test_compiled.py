@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from pagewire.kernels.cpu import build
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.models.config import DtypeSetting
-from pagewire.shared.config import load
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
+from pagewire.shared.settings.config import load
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.device import GREEDY, Driver, Row
 
@@ -155,7 +155,7 @@ def test_logits_take_no_new_memory_from_step_to_step() -> None:
 
 SCRIPT = (
     "from pathlib import Path; from pagewire.services.executor.devices import open_device;"
-    "from pagewire.shared import logs; from pagewire.shared.config import Settings, load;"
+    "from pagewire.shared import logs; from pagewire.shared.settings.config import Settings, load;"
     "logs.configure(Settings(log_format='json'), service='executor');"
     "open_device(load({'num-kv-blocks': 40}, {}), Path(sys.argv[1])).close()"
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pagewire.services.executor.devices.cpu import multiplies_bf16
 from pagewire.services.executor.models.compiled import Linear
 from pagewire.services.executor.sampling import sequence_key
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
 from tests.support.device import BLOCK_SIZE, GREEDY, Row

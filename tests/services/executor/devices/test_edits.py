@@ -17,7 +17,7 @@ from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, 
 from pagewire.services.executor.devices.compiled import _pointers
 from pagewire.services.executor.devices.edits import SlotEdits, bits_of, edit, seen_of, slot_edits, words_of
 from pagewire.services.executor.devices.protocol import Capacity, Edits
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.sampling_parameters import Record, record
 
 VOCABULARY = 70
 CAPACITY = Capacity(1, 1, 4, 40, VOCABULARY)

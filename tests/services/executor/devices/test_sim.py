@@ -15,9 +15,9 @@ from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.protocol import Capacity, Device, StepBatch
 from pagewire.services.executor.devices.roofline import GPUS, Efficiency, Roofline, shape_of
 from pagewire.services.executor.devices.sim import DeviceClock, SimDevice, SimulatedStep, choices
-from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.sampling_parameters import Record, record
+from pagewire.shared.settings.config import load
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=8, max_model_len=512, vocab_size=40)
 

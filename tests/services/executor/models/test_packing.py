@@ -22,8 +22,8 @@ from pagewire.services.executor.models.quantized.rounding import round_weights
 from pagewire.services.executor.models.registry import build_model, load_model
 from pagewire.services.executor.models.tensors import TensorSource, open_tensors
 from pagewire.services.executor.models.weights import load_weights
-from pagewire.shared.gguf.reader import TensorType
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.gguf.reader import TensorType
+from pagewire.shared.models.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 from tests.support.device import Driver, Row
 from tests.support.gguf_files import from_checkpoint, random_model

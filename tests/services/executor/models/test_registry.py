@@ -8,7 +8,7 @@ import torch
 
 from pagewire.services.executor.models.registry import FAMILIES, build_model, load_model
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 
 

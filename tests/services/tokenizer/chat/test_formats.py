@@ -5,12 +5,12 @@ from tokenizers import AddedToken
 
 from pagewire.services.tokenizer.chat.formats import Formats, reasoning_format, tool_format
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
-from pagewire.shared import config
 from pagewire.shared.chat.formats import REASONING_PARSERS, TOOL_PARSERS
-from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import ChatFormat
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings import config
+from pagewire.shared.settings.config import Settings
 from tests.support.model_folders import TEMPLATES
 
 SHOWN = {

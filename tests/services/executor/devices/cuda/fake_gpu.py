@@ -34,7 +34,7 @@ from pagewire.services.executor.devices.cuda.open import BACKENDS
 from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.devices.cuda import fake_flashinfer
 from tests.services.executor.devices.cuda.twins import batch_of
 

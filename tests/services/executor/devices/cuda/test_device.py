@@ -11,7 +11,7 @@ import torch
 from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
 from pagewire.services.executor.devices.protocol import Edits, Logprobs
 from pagewire.services.executor.sampling import sequence_key
-from pagewire.shared.sampling import NOT_FINITE, record
+from pagewire.shared.sampling_parameters import NOT_FINITE, record
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     GREEDY,

@@ -14,9 +14,9 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.settings.config import load
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     CAPACITY,

@@ -7,7 +7,7 @@ import torch
 from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.devices.cuda.twins import cpu_device, cuda_device
 from tests.services.executor.devices.cuda.two_slots import TwoSlots
 from tests.services.executor.fakes import sampling

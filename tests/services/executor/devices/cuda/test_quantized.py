@@ -20,8 +20,8 @@ from pagewire.services.executor.devices.cuda.quantized import (
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.gguf.reader import TENSOR_TYPES
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.gguf.reader import TENSOR_TYPES
+from pagewire.shared.models.model_folder import read_config
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cpu_device, cuda_device
 from tests.support.checkpoints import checkpoint
 from tests.support.gguf_files import random_blocks

@@ -9,7 +9,7 @@ from pagewire.kernels.sampling_table import ALLOWED, BAD_WORDS, BIASED, CHECKED_
 from pagewire.services.executor.devices.cuda.columns import UPDATES, StepColumns
 from pagewire.services.executor.devices.cuda.tables import SlotTables
 from pagewire.services.executor.devices.protocol import Edits, Int64
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.devices.cuda.twins import CAPACITY, SLOTS, runtime
 
 

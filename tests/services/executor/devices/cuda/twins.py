@@ -21,8 +21,8 @@ from pagewire.services.executor.devices.pytorch import PyTorchBackend
 from pagewire.services.executor.models.config import DtypeSetting
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.model_folder import read_config
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
 
 SLOTS, BLOCK_SIZE, BLOCKS = 4, 16, 40
