@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagewire.kernels.part import is_wide, parts_with
+from pagewire.kernels.gpu_arch import is_wide, parts_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An attention layer of a known model, for `pagewire.kernels.compile`."""
+    """An attention layer of a known model, for `pagewire.kernels.triton.compile`."""
 
     name: str
     layer: Attention

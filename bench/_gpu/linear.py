@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from pagewire.bench._gpu.kernels import replayed
 from pagewire.bench._gpu.machine import REPEATS, Machine
 from pagewire.bench._output import markdown
-from pagewire.kernels.eight_bit_linear import EightBitMatrix
-from pagewire.kernels.integer_linear import pack
+from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix
+from pagewire.kernels.triton.layers.integer_linear import pack
 from pagewire.services.executor.devices.cuda.quantized import EightBitLinear, IntegerLinear
 
 TOGETHER = 256 << 20

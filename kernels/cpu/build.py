@@ -27,7 +27,7 @@ WITHIN = 300.0
 """Timeout of the compiler, in seconds."""
 KEPT = 8
 """Maximum number of libraries in the cache folder, the last loaded ones."""
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "cpp"
 AHEAD = "ahead"
 """Folder beside the sources, with the libraries that `build_ahead` has compiled."""
 _C_TYPES = {"<f8": "double", "<i8": "int64_t", "<u8": "uint64_t"}

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pagewire.kernels.cpu.build import record_header
-from pagewire.kernels.sampling_table import COLUMNS, SAMPLING_TENSORS
+from pagewire.kernels.triton.sampling.sampling_columns import COLUMNS, SAMPLING_TENSORS
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.work import GREEDY

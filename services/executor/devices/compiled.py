@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address, batches_of
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address, batches_of
 from pagewire.services.executor.devices.edits import SlotEdits
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
 from pagewire.services.executor.devices.slots import DeviceSlots
@@ -21,7 +21,7 @@ class CompiledBackend:
     def __init__(self, kernels: CpuKernels, spec: ModelSpec, capacity: Capacity, dtype: torch.dtype) -> None:
         self._kernels = kernels
         self._spec = spec.layers
-        self._table = SamplingTable()
+        self._table = SamplerInput()
         self._edits = (LogitEdits * capacity.max_num_seqs)()
         self._edited: list[SlotEdits | None] = [None] * capacity.max_num_seqs  # what `_edits` points to
         self._stop_ids: Int64 | None = None
@@ -50,21 +50,21 @@ class CompiledBackend:
             if edits is not self._edited[slot]:
                 self._edits[slot] = LogitEdits() if edits is None else _pointers(edits)
                 self._edited[slot] = edits
-        self._kernels.edit_logits(logits, self._sampling_table(slots), rows, positions)
+        self._kernels.edit_logits(logits, self._sampler_input(slots), rows, positions)
 
     def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
-        return self._kernels.sample(logits, self._sampling_table(slots), rows, positions)
+        return self._kernels.sample(logits, self._sampler_input(slots), rows, positions)
 
     def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
         """See `Backend.reduce_logprobs`."""
         return self._kernels.reduce_logprobs(logits, tokens, num_logprobs, normalized=normalized)
 
-    def _sampling_table(self, slots: DeviceSlots) -> SamplingTable:
+    def _sampler_input(self, slots: DeviceSlots) -> SamplerInput:
         ids = slots.stop_ids.table
         if self._stop_ids is not ids:  # the table is replaced when it grows; the records stay where they are
             self._stop_ids = ids
-            self._table = SamplingTable(address(slots.records), address(ids), ids.shape[1], addressof(self._edits))
+            self._table = SamplerInput(address(slots.records), address(ids), ids.shape[1], addressof(self._edits))
         return self._table
 
 

@@ -54,13 +54,13 @@ GPUS: Mapping[str, Gpu] = {
 
 @dataclass(frozen=True, slots=True)
 class PromptTile:
-    """One pass of the inner loop of `pagewire.kernels.paged_attention`, heads of 128 numbers in bf16."""
+    """One pass of the inner loop of `kernels.triton.attention.paged_attention`, heads of 128 numbers in bf16."""
 
     rows: int
     """Queries times heads."""
     keys: int
     instructions: int
-    """Of each warp, in the compiled code: tests/kernels/test_machine_code.py counts them again."""
+    """Of each warp, in the compiled code: tests/kernels/triton/test_machine_code.py counts them again."""
     warps: int = 8
 
     @property

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.kernels.rotary_cache import Rotary, rotary_cache
-from pagewire.kernels.step_inputs import StepInputs
+from pagewire.kernels.triton.attention.rotary_cache import Rotary, rotary_cache
+from pagewire.kernels.triton.step.step_inputs import StepInputs
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pagewire.kernels.scatter import scatter
+from pagewire.kernels.triton.step.scatter import scatter
 from pagewire.services.executor.devices.cuda.runtime import Runtime
 from pagewire.services.executor.devices.cuda.staging import Int32, StagingRing
 from pagewire.services.executor.devices.protocol import Int64

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.kernels.page_indices import page_indices
+from pagewire.kernels.triton.attention.page_indices import page_indices
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.flashinfer_limits import refused

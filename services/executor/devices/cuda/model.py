@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagewire.kernels.gated import gated
-from pagewire.kernels.grouped_linear import grouped_linear
-from pagewire.kernels.rms_norm import rms_norm
-from pagewire.kernels.rotary_cache import Rotary
-from pagewire.kernels.route import choose, combine, group
+from pagewire.kernels.triton.attention.rotary_cache import Rotary
+from pagewire.kernels.triton.layers.gated import gated
+from pagewire.kernels.triton.layers.grouped_linear import grouped_linear
+from pagewire.kernels.triton.layers.moe_routing import choose, combine, group
+from pagewire.kernels.triton.layers.rms_norm import rms_norm
 from pagewire.services.executor.devices.cuda.attention import StepAttention
 from pagewire.services.executor.models.decoder import Attention, DecoderLM
 from pagewire.services.executor.models.feed_forward import Experts

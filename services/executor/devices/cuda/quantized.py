@@ -8,10 +8,10 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from pagewire.kernels.eight_bit_linear import EightBitMatrix, eight_bit_linear
-from pagewire.kernels.eight_bit_linear import tile_of as eight_bit_tile
-from pagewire.kernels.integer_linear import IntegerMatrix, integer_linear, pack
-from pagewire.kernels.round_rows import LARGEST, round_rows
+from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix, eight_bit_linear
+from pagewire.kernels.triton.layers.eight_bit_linear import tile_of as eight_bit_tile
+from pagewire.kernels.triton.layers.integer_linear import IntegerMatrix, integer_linear, pack
+from pagewire.kernels.triton.layers.round_rows import LARGEST, round_rows
 from pagewire.services.executor.models.layers import PackedLinear
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights

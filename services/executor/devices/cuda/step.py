@@ -10,10 +10,10 @@ import torch
 import triton
 
 from pagewire.kernels.attention_layer import Batch
-from pagewire.kernels.bookkeeping import bookkeeping
-from pagewire.kernels.edit_logits import edit_logits
-from pagewire.kernels.sampler import TILE, sample
-from pagewire.kernels.step_inputs import StepInputs, step_inputs
+from pagewire.kernels.triton.sampling.edit_logits import edit_logits
+from pagewire.kernels.triton.sampling.sampler import TILE, sample
+from pagewire.kernels.triton.step.bookkeeping import bookkeeping
+from pagewire.kernels.triton.step.step_inputs import StepInputs, step_inputs
 from pagewire.services.executor.devices.cuda.attention import Backend, StepAttention
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.columns import StepColumns

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewire.kernels.sampling_table import (
+from pagewire.kernels.triton.sampling.sampling_columns import (
     ALLOWED,
     BAD_WORDS,
     BIASED,
@@ -17,9 +17,9 @@ from pagewire.kernels.sampling_table import (
     MAX_BIASES,
     MAX_STOP_IDS,
     PENALIZED,
-    SamplingTable,
+    SamplingColumns,
 )
-from pagewire.kernels.slot_state import SlotState
+from pagewire.kernels.triton.step.sequence_state import SequenceState
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.edits import bits_of, seen_of, words_of
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
@@ -74,7 +74,7 @@ class SlotTables:
             return table(name).view(dtype).squeeze(1)
 
         self.block_tables = list(torch.split(table("block_tables"), entries, dim=1))
-        self.state = SlotState(
+        self.state = SequenceState(
             tokens=table("tokens"),
             known=column("known"),
             computed=column("computed"),
@@ -83,7 +83,7 @@ class SlotTables:
             alive=column("alive"),
             block_tables=self.block_tables[0],
         )
-        self.sampling = SamplingTable(
+        self.sampling = SamplingColumns(
             columns={name: column(name, dtype) for name, dtype in COLUMNS.items()},
             stop_ids=table("stop_ids").fill_(-1),
             bias_ids=table("bias_ids").fill_(-1),

@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from pagewire.bench.shapes import SHAPES
-from pagewire.kernels.compile import configurations
-from pagewire.kernels.jit import Configuration
-from pagewire.kernels.part import SHARED_MEMORY
+from pagewire.kernels.gpu_arch import SHARED_MEMORY
+from pagewire.kernels.triton.compile import configurations
+from pagewire.kernels.triton.jit import Configuration
 from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.device import CudaDevice

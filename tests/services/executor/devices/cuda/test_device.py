@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
+from pagewire.kernels.triton.sampling.sampling_columns import CHECKED_STOP_IDS
 from pagewire.services.executor.devices.protocol import Edits, Logprobs
 from pagewire.services.executor.sampling import sequence_key
 from pagewire.shared.sampling_parameters import NOT_FINITE, record

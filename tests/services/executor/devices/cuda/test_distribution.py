@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.kernels.edit_logits import edit_logits
-from pagewire.kernels.sampler import TILE, sample
+from pagewire.kernels.triton.sampling.edit_logits import edit_logits
+from pagewire.kernels.triton.sampling.sampler import TILE, sample
 from pagewire.services.executor.devices.cuda.tables import SlotTables
 from tests.services.executor.devices.cuda.twins import runtime
 from tests.services.executor.test_distribution import (

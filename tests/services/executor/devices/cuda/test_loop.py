@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
+from pagewire.kernels.triton.sampling.sampling_columns import CHECKED_STOP_IDS
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling
 from pagewire.shared.sampling_parameters import record

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pagewire.kernels import integer_linear, round_rows
+from pagewire.kernels.triton.layers import integer_linear, round_rows
 from pagewire.services.executor.devices.cpu import CpuDevice
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.quantized import (

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.sampling_table import ALLOWED, BAD_WORDS, BIASED, CHECKED_STOP_IDS, PENALIZED
+from pagewire.kernels.triton.sampling.sampling_columns import ALLOWED, BAD_WORDS, BIASED, CHECKED_STOP_IDS, PENALIZED
 from pagewire.services.executor.devices.cuda.columns import UPDATES, StepColumns
 from pagewire.services.executor.devices.cuda.tables import SlotTables
 from pagewire.services.executor.devices.protocol import Edits, Int64
