@@ -21,7 +21,7 @@ from pagewire import LLM, SamplingParams
 from pagewire.bench._output import add_output, markdown, write
 from pagewire.bench._perplexity import TEXT, perplexity, windows
 from pagewire.client.async_client import Messages
-from pagewire.services.executor.models.config import DTYPES
+from pagewire.services.executor.models.config_json import DTYPES
 from pagewire.shared.messages.client import Choice
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.named_models import DEFAULT

@@ -22,8 +22,8 @@ from pagewire.bench._simulation.fleet import Fleet
 from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
 from pagewire.bench._simulation.systems import System, Variant, limits
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
+from pagewire.services.executor.slot_table import SlotTable
 
 SYSTEM = System("llama-3-8b", "h100", 1, 8192)
 SLOTS = 64

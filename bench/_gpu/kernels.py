@@ -22,7 +22,7 @@ from pagewire.kernels.triton.attention import decode_attention
 from pagewire.kernels.triton.attention.paged_attention import paged_attention, reference
 from pagewire.kernels.triton.attention.plan_splits import capacity
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.roofline import Shape, shape_of
+from pagewire.services.executor.devices.sim.roofline import ModelShape, shape_of
 
 CHECKED = 128
 """The last queries of a prompt are compared with the reference, this many."""
@@ -69,7 +69,7 @@ class Problem:
         return self.query.view(rows, -1, heads, dim).transpose(1, 2).contiguous()
 
 
-def problem(shape: Shape, rows: int, context: int, width: int, machine: Machine) -> Problem:
+def problem(shape: ModelShape, rows: int, context: int, width: int, machine: Machine) -> Problem:
     """Returns a problem of random numbers; `context` is a multiple of the block size."""
     device = machine.runtime.device
     random = torch.Generator(device).manual_seed(0)

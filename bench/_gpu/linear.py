@@ -17,7 +17,7 @@ from pagewire.bench._gpu.machine import REPEATS, Machine
 from pagewire.bench._output import markdown
 from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix
 from pagewire.kernels.triton.layers.integer_linear import pack
-from pagewire.services.executor.devices.cuda.quantized import EightBitLinear, IntegerLinear
+from pagewire.services.executor.devices.cuda.quantized_linear import EightBitLinear, IntegerLinear
 
 TOGETHER = 256 << 20
 """Bytes of all copies of a weight, at least."""

@@ -28,7 +28,7 @@ from pagewire.bench._simulation.loads import poisson, sharegpt
 from pagewire.bench._simulation.pipeline import Request
 from pagewire.bench._stack import counters, difference
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.services.executor.devices.roofline import shape_of
+from pagewire.services.executor.devices.sim.roofline import shape_of
 from pagewire.shared.models.model_folder import BUNDLED
 from pagewire.shared.settings.config import Settings
 

@@ -6,8 +6,8 @@ from functools import cache
 from pagewire.bench._simulation.pipeline import Host, VirtualPipeline
 from pagewire.bench._simulation.prefill_first import PrefillFirst
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
+from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.scheduler.limits import Limits
 
 MEMORY_SHARE = 0.9

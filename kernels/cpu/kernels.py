@@ -37,7 +37,7 @@ class Batch(ctypes.Structure):
     )
 
 
-class Shape(ctypes.Structure):
+class AttentionShape(ctypes.Structure):
     """The sizes and constants of a layer's attention."""
 
     _fields_ = (
@@ -113,7 +113,9 @@ class CpuKernels:
         self._activate = self.function("activate", [c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int])
         self._linear = self.function("linear", [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int])
         self._linear_argmax = self.function("linear_argmax", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
-        self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
+        self._attend = self.function(
+            "attend", [POINTER(Batch), POINTER(AttentionShape), POINTER(Inputs), c_void_p, c_void_p]
+        )
         rows = [c_void_p, c_int64, POINTER(SamplerInput), c_void_p, c_void_p, c_int64]
         self._edit_logits = self.function("edit_logits", [*rows, c_int])
         self._sample = self.function("sample", [*rows, c_void_p, c_int])
@@ -233,7 +235,7 @@ class CpuKernels:
         """
         keys, values = pool
         out = torch.empty(*q.shape[:2], layer.value_head_size)
-        shape = Shape(
+        shape = AttentionShape(
             layer.heads,
             layer.kv_heads,
             layer.head_size,

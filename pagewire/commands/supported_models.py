@@ -121,9 +121,10 @@ Its file turns config.json into a `DecoderSpec` (`spec.py`): sizes, what is norm
 per layer, experts, and how the checkpoint stores and names the matrices. From that come the layers in PyTorch, the
 fused C++ decoder on a CPU and the Triton kernels on a GPU.
 
-1. Compare the family's file in transformers with the fields of `DecoderSpec`. Most differ from `llama.py`, `sliding.py`
-   or `mistral.py` in a few values: derive from these, as `olmo.py` does. If a field is missing, the family needs code
-   in `decoder.py`, `kernels/cpu/cpp/decoder.cpp` and `devices/cuda/model.py`; consider leaving it to transformers.
+1. Compare the family's file in transformers with the fields of `DecoderSpec`. Most files of `families/` differ from
+   `llama.py`, `sliding.py` or `mistral.py` in a few values: derive from these, as `olmo.py` does. If a field is
+   missing, the family needs code in `decoder.py`, `kernels/cpu/cpp/decoder.cpp` and `devices/cuda/fused_layers.py`;
+   consider leaving it to transformers.
 2. Give config.json's fields the defaults of transformers: published files leave them out.
 3. Add its architecture to `FAMILIES` in `registry.py`, and a tiny checkpoint with unusual values to
    `tests/support/checkpoints.py`: `pytest tests/services/executor/models/test_families.py` compares logits and tokens.

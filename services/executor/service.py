@@ -12,14 +12,14 @@ import structlog
 
 from pagewire.services.executor.devices.capacity import has_room_beside
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.ownership import Ownership
+from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.replay_buffer import ReplayBuffer
 from pagewire.services.executor.replay_responder import ReplayResponder
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.spans import Spans
-from pagewire.services.executor.thread import DeviceThread
+from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.executor.step_thread import DeviceThread
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import BusError, WireVersionError

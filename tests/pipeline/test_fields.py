@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pagewire import SamplingParams
-from pagewire.services.executor.sampling import sequence_key, uniforms
+from pagewire.services.executor.devices.pytorch_sampling import sequence_key, uniforms
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import Result
 from pagewire.shared.settings.config import Settings

@@ -13,7 +13,7 @@ import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
 from pagewire.kernels.cpu import build
-from pagewire.services.executor.devices.grammar import SequenceGrammar
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.shared.errors import Internal, InvalidRequest
 from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint

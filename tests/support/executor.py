@@ -14,7 +14,7 @@ from pagewire.services.executor.devices.protocol import Float32
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from pagewire.shared.splitfuse import Pending, compose
+from pagewire.shared.splitfuse import PendingTokens, compose
 
 VOCABULARY = 50
 
@@ -88,7 +88,7 @@ class ModelExecutor:
         live = [i for i in self.order if not self.slots[i].dead]
         slots = [self.slots[i] for i in live]
         columns = compose(
-            Pending(
+            PendingTokens(
                 np.array(live, np.int64),
                 np.array([len(s.tokens) - s.computed for s in slots], np.int64),
                 np.array([s.limit - s.computed for s in slots], np.int64),

@@ -10,10 +10,10 @@ import torch
 import tests.kernels.conftest  # noqa: F401  # before Triton is imported
 from pagewire.services.executor import devices
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
-from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import HostRuntime
+from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity

@@ -12,7 +12,7 @@ struct Layer {
     const Experts* experts;  // in place of `up` and `down`, or null
     const float* table;      // cosines and sines by position; null: heads are not rotated
     int64_t rotated;         // numbers of a head that are rotated
-    int64_t window;          // see `Shape`
+    int64_t window;          // see `AttentionShape`
     int64_t group;           // index of the batch with its block tables
     double scale, soft_cap;
 };
@@ -134,7 +134,7 @@ private:
         }
         if (layer.table)
             rotate(q, stride, layer.table, positions, tokens, heads + kv_heads, dim, layer.rotated, model.threads);
-        Shape shape = {heads,         kv_heads,    dim,          dim,         model.block_size, layer.window, 0,
+        AttentionShape shape = {heads,         kv_heads,    dim,          dim,         model.block_size, layer.window, 0,
                        model.dtype, model.threads, layer.scale, layer.soft_cap};
         Inputs inputs = {q, k, v, stride, stride, stride, nullptr, inner.get()};
         double began = now();

@@ -47,7 +47,7 @@ struct Batch {
     int64_t columns;        // width of the tables
 };
 
-struct Shape {
+struct AttentionShape {
     int64_t heads, kv_heads, dim, value_dim, block_size;  // `dim` of queries and keys
     int64_t window;  // number of positions that a query sees, its own included; 0: all
     int64_t chunk;   // a query sees only the positions of its own chunk of this length; 0: all
@@ -98,5 +98,5 @@ void mix_experts(const Experts* experts, const float* x, float* out, int64_t tok
 void linear(const float* x, const Weights* parts, int64_t count, float* out, int64_t rows, int64_t stride, int threads);
 
 // Writes k and v to the pool, then computes attention. `keys` and `values` have the shapes of `CpuKernels.pool_shapes`.
-void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values);
+void attend(const Batch* batch, const AttentionShape* shape, const Inputs* in, void* keys, void* values);
 }

@@ -53,7 +53,7 @@ class KvPool {
     static constexpr bool SCALED = Element<T>::SCALED;
 
 public:
-    KvPool(const Shape& shape, T* keys, T* values)
+    KvPool(const AttentionShape& shape, T* keys, T* values)
         : dims((shape.dim + NUMBERS - 1) / NUMBERS), key_rows(dims + (SCALED ? 2 * sizeof(float) / sizeof(T) : 0)),
           padded((shape.value_dim + LANES - 1) / LANES * LANES), shape(shape), keys(keys), values(values),
           value_rows((shape.block_size + NUMBERS - 1) / NUMBERS) {}
@@ -102,7 +102,7 @@ public:
     }
 
 private:
-    const Shape& shape;
+    const AttentionShape& shape;
     T *keys, *values;
     int64_t value_rows;  // elements per row of values and rows per block
 };

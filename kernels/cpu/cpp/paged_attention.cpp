@@ -54,7 +54,7 @@ class Attention {
     static constexpr bool SCALED = Element<T>::SCALED;
 
 public:
-    Attention(const Batch& batch, const Shape& shape, const Inputs& in, T* keys, T* values)
+    Attention(const Batch& batch, const AttentionShape& shape, const Inputs& in, T* keys, T* values)
         : batch(batch), shape(shape), in(in), pool(shape, keys, values), group(shape.heads / shape.kv_heads),
           dims(pool.dims), padded(pool.padded), bounded(shape.window || shape.chunk), lines((shape.block_size + LANES - 1) / LANES),
           piece_blocks(std::max<int64_t>(1, PIECE / shape.block_size)), columns(piece_blocks * lines * LANES) {
@@ -358,7 +358,7 @@ private:
     }
 
     const Batch& batch;
-    const Shape& shape;
+    const AttentionShape& shape;
     const Inputs& in;
     KvPool<T> pool;
     int64_t group;         // query heads per KV head
@@ -375,7 +375,7 @@ private:
 
 extern "C" {
 
-void attend(const Batch* batch, const Shape* shape, const Inputs* in, void* keys, void* values) {
+void attend(const Batch* batch, const AttentionShape* shape, const Inputs* in, void* keys, void* values) {
     if (shape->dtype == BF16) Attention(*batch, *shape, *in, (Bf16Pool*)keys, (Bf16Pool*)values).run();
     else if (shape->dtype == INT8) Attention(*batch, *shape, *in, (Int8Pair*)keys, (Int8Pair*)values).run();
     else if (shape->dtype == F16) Attention(*batch, *shape, *in, (Fp16*)keys, (Fp16*)values).run();

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from pagewire.services.executor.devices.roofline import GPUS
+from pagewire.services.executor.devices.sim.roofline import GPUS
 from pagewire.shared.settings.config import STEP_TOKENS, Settings
 
 LARGE = 70 * 10**9

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.devices.grammar import SequenceGrammar
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.shared.sampling_parameters import Record
 from pagewire.shared.settings.config import STEP_TOKENS
 
@@ -144,7 +144,7 @@ class Logprobs:
     """[M] number of tokens that are at least as likely as the token itself, from 1."""
 
 
-class Pending(Protocol):
+class PendingStep(Protocol):
     """A launched step."""
 
     @property
@@ -223,7 +223,7 @@ class Device(Protocol):
         The copy takes effect after the pending steps and before all later ones.
         """
 
-    def launch(self, batch: StepBatch) -> Pending:
+    def launch(self, batch: StepBatch) -> PendingStep:
         """Launches a step after the pending ones: it writes the KV of the batch's positions and samples tokens.
 
         A position must lie within the slot's blocks, and the KV of every earlier position must be written, or be

@@ -1,13 +1,13 @@
 """A small machine whose steps take round numbers, and requests for it."""
 
 from pagewire.bench._simulation.pipeline import Host, Request, Trace, VirtualPipeline
-from pagewire.services.executor.devices.roofline import Efficiency, Gpu, Roofline, Shape
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.devices.sim.roofline import Efficiency, Gpu, ModelShape, Roofline
+from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.scheduler.limits import Limits
 
 GPU = Gpu(flops=2e5, bandwidth=1e12, memory=1 << 30, link=1.0, issue=float("inf"), arch=90)
 MACHINE = Roofline(
-    Shape(hidden=8, heads=0, kv_heads=1, head_dim=8, vocab=0, windows=(0,), layer_weights=1, weights=1),
+    ModelShape(hidden=8, heads=0, kv_heads=1, head_dim=8, vocab=0, windows=(0,), layer_weights=1, weights=1),
     GPU,
     1,
     Efficiency(compute=1.0, bandwidth=1.0, launch=10e-3),

@@ -12,9 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address
-from pagewire.services.executor.sampling import uniforms
+from pagewire.services.executor.devices.pytorch_sampling import uniforms
 from pagewire.shared.sampling_parameters import NOT_FINITE
-from tests.services.executor.test_sampling import BROKEN, LAST_POSITION, How, filtered, hows, possible, records
+from tests.services.executor.devices.test_pytorch_sampling import (
+    BROKEN,
+    LAST_POSITION,
+    How,
+    filtered,
+    hows,
+    possible,
+    records,
+)
 
 
 def draw(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.services.executor.devices.roofline import PROMPT_TILES, PromptTile
+from pagewire.services.executor.devices.sim.roofline import PROMPT_TILES, PromptTile
 
 pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[3]

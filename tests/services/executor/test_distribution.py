@@ -11,10 +11,10 @@ import torch
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address
-from pagewire.services.executor.devices.compiled import _pointers
+from pagewire.services.executor.devices.cpu.compiled_backend import _pointers
 from pagewire.services.executor.devices.edits import edit, slot_edits
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
-from pagewire.services.executor.sampling import sample
+from pagewire.services.executor.devices.pytorch_sampling import sample
 from pagewire.shared.sampling_parameters import Record, is_penalized, record
 from tests.support.distribution import Case, exact
 

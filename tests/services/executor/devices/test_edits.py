@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address
-from pagewire.services.executor.devices.compiled import _pointers
+from pagewire.services.executor.devices.cpu.compiled_backend import _pointers
 from pagewire.services.executor.devices.edits import SlotEdits, bits_of, edit, seen_of, slot_edits, words_of
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.shared.sampling_parameters import Record, record

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.models.compiled import Linear
-from pagewire.services.executor.models.packing import CpuPacking
+from pagewire.services.executor.devices.cpu.compiled_model import Linear
+from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.executor.models.tensors import open_tensors
 from pagewire.shared.models.model_folder import read_config

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.self_test import SelfTest
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 from pagewire.shared.errors import ConfigurationError
