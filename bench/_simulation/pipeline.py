@@ -18,9 +18,9 @@ from pagewire.services.executor.devices.sim.device import choices
 from pagewire.services.executor.devices.sim.roofline import Roofline
 from pagewire.services.executor.in_flight_step import OutputColumns
 from pagewire.services.executor.slot_table import SlotTable
-from pagewire.services.scheduler.limits import Limits
-from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.sequence import Sequence
+from pagewire.services.scheduler.policy.term_limits import TermLimits
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
@@ -116,7 +116,7 @@ class VirtualPipeline:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: TermLimits,
         roofline: Roofline,
         host: Host,
         table: type[SlotTable],

@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from pagewire.services.scheduler.detokenizers import Detokenizers
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.policy import Policy
 from pagewire.services.scheduler.request import Request
 from pagewire.shared import subjects
 from pagewire.shared.errors import BusError, NoResponders, WireVersionError

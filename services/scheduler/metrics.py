@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import structlog
 
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.request import Request, Stage
-from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.spans import enter
 from pagewire.shared import subjects
 from pagewire.shared.metrics import table

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from pagewire.services.scheduler.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attached
 from pagewire.shared.messages.step import Finish

@@ -10,16 +10,16 @@ import msgspec
 import structlog
 
 from pagewire.services.scheduler.attacher import ATTACH_TIMEOUT, LOOK_EVERY, Attacher
-from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
 from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.item_acks import ItemAcks
-from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.policy.beam_search.beam_scheduler import BeamGroup
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.policy.suspects import Suspects
 from pagewire.services.scheduler.request import Request, Stage, sequences_of
-from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.service_meter import ServiceMeter
 from pagewire.services.scheduler.spans import accept, enter
-from pagewire.services.scheduler.suspects import Suspects
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from opentelemetry.util.types import AttributeValue
 
+from pagewire.services.scheduler.policy.sequence import SequenceState
 from pagewire.services.scheduler.request import Request, Stage
-from pagewire.services.scheduler.sequence import SequenceState
 from pagewire.shared.telemetry import tracing
 
 

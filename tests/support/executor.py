@@ -61,7 +61,7 @@ class ModelExecutor:
     num_blocks: int
     block_size: int
     windows: tuple[int, ...] = (0,)
-    """Per group of layers, as in `Limits`."""
+    """Per group of layers, as in `TermLimits`."""
     plans: deque[Plan] = field(default_factory=deque)
     outputs: deque[StepOutput] = field(default_factory=deque)
     slots: dict[int, Slot] = field(default_factory=dict)

@@ -17,8 +17,8 @@ from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.slot_table import SlotTable
 from pagewire.services.executor.step_loop import StepLoop
-from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.sequence import Sequence
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN
 from pagewire.shared.messages.work import Sampling

@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 import pytest
 
-from pagewire.services.scheduler import backlog_reporter, service_rate
-from pagewire.services.scheduler.beam_search.algorithm import BeamSearch
+from pagewire.services.scheduler import backlog_reporter
+from pagewire.services.scheduler.policy import service_rate
+from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch
 from pagewire.services.scheduler.request_manager import LOOKAHEAD
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.shared import subjects
