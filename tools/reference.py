@@ -4,8 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from pagewire.services.gateway import anthropic_request, responses_request, sampling_fields, unknown_fields
 from pagewire.services.gateway.openapi import PLAIN, ROUTES, fields, kind_of
+from pagewire.services.gateway.requests import anthropic_request, responses_request, sampling_fields, unknown_fields
 from pagewire.shared.settings.config import FIELDS, Settings, variable
 from pagewire.shared.settings.flags import describe
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead

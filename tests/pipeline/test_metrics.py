@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.gateway.vllm_metrics import ALIASES
+from pagewire.services.gateway.metrics.vllm_metrics import ALIASES
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.errors import InvalidRequest
