@@ -40,7 +40,7 @@ PROFILED_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Section:
     """A part of the benchmark."""
 
     run: Callable[[Machine, argparse.Namespace], Iterator[Any]]
@@ -82,13 +82,13 @@ def _load(machine: Machine, given: argparse.Namespace) -> Iterator[load.LoadRun]
     return load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device, transformers=both)
 
 
-PARTS: Mapping[str, Part] = {
-    "decode": Part(_decode, steps.decode_table),
-    "prefill": Part(_prefill, steps.prefill_table),
-    "kernels": Part(_kernels, kernels.table),
-    "linear": Part(_linear, linear.table),
-    "profile": Part(_profile, profile.table),
-    "load": Part(_load, load.table),
+PARTS: Mapping[str, Section] = {
+    "decode": Section(_decode, steps.decode_table),
+    "prefill": Section(_prefill, steps.prefill_table),
+    "kernels": Section(_kernels, kernels.table),
+    "linear": Section(_linear, linear.table),
+    "profile": Section(_profile, profile.table),
+    "load": Section(_load, load.table),
 }
 
 

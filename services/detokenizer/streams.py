@@ -13,7 +13,7 @@ from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.outcome import Times
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.step_feed import SequenceMap, StepFeed
-from pagewire.services.detokenizer.stream import Choice, Stream, StreamState, Subscriber, open_choices
+from pagewire.services.detokenizer.stream import Stream, StreamedChoice, StreamState, Subscriber, open_choices
 from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers
@@ -345,7 +345,9 @@ class Streams:
         ids = [unpack(prompt) for prompt in stream.prompts] if request.return_token_ids else UNSET
         return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, stream.chat_format, ids)
 
-    def _accept_known(self, choice: Choice, tokens: list[int], finish: int, reported: Sequence[TokenLogprobs]) -> None:
+    def _accept_known(
+        self, choice: StreamedChoice, tokens: list[int], finish: int, reported: Sequence[TokenLogprobs]
+    ) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.
 
         Without their log-probabilities, which are `reported` of a beam search, they are not wanted: the scheduler has

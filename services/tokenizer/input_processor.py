@@ -13,7 +13,6 @@ import structlog
 from msgspec.structs import asdict, astuple, replace
 from opentelemetry.trace import Span, format_trace_id
 
-from pagewire.services.tokenizer import sampling
 from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.chat.tool_use import (
@@ -23,12 +22,13 @@ from pagewire.services.tokenizer.chat.tool_use import (
     progress_of,
     with_forced_call,
 )
-from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
-from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher, Outcome
+from pagewire.services.tokenizer.served_model import Model
 from pagewire.services.tokenizer.spans import describe
-from pagewire.services.tokenizer.validation import (
+from pagewire.services.tokenizer.validation import sampling_checks
+from pagewire.services.tokenizer.validation.request_checks import (
     ChatPrompt,
-    Limits,
+    RequestLimits,
     TextPrompts,
     TokenPrompts,
     check_ids,
@@ -109,7 +109,7 @@ class InputProcessor:
         self._renderer = renderer
         self._dispatcher = dispatcher
         self._replier = replier
-        self._limits = Limits(
+        self._limits = RequestLimits(
             model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens, model.longest_token
         )
         self._seed = seed
@@ -175,9 +175,9 @@ class InputProcessor:
         check_lengths(lengths, self._limits)  # before anything looks at each id
         check_ids(ids, self._model.vocab_size)
         digest = digest_of(request)
-        resolved = sampling.resolve(
+        resolved = sampling_checks.resolve(
             request.sampling,
-            seed=sampling.draw_seed(request.sampling, self._seed, digest),
+            seed=sampling_checks.draw_seed(request.sampling, self._seed, digest),
             max_tokens=tokens_to_generate(
                 lengths, request.sampling, self._limits, return_token_ids=request.return_token_ids
             ),
@@ -254,10 +254,10 @@ class InputProcessor:
             structlog.contextvars.bind_contextvars(prompts=[text[:LOGGED_CHARACTERS] for text in texts])
 
     async def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
-        texts = sampling.bad_word_texts(params)
+        texts = sampling_checks.bad_word_texts(params)
         if not texts:
             return ()
-        return sampling.bad_word_ids(await self._model.encoder.encode(texts, special=False))
+        return sampling_checks.bad_word_ids(await self._model.encoder.encode(texts, special=False))
 
 
 def generate_request_of(request: TokenizeRequest) -> GenerateRequest:
@@ -297,7 +297,7 @@ def open_stream(
     """Returns the message to the detokenizer."""
     params = request.sampling
     tail = 0 if params.prompt_logprobs is not None or request.return_token_ids else -PROMPT_TAIL
-    sequences = sampling.num_sequences(params)
+    sequences = sampling_checks.num_sequences(params)
     return OpenStream(
         request_id=subjects.owned(caller.tenant, caller.request_id),
         digest=digest,
@@ -307,8 +307,8 @@ def open_stream(
         prompts=tuple(pack(ids[tail:]) for ids in prompts),
         prompt_lengths=pack(map(len, prompts)),
         n=sequences,
-        stop=sampling.stop_strings(params),
-        stop_token_ids=sampling.stop_tokens(params),
+        stop=sampling_checks.stop_strings(params),
+        stop_token_ids=sampling_checks.stop_tokens(params),
         include_stop=params.include_stop_str_in_output,
         skip_special=params.skip_special_tokens,
         min_tokens=params.min_tokens,
@@ -333,7 +333,7 @@ def work_item(
         request_id=subjects.owned(caller.tenant, caller.request_id),
         detokenizer="",
         prompts=tuple(map(pack, prompts)),
-        n=sampling.num_sequences(request.sampling),
+        n=sampling_checks.num_sequences(request.sampling),
         sampling=resolved,
         priority=request.priority,
         deadline=caller.deadline,

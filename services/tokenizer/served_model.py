@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Self
 
-from pagewire.services.tokenizer.chat.formats import Formats
+from pagewire.services.tokenizer.chat.format_recognition import Formats
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.services.tokenizer.encoder import Encoder
-from pagewire.services.tokenizer.generation_config import GenerationDefaults, generation_defaults
-from pagewire.services.tokenizer.grammars import GrammarChecker
+from pagewire.services.tokenizer.validation.generation_config import GenerationDefaults, generation_defaults
+from pagewire.services.tokenizer.validation.grammar_checker import GrammarChecker
 from pagewire.shared import subjects
 from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages.client import ModelInfo

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.tokenizer.encoder import to_ids
-from pagewire.services.tokenizer.generation_config import generation_defaults
+from pagewire.services.tokenizer.validation.generation_config import generation_defaults
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.gguf.reader import GgufModel

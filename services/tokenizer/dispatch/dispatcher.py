@@ -11,9 +11,9 @@ from enum import Enum
 
 import msgspec
 
-from pagewire.services.tokenizer.admission import Admission
-from pagewire.services.tokenizer.router import Router
-from pagewire.services.tokenizer.store_monitor import StoreMonitor
+from pagewire.services.tokenizer.dispatch.admission import Admission
+from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers
 from pagewire.shared.errors import (
@@ -84,7 +84,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, bus: Bus, peers: Peers, router: Router, monitor: StoreMonitor, admission: Admission, model: str
+        self, bus: Bus, peers: Peers, router: ReplicaRouter, monitor: StoreMonitor, admission: Admission, model: str
     ) -> None:
         """`model` is the model's token in subjects."""
         self.stopping = False

@@ -61,7 +61,7 @@ def matched(hashes: Sequence[int], cached: AbstractSet[int]) -> int:
     return next((length for length in range(len(hashes), 0, -1) if hashes[length - 1] in cached), 0)
 
 
-class Router:
+class ReplicaRouter:
     """Routes the requests for one model.
 
     Heartbeats and cached prefixes may be half a second old, so a target is only a hint: every replica gives the same

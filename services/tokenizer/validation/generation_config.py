@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.validation import sampling_checks
 from pagewire.shared.client_protocol.client_requests import decode_request
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
@@ -60,7 +60,7 @@ def generation_defaults(config: dict[str, Any], vocab_size: int) -> GenerationDe
             continue
         target = "max_tokens" if name == MAX_NEW_TOKENS else name
         try:
-            sampling.check(msgspec.convert({target: value}, SamplingParams), vocab_size)
+            sampling_checks.check(msgspec.convert({target: value}, SamplingParams), vocab_size)
         except (InvalidRequest, msgspec.ValidationError) as error:
             ignored[name] = str(error)
         else:

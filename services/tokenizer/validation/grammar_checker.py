@@ -9,7 +9,7 @@ import msgspec
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
-from pagewire.services.tokenizer.json_schemas import JsonSchema, closed, stricter
+from pagewire.services.tokenizer.validation.json_schemas import JsonSchema, closed, stricter
 from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.grammar_compiler import MAX_GRAMMAR, GrammarCompiler, GrammarError

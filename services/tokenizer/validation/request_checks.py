@@ -1,12 +1,12 @@
-"""Which requests are refused, and what the others ask to continue. Pure, like `sampling`, which has its own checks."""
+"""Which requests are refused, and what the others ask to continue. Pure, like `sampling_checks`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from pagewire.services.tokenizer import sampling
 from pagewire.services.tokenizer.chat.chat_template import Conversation
 from pagewire.services.tokenizer.chat.conversation import conversation_of
+from pagewire.services.tokenizer.validation import sampling_checks
 from pagewire.shared import subjects
 from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
@@ -55,7 +55,7 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """The limits of the model and of the bus."""
 
     max_model_len: int
@@ -88,8 +88,8 @@ def validate(
         raise InvalidRequest(f"user must have at most {MAX_USER} characters, not {len(request.user)}")
     if len(request.cache_salt) > MAX_SALT:
         raise InvalidRequest(f"cache_salt must have at most {MAX_SALT} characters, not {len(request.cache_salt)}")
-    sampling.check(request.sampling, vocab_size, max_logprobs)
-    if request.stream and sampling.num_sequences(request.sampling) > request.sampling.n:
+    sampling_checks.check(request.sampling, vocab_size, max_logprobs)
+    if request.stream and sampling_checks.num_sequences(request.sampling) > request.sampling.n:
         raise InvalidRequest("best_of is not for streams, because the best is known at the end: leave out stream")
     truncated = request.truncate_prompt_tokens
     if truncated is not None and truncated != -1 and truncated < 1:
@@ -117,7 +117,7 @@ def prompts_of(request: GenerateRequest) -> TextPrompts | TokenPrompts | ChatPro
     return _batch(prompt)
 
 
-def check_texts(texts: Sequence[str], limits: Limits) -> None:
+def check_texts(texts: Sequence[str], limits: RequestLimits) -> None:
     """Checks that no text is longer than a context full of the longest token: encoding it would be in vain.
 
     Raises:
@@ -131,7 +131,7 @@ def check_texts(texts: Sequence[str], limits: Limits) -> None:
         )
 
 
-def check_lengths(prompt_lengths: Sequence[int], limits: Limits) -> None:
+def check_lengths(prompt_lengths: Sequence[int], limits: RequestLimits) -> None:
     """Checks that every prompt leaves room in the context.
 
     Raises:
@@ -146,7 +146,7 @@ def check_lengths(prompt_lengths: Sequence[int], limits: Limits) -> None:
 
 
 def truncate(
-    prompts: Sequence[Sequence[int]], tokens: int | None, params: SamplingParams, limits: Limits
+    prompts: Sequence[Sequence[int]], tokens: int | None, params: SamplingParams, limits: RequestLimits
 ) -> Sequence[Sequence[int]]:
     """Returns the last `tokens` tokens of each prompt: see `GenerateRequest.truncate_prompt_tokens`.
 
@@ -179,7 +179,7 @@ def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
 
 
 def tokens_to_generate(
-    prompt_lengths: Sequence[int], params: SamplingParams, limits: Limits, *, return_token_ids: bool = False
+    prompt_lengths: Sequence[int], params: SamplingParams, limits: RequestLimits, *, return_token_ids: bool = False
 ) -> int:
     """Returns `max_tokens` of the request, by default the model's own number, and at most what the context leaves.
 
@@ -188,7 +188,7 @@ def tokens_to_generate(
         ContextLength: a prompt fills the context, or `max_tokens` does not fit behind it.
         PayloadTooLarge: the work or the result could not fit into a message.
     """
-    sequences = len(prompt_lengths) * sampling.num_sequences(params)
+    sequences = len(prompt_lengths) * sampling_checks.num_sequences(params)
     running = max(sequences, len(prompt_lengths) * (params.beam_width or 0))
     if running > MAX_SEQUENCES:
         raise InvalidRequest(
@@ -216,7 +216,7 @@ def _check_payload(
     sequences: int,
     max_tokens: int,
     params: SamplingParams,
-    limits: Limits,
+    limits: RequestLimits,
     returned: int,
 ) -> None:
     """`returned`: bytes of the prompts' ids in the result."""
@@ -230,7 +230,7 @@ def _check_payload(
             "send fewer or shorter prompts"
         )
     prompts = returned
-    of_prompt = sampling.num_logprobs(params.prompt_logprobs, limits.vocab_size)
+    of_prompt = sampling_checks.num_logprobs(params.prompt_logprobs, limits.vocab_size)
     if of_prompt is not None:
         prompts += sum(prompt_lengths) * (SLOT_BYTES + LOGPROB_BYTES * (of_prompt + 1))
         if prompts > room:
@@ -238,7 +238,7 @@ def _check_payload(
                 f"prompt_logprobs could need a message of {prompts + HEADROOM} bytes, the broker takes {max_payload}: "
                 "send fewer or shorter prompts, or ask for fewer log-probabilities"
             )
-    of_token = sampling.num_logprobs(params.logprobs, limits.vocab_size)
+    of_token = sampling_checks.num_logprobs(params.logprobs, limits.vocab_size)
     per_token = RESULT_BYTES + (0 if of_token is None else LOGPROB_BYTES * (of_token + 1))
     result = per_token * sequences * max_tokens + prompts
     if result > room:

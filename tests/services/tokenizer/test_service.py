@@ -16,7 +16,8 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import dispatcher, input_processor, service, store_monitor
+from pagewire.services.tokenizer import input_processor, service
+from pagewire.services.tokenizer.dispatch import dispatcher, store_monitor
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.input_processor import InputProcessor
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
@@ -320,7 +321,7 @@ async def test_the_detokenizers_refusals_reach_the_client(state: OpenState, code
 
 
 async def test_without_a_detokenizer_the_service_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.services.tokenizer.dispatcher.SUCCESSOR_TIMEOUT", 0.1)
+    monkeypatch.setattr("pagewire.services.tokenizer.dispatch.dispatcher.SUCCESSOR_TIMEOUT", 0.1)
     async with serving() as setup:
         setup.detokenizer.beat(ready=False)
         frame = await setup.refused({"prompt": "x"})

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from pagewire.services.tokenizer.chat.formats import Formats, reasoning_format, tool_format
+from pagewire.services.tokenizer.chat.format_recognition import Formats, reasoning_format, tool_format
 from pagewire.services.tokenizer.chat.templates import ChatTemplates
 from pagewire.shared.chat.formats import REASONING_PARSERS, TOOL_PARSERS
 from pagewire.shared.messages.client import ChatFormat

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.tokenizer.admission import (
+from pagewire.services.tokenizer.dispatch.admission import (
     AGEING,
     MARGIN,
     MAX_RETRY_MS,

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from pagewire.services.tokenizer import dispatcher
-from pagewire.services.tokenizer.admission import Admission
-from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
-from pagewire.services.tokenizer.router import Router
-from pagewire.services.tokenizer.store_monitor import StoreMonitor
+from pagewire.services.tokenizer.dispatch import dispatcher
+from pagewire.services.tokenizer.dispatch.admission import Admission
+from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher, Outcome
+from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Headers, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
@@ -52,7 +52,9 @@ class Scene:
         self.peers = Peers(self.bus)
         self.monitor = StoreMonitor(self.bus.store, on_change=lambda: None)
         self.admission = Admission(self.bus, "m", self.peers, lambda: 0, None)
-        self.dispatcher = Dispatcher(self.bus, self.peers, Router(self.bus, "m"), self.monitor, self.admission, "m")
+        self.dispatcher = Dispatcher(
+            self.bus, self.peers, ReplicaRouter(self.bus, "m"), self.monitor, self.admission, "m"
+        )
         self.first, self.second = (FakeDetokenizer(MemoryBus(broker), name) for name in rank("r1", ["a", "b"]))
 
     async def start(self, *detokenizers: FakeDetokenizer) -> None:

@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.tokenizer.router import (
-    SLACK,
-    Replica,
-    Router,
-    matched,
-    route,
-)
+from pagewire.services.tokenizer.dispatch.replica_router import SLACK, Replica, ReplicaRouter, matched, route
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.messages import encode, pack
@@ -112,7 +106,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker())
-        self.router = Router(self.bus, "m")
+        self.router = ReplicaRouter(self.bus, "m")
 
     async def beat(self, scheduler: str, running: int = 0, waiting: int = 0, *, ready: bool = True) -> None:
         load = {"running": float(running), "waiting": float(waiting)}
@@ -137,7 +131,7 @@ async def scene() -> Scene:
 
 
 async def test_nothing_known_goes_to_any() -> None:
-    assert Router(MemoryBus(MemoryBroker()), "m").choose(work()) == subjects.ANY
+    assert ReplicaRouter(MemoryBus(MemoryBroker()), "m").choose(work()) == subjects.ANY
 
 
 async def test_the_one_that_has_the_prefix_gets_it(scene: Scene) -> None:

@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pagewire.services.tokenizer import store_monitor
-from pagewire.services.tokenizer.store_monitor import StoreMonitor
+from pagewire.services.tokenizer.dispatch import store_monitor
+from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.shared.errors import BusError, ConnectionLost, RequestTimeout, StorageRefused
 from tests.support.switched_store import SwitchedStore
 from tests.support.waiting import until

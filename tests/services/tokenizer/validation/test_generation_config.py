@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import generation_config
-from pagewire.services.tokenizer.generation_config import GenerationDefaults, generation_defaults
+from pagewire.services.tokenizer.validation import generation_config
+from pagewire.services.tokenizer.validation.generation_config import GenerationDefaults, generation_defaults
 from pagewire.shared.messages.client import SamplingParams
 from pagewire.shared.messages.open import Encoding
 

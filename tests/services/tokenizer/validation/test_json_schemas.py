@@ -3,7 +3,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pagewire.services.tokenizer.json_schemas import closed, stricter
+from pagewire.services.tokenizer.validation.json_schemas import closed, stricter
 
 NAMES = {"type": "string"}
 SHAPES = {"oneOf": [{"required": ["side"]}, {"required": ["radius"]}, {"required": ["base", "height"]}]}

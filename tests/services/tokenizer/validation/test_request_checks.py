@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.tokenizer.chat.chat_template import Conversation
-from pagewire.services.tokenizer.validation import (
+from pagewire.services.tokenizer.validation.request_checks import (
     HEADROOM,
     MAX_PROMPTS,
     MAX_SEQUENCES,
     MAX_TIMEOUT_MS,
     RESULT_BYTES,
     ChatPrompt,
-    Limits,
+    RequestLimits,
     TextPrompts,
     TokenPrompts,
     check_ids,
@@ -161,7 +161,7 @@ def test_what_passes_is_inside_the_vocabulary(prompts: list[list[int]]) -> None:
             check_ids(prompts, 10)
 
 
-LIMITS = Limits(max_model_len=100, vocab_size=1000, max_payload=1 << 20)
+LIMITS = RequestLimits(max_model_len=100, vocab_size=1000, max_payload=1 << 20)
 
 
 def test_the_requests_own_number() -> None:
@@ -202,7 +202,7 @@ def test_the_number_of_completions_is_bounded() -> None:
 
 
 def test_beams_count_like_completions_but_are_no_part_of_the_result() -> None:
-    limits = Limits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + RESULT_BYTES * 1000)
+    limits = RequestLimits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + RESULT_BYTES * 1000)
     assert tokens_to_generate([10], SamplingParams(max_tokens=500, n=2, beam_width=16), limits) == 500
     assert tokens_to_generate([1] * 16, SamplingParams(beam_width=MAX_SEQUENCES // 16), LIMITS) == 16
     with pytest.raises(InvalidRequest, match=f"at most {MAX_SEQUENCES}"):
@@ -210,7 +210,7 @@ def test_beams_count_like_completions_but_are_no_part_of_the_result() -> None:
 
 
 def test_a_result_that_could_not_fit_is_refused_with_what_does() -> None:
-    limits = Limits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + RESULT_BYTES * 1000)
+    limits = RequestLimits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + RESULT_BYTES * 1000)
     assert tokens_to_generate([10], SamplingParams(max_tokens=1000), limits) == 1000
     assert tokens_to_generate([10], SamplingParams(max_tokens=500, n=2), limits) == 500
     with pytest.raises(PayloadTooLarge, match="max_tokens to at most 500"):
@@ -220,7 +220,7 @@ def test_a_result_that_could_not_fit_is_refused_with_what_does() -> None:
 
 
 def test_work_that_could_not_fit_is_refused() -> None:
-    limits = Limits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + 4000)
+    limits = RequestLimits(max_model_len=100_000, vocab_size=1000, max_payload=HEADROOM + 4000)
     assert tokens_to_generate([500, 500], SamplingParams(max_tokens=1), limits) == 1
     with pytest.raises(PayloadTooLarge, match="fewer or shorter prompts"):
         tokens_to_generate([500, 501], SamplingParams(max_tokens=1), limits)
@@ -233,7 +233,7 @@ def test_work_that_could_not_fit_is_refused() -> None:
     st.integers(HEADROOM, HEADROOM + 100_000),
 )
 def test_what_passes_fits_everywhere(lengths: list[int], n: int, max_tokens: int | None, max_payload: int) -> None:
-    limits = Limits(max_model_len=2048, vocab_size=1000, max_payload=max_payload)
+    limits = RequestLimits(max_model_len=2048, vocab_size=1000, max_payload=max_payload)
     try:
         tokens = tokens_to_generate(lengths, SamplingParams(n=n, max_tokens=max_tokens), limits)
     except (InvalidRequest, ContextLength, PayloadTooLarge):

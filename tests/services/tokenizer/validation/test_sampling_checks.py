@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.services.tokenizer.sampling import (
+from pagewire.services.tokenizer.validation.sampling_checks import (
     MAX_BAD_WORDS,
     MAX_BEAM_STOPS,
     MAX_BEAMS,
