@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import resident
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import resident
 from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import nats

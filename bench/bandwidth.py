@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import Packed

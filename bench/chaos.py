@@ -27,7 +27,7 @@ from pagewire.bench._chaos.readers import Reader, open_reader
 from pagewire.bench._chaos.requests import HTTP, NATS, Request, mixture
 from pagewire.bench._chaos.schedule import KINDS, schedule, select
 from pagewire.bench._chaos.trial import answers
-from pagewire.bench._output import json_file, write
+from pagewire.bench._common.output import json_file, write
 from pagewire.shared.settings.config import Settings
 from pagewire.shared.telemetry import logs
 

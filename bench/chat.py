@@ -19,8 +19,8 @@ from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._event_stream import post
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.event_stream import post
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.embedded.stack import Stack
 from pagewire.shared.errors import ConfigurationError
 from pagewire.shared.models.named_models import DEFAULT

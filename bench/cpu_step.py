@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend

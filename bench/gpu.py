@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
+from pagewire.bench._common.output import add_output, write
 from pagewire.bench._gpu import kernels, linear, load, profile, steps
 from pagewire.bench._gpu.machine import Machine, description, measured, simulated
 from pagewire.bench._gpu.plan import Cell, grid
-from pagewire.bench._output import add_output, write
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer

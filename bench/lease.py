@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._output import add_output, markdown, spread, write
-from pagewire.bench._stack import counters
+from pagewire.bench._common.output import add_output, markdown, spread, write
+from pagewire.bench._common.stack import counters
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.settings.config import Settings

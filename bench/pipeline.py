@@ -21,8 +21,8 @@ from typing import Any
 
 import uvloop
 
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import counters, processes, resident
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import counters, processes, resident
 from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, nats

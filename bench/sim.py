@@ -13,8 +13,8 @@ from itertools import groupby, product
 
 import numpy as np
 
-from pagewire.bench._chart import chart
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.chart import chart
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench._simulation import streams
 from pagewire.bench._simulation.clock import Clock
 from pagewire.bench._simulation.conversations import Client

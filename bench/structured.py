@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import counters, processes
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import counters, processes
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.errors import InvalidRequest, PagewireError, Unavailable
 from pagewire.shared.messages.client import Choice

@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._output import commit, machine, today
+from pagewire.bench._common.output import commit, machine, today
 from pagewire.kernels.gpu_arch import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from pagewire.bench._common.output import markdown
 from pagewire.bench._gpu.machine import REPEATS, Machine, timed
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, attention_flops
-from pagewire.bench._output import markdown
 from pagewire.kernels.attention_layer import Attention, Batch
 from pagewire.kernels.triton.attention import decode_attention
 from pagewire.kernels.triton.attention.paged_attention import paged_attention, reference

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pagewire.bench._common.output import markdown
 from pagewire.bench._gpu.kernels import replayed
 from pagewire.bench._gpu.machine import REPEATS, Machine
-from pagewire.bench._output import markdown
 from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix
 from pagewire.kernels.triton.layers.integer_linear import pack
 from pagewire.services.executor.devices.cuda.quantized_linear import EightBitLinear, IntegerLinear

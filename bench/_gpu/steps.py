@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pagewire.bench._common.output import markdown
 from pagewire.bench._gpu.machine import GREEDY, Machine, opened
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, decode_bytes, fitting, prefill_flops
-from pagewire.bench._output import markdown
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.protocol import PendingStep, StepBatch
 from pagewire.services.executor.devices.sim.roofline import Gpu, ModelShape, Roofline, shape_of

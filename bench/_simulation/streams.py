@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pagewire.bench._output import markdown
+from pagewire.bench._common.output import markdown
 from pagewire.bench._simulation.loads import sharegpt
 from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
 from pagewire.bench._simulation.systems import System, Variant, limits, roofline

@@ -7,7 +7,7 @@ import pytest
 
 from pagewire.bench import vllm_cpu
 from pagewire.bench._simulation.loads import sharegpt_lengths
-from pagewire.bench._vllm_inputs import tokenizer, write_model, write_prompts
+from pagewire.bench._vllm.inputs import tokenizer, write_model, write_prompts
 from pagewire.bench.vllm_cpu import MEASURES, comparison, headline, table
 from pagewire.shared.models.model_folder import read_config
 

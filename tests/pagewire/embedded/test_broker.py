@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from pagewire.embedded import broker as broker_module
 from pagewire.embedded.broker import Broker, PortTaken, find_server
-from pagewire.embedded.nats_config import MAX_PAYLOAD
+from pagewire.embedded.broker_config import MAX_PAYLOAD
 from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import nats

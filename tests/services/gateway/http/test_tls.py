@@ -14,7 +14,7 @@ import trustme
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagewire.bench._event_stream import post
+from pagewire.bench._common.event_stream import post
 from pagewire.services.gateway.http import http_protocol, server
 from pagewire.services.gateway.http.http_protocol import ConnectionLimits, Connections
 from pagewire.shared.errors import ConfigurationError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench._event_stream import post
+from pagewire.bench._common.event_stream import post
 from pagewire.shared.errors import ConfigurationError
 
 EVENTS = [{"n": 1}, {"text": "ü" * 100}]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 """The folder that holds `bench/`; of an installed wheel, the package's own."""
 
 

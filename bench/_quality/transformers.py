@@ -50,7 +50,7 @@ def greedy_answers(path: Path, conversations: Sequence[Messages], max_tokens: in
 
 
 def perplexity(path: Path, prompts: Sequence[Sequence[int]]) -> float:
-    """Returns the same as `pagewire.bench._perplexity.perplexity`, in float32.
+    """Returns the same as `pagewire.bench._quality.perplexity.perplexity`, in float32.
 
     Raises:
         ConfigurationError: the model is broken.

@@ -33,7 +33,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 """Sizes in config.json."""
 
-_TOKENIZER = Path(__file__).parent / "data" / "gpt2.json.xz"
+_TOKENIZER = Path(__file__).parents[1] / "data" / "gpt2.json.xz"
 _END = "<|endoftext|>"
 _WORD = re.compile("Ġ[a-z]+")
 """A token of GPT-2 that is a space and a word."""

@@ -7,7 +7,7 @@ from pagewire import LLM, SamplingParams
 from pagewire.shared.models import model_folder
 from pagewire.shared.models.tokenizer_files import load_tokenizer
 
-TEXT = Path(__file__).parent / "data" / "held_out.txt"
+TEXT = Path(__file__).parents[1] / "data" / "held_out.txt"
 WINDOW = 512
 """Maximum tokens of a prompt; each begins without context."""
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)

@@ -1,6 +1,6 @@
 import xml.etree.ElementTree as ET
 
-from pagewire.bench._chart import chart
+from pagewire.bench._common.chart import chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

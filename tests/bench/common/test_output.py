@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.bench import _output, ablation, busy, cpu_step, fastgen, lease, pipeline, replicas, sim, vllm_cpu
-from pagewire.bench._output import commit, json_file, machine, markdown, spread, write
+from pagewire.bench import ablation, busy, cpu_step, fastgen, lease, pipeline, replicas, sim, vllm_cpu
+from pagewire.bench._common import output
+from pagewire.bench._common.output import commit, json_file, machine, markdown, spread, write
 
 Main = Callable[[list[str]], int]
 MAINS: list[Main] = [
@@ -55,7 +56,7 @@ def test_a_machine_is_its_cores_and_what_they_are() -> None:
 
 def test_a_wheel_has_a_version_instead_of_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?", commit())
-    monkeypatch.setattr(_output, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(output, "CHECKOUT", tmp_path)
     assert commit().startswith("pagewire ")
 
 

@@ -3,7 +3,7 @@
 import math
 
 from pagewire import LLM
-from pagewire.bench._perplexity import TEXT, perplexity, windows
+from pagewire.bench._quality.perplexity import TEXT, perplexity, windows
 
 
 def test_windows_are_equal_and_lose_only_the_rest() -> None:
