@@ -46,7 +46,7 @@ def check(*modules: str) -> None:
 
 
 def test_activations_wait_for_the_product_before_them() -> None:
-    check("gated")
+    check("layers.gated")
 
 
 @pytest.mark.full

@@ -10,7 +10,8 @@ import pytest
 
 BODY = """
 import structlog
-from pagewire.shared import config, logs
+from pagewire.shared.settings import config
+from pagewire.shared.telemetry import logs
 
 logs.configure(config.load({}), service="probe", instance="probe1")
 structlog.get_logger().info("begun", tokens=3)
@@ -24,7 +25,8 @@ except OSError:
 
 LIBRARIES = """
 import logging, warnings
-from pagewire.shared import config, logs
+from pagewire.shared.settings import config
+from pagewire.shared.telemetry import logs
 
 logs.configure(config.load({}), service="probe")
 logging.getLogger("exporter").warning("cannot reach %s", "x")
@@ -97,7 +99,8 @@ def test_colours_are_for_terminals() -> None:
 def test_the_level_changes_while_the_process_runs() -> None:
     body = """
 import structlog
-from pagewire.shared import config, logs
+from pagewire.shared.settings import config
+from pagewire.shared.telemetry import logs
 
 settings = config.load({"log-level": "warning"})
 logs.configure(settings, service="probe", instance="probe1")

@@ -13,7 +13,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 def run(body: str, folder: Path, **environ: str) -> str:
     """Runs code in a process of its own: a process has one tracer."""
-    code = "from pagewire.shared import telemetry\nfrom pagewire.shared.settings.config import Settings\n"
+    code = "from pagewire.shared.telemetry import tracing\nfrom pagewire.shared.settings.config import Settings\n"
     code += f"FOLDER = {str(folder)!r}\nPARENT = {PARENT!r}\n"
     done = subprocess.run(
         [sys.executable, "-c", code + textwrap.dedent(body)], env=environ, capture_output=True, text=True, check=False

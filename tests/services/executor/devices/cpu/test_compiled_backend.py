@@ -155,7 +155,7 @@ def test_logits_take_no_new_memory_from_step_to_step() -> None:
 
 SCRIPT = (
     "from pathlib import Path; from pagewire.services.executor.devices import open_device;"
-    "from pagewire.shared import logs; from pagewire.shared.settings.config import Settings, load;"
+    "from pagewire.shared.telemetry import logs; from pagewire.shared.settings.config import Settings, load;"
     "logs.configure(Settings(log_format='json'), service='executor');"
     "open_device(load({'num-kv-blocks': 40}, {}), Path(sys.argv[1])).close()"
 )
