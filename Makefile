@@ -44,7 +44,7 @@ lint-kubernetes: install
 
 # Every GPU kernel, compiled without a GPU: registers, spills and shared memory. A spill or an overflow ends it.
 kernels: install
-	$(BIN)/python -m pagewire.kernels.compile --arch sm_90
+	$(BIN)/python -m pagewire.kernels.triton.compile --arch sm_90
 
 # The same by every Triton that PyTorch brings, for every GPU: writes bench/results/kernels.json. About 20 minutes.
 kernels-all: install

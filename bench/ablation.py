@@ -15,8 +15,8 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any, NamedTuple
 
-from pagewire.bench._chart import chart
-from pagewire.bench._output import add_output, markdown, spread, write
+from pagewire.bench._common.chart import chart
+from pagewire.bench._common.output import add_output, markdown, spread, write
 from pagewire.bench._simulation.figures import figures, mean
 from pagewire.bench._simulation.loads import LOADS, poisson
 from pagewire.bench._simulation.systems import System, Variant, pipeline

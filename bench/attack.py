@@ -14,13 +14,14 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from urllib.parse import urlsplit
 
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import resident
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import resident
 from pagewire.embedded.stack import Stack
-from pagewire.shared import logs, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus import nats
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 MODEL = "bundled"
 SIZE = 7_000_000

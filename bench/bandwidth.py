@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import Packed
 from pagewire.kernels.scales import Multiples
-from pagewire.services.executor.models.packing import VOCABULARY_BITS
+from pagewire.services.executor.devices.cpu.weight_packing import VOCABULARY_BITS
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.rounding import round_weights
 

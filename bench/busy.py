@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import closed_loop
 from pagewire.bench._simulation.loads import sharegpt_lengths
-from pagewire.bench._stack import closed_loop
 from pagewire.bench.shapes import write_folder
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
 from pagewire.shared.progress import shown
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 SHAPE, DEVICE = "llama-3-8b", "sim:h100"
 MACHINE = "llama-3-8b on one h100"

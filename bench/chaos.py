@@ -27,9 +27,9 @@ from pagewire.bench._chaos.readers import Reader, open_reader
 from pagewire.bench._chaos.requests import HTTP, NATS, Request, mixture
 from pagewire.bench._chaos.schedule import KINDS, schedule, select
 from pagewire.bench._chaos.trial import answers
-from pagewire.bench._output import json_file, write
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
+from pagewire.bench._common.output import json_file, write
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 TOKENS = {"cpu": 48, "sim": 600}
 """Tokens of an answer, at most, by kind of device: answers take about as long as a fault."""

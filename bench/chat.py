@@ -19,13 +19,13 @@ from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._event_stream import post
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.event_stream import post
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.embedded.stack import Stack
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.models.named_models import DEFAULT
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 QUESTIONS = Path(__file__).parent / "data" / "mt_bench_question.jsonl"
 ANSWER_WITHIN = 600.0

@@ -16,8 +16,8 @@ from pagewire.bench._costs.meter import Reading, measure
 from pagewire.bench._costs.rig import Open
 from pagewire.bench._costs.scheduler import scheduler
 from pagewire.bench._costs.tokenizer import tokenizer, tokenizer_request
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 TOLERANCE = 1.4
 """Between the noise of a busy machine, a fifth, and a rise by half."""

@@ -23,24 +23,24 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.devices.compiled import CompiledBackend
-from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import Backend, CpuDevice, multiplies_bf16
+from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
+from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
+from pagewire.services.executor.devices.cpu.cores import Cores
+from pagewire.services.executor.devices.cpu.device import Backend, CpuDevice, multiplies_bf16
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.devices.self_test import prove
-from pagewire.services.executor.devices.slots import DeviceSlots
-from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
 from pagewire.services.executor.models.registry import FAMILIES, build_model
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.weights import random_weights
-from pagewire.services.executor.sampling import sequence_key
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 
 VOCABULARY = 50304
 BLOCK_SIZE = 16
@@ -135,16 +135,16 @@ class Timed:
         spent = self._spent
         return spent | {"linears": spent["linears"] + linears, "attention": spent["attention"] + attention}
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
+    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
         """See `Backend.attention`."""
         attend = self._timed("attention", self._backend.attention)(batch, slots, positions)
         return attend if self._decoder else self._timed("attention", attend)
 
-    def edit(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> None:
+    def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
         """See `Backend.edit`."""
         self._timed("sampling", self._backend.edit)(logits, slots, rows, positions)
 
-    def sample(self, logits: Tensor, slots: DeviceSlots, rows: Int64, positions: Int64) -> Int64:
+    def sample(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> Int64:
         """See `Backend.sample`."""
         tokens: Int64 = self._timed("sampling", self._backend.sample)(logits, slots, rows, positions)
         return tokens

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pagewire.bench._chart import Points, chart
-from pagewire.bench._output import add_output, markdown, spread, write
+from pagewire.bench._common.chart import Points, chart
+from pagewire.bench._common.output import add_output, markdown, spread, write
 from pagewire.bench._simulation.figures import QUANTILES, mean
 from pagewire.bench._simulation.loads import fastgen
 from pagewire.bench._simulation.pipeline import Request, Trace

@@ -20,9 +20,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._servers import COMMON, free_port, server
-from pagewire.bench._vllm_inputs import write_model
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._vllm.inputs import write_model
+from pagewire.bench._vllm.servers import COMMON, free_port, server
 from pagewire.bench.cpu_step import SHAPES, VOCABULARY
 from pagewire.bench.structured import PEOPLE
 

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
+from pagewire.bench._common.output import add_output, write
 from pagewire.bench._gpu import kernels, linear, load, profile, steps
 from pagewire.bench._gpu.machine import Machine, description, measured, simulated
 from pagewire.bench._gpu.plan import Cell, grid
-from pagewire.bench._output import add_output, write
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.cuda.flashinfer_limits import find_flashinfer
 from pagewire.services.executor.devices.cuda.open import BACKENDS, FP8, GRAPHS, check_cache
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError, PagewireError
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 MODELS = ("llama-3-8b", "qwen3-0.6b", "qwen3-14b")
 ROWS = (1, 8, 32, 64, 128, 256)
@@ -40,7 +40,7 @@ PROFILED_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Section:
     """A part of the benchmark."""
 
     run: Callable[[Machine, argparse.Namespace], Iterator[Any]]
@@ -82,13 +82,13 @@ def _load(machine: Machine, given: argparse.Namespace) -> Iterator[load.LoadRun]
     return load.load(_shapes(given), given.streams, given.requests, machine.bandwidth, device, transformers=both)
 
 
-PARTS: Mapping[str, Part] = {
-    "decode": Part(_decode, steps.decode_table),
-    "prefill": Part(_prefill, steps.prefill_table),
-    "kernels": Part(_kernels, kernels.table),
-    "linear": Part(_linear, linear.table),
-    "profile": Part(_profile, profile.table),
-    "load": Part(_load, load.table),
+PARTS: Mapping[str, Section] = {
+    "decode": Section(_decode, steps.decode_table),
+    "prefill": Section(_prefill, steps.prefill_table),
+    "kernels": Section(_kernels, kernels.table),
+    "linear": Section(_linear, linear.table),
+    "profile": Section(_profile, profile.table),
+    "load": Section(_load, load.table),
 }
 
 

@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._output import add_output, markdown, spread, write
-from pagewire.bench._stack import counters
+from pagewire.bench._common.output import add_output, markdown, spread, write
+from pagewire.bench._common.stack import counters
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import PagewireError
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 PROMPT = "The old man looked at the sea, and the boy asked him"
 HEADER = "window | first token ms, median | of the first (quartiles) | waiting | tokens/s"

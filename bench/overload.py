@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import processes
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import processes
 from pagewire.bench.shapes import write_folder
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, PagewireError
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 SHAPE, DEVICE = "llama-3-8b", "sim:l40s"
 MACHINE = "llama-3-8b on l40s"

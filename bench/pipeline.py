@@ -21,13 +21,14 @@ from typing import Any
 
 import uvloop
 
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import counters, processes, resident
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import counters, processes, resident
 from pagewire.embedded.stack import GATEWAY, PIPELINE, Stack
-from pagewire.shared import logs, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message, nats
-from pagewire.shared.config import Settings
 from pagewire.shared.progress import shown
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 PROCESSES = ("client", "tokenizer", "scheduler", "executor", "detokenizer", "gateway", "nats-server")
 TOKENS_PER_REQUEST = 1900

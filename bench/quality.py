@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 
 from pagewire import LLM, SamplingParams
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._perplexity import TEXT, perplexity, windows
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._quality.perplexity import TEXT, perplexity, windows
 from pagewire.client.async_client import Messages
-from pagewire.services.executor.models.config import DTYPES
-from pagewire.shared import model_folder
+from pagewire.services.executor.models.config_json import DTYPES
 from pagewire.shared.messages.client import Choice
-from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.named_models import DEFAULT
 from pagewire.shared.progress import shown
 
 QUESTIONS = Path(__file__).parent / "data" / "questions.json"
@@ -67,7 +67,7 @@ class Run:
     """Without the token that ends an answer."""
     right: list[bool]
     perplexity: float | None = None
-    """Of the text in `_perplexity.py`; None: it was not measured."""
+    """Of the text in `_quality/perplexity.py`; None: it was not measured."""
 
     @property
     def share(self) -> float:
@@ -140,13 +140,13 @@ def referred(model: str, questions: Sequence[Question]) -> Run:
         ConfigurationError: the model cannot be used.
     """
     # Transformers' models take seconds to import, and only the reference needs them.
-    from pagewire.bench import _transformers
-    from pagewire.shared.tokenizer import load_tokenizer
+    from pagewire.bench._quality import transformers
+    from pagewire.shared.models.tokenizer_files import load_tokenizer
 
     path = model_folder.resolve(model)
-    token_ids = _transformers.greedy_answers(path, _conversations(questions), MAX_TOKENS)
+    token_ids = transformers.greedy_answers(path, _conversations(questions), MAX_TOKENS)
     answers: list[str] = load_tokenizer(path).backend.decode_batch(token_ids)
-    predicted = _transformers.perplexity(path, windows(model, TEXT.read_text()))
+    predicted = transformers.perplexity(path, windows(model, TEXT.read_text()))
     return Run(REFERENCE, answers, token_ids, _right(questions, answers), predicted)
 
 

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import closed_loop
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import closed_loop
 from pagewire.bench.shapes import write_folder
-from pagewire.shared import logs
-from pagewire.shared.config import Settings
 from pagewire.shared.progress import shown
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 SHAPE, DEVICE, DEGREE = "llama-2-70b", "sim:a100-80", 4
 MACHINE = "llama-2-70b on 4 x a100-80"

@@ -28,7 +28,7 @@ from pagewire.bench import (
     structured,
     vllm_cpu,
 )
-from pagewire.bench._output import CHECKOUT, markdown
+from pagewire.bench._common.output import CHECKOUT, markdown
 from pagewire.bench._simulation.figures import mean
 from pagewire.shared.errors import ConfigurationError
 

@@ -21,8 +21,8 @@ from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
-from pagewire.bench._event_stream import post
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.event_stream import post
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.shared.errors import ConfigurationError
 
 WORDS = "the of and to in is it that was for on are with as be at one have this from by hot word but what some".split()  # noqa: SIM905

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.models.model_folder import BUNDLED
 
 
 def _llama(hidden: int, inner: int, layers: int, heads: int, vocab: int, context: int) -> dict[str, Any]:

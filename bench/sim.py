@@ -13,8 +13,8 @@ from itertools import groupby, product
 
 import numpy as np
 
-from pagewire.bench._chart import chart
-from pagewire.bench._output import add_output, markdown, write
+from pagewire.bench._common.chart import chart
+from pagewire.bench._common.output import add_output, markdown, write
 from pagewire.bench._simulation import streams
 from pagewire.bench._simulation.clock import Clock
 from pagewire.bench._simulation.conversations import Client
@@ -22,8 +22,8 @@ from pagewire.bench._simulation.fleet import Fleet
 from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
 from pagewire.bench._simulation.systems import System, Variant, limits
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
+from pagewire.services.executor.slot_table import SlotTable
 
 SYSTEM = System("llama-3-8b", "h100", 1, 8192)
 SLOTS = 64

@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
-from pagewire.bench._output import add_output, markdown, write
-from pagewire.bench._stack import counters, processes
+from pagewire.bench._common.output import add_output, markdown, write
+from pagewire.bench._common.stack import counters, processes
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared import logs, model_folder
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest, PagewireError, Unavailable
 from pagewire.shared.messages.client import Choice
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import logs
 
 RANDOM = "random weights"
 CLOSING = {'"': 11.0, "}": 6.0, "]": 6.0}

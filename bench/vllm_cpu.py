@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._output import add_output, markdown, spread, write
-from pagewire.bench._servers import COMMON, QUIET, free_port, server
-from pagewire.bench._vllm_inputs import MODELS, write_model, write_prompts
+from pagewire.bench._common.output import add_output, markdown, spread, write
+from pagewire.bench._vllm.inputs import MODELS, write_model, write_prompts
+from pagewire.bench._vllm.servers import COMMON, QUIET, free_port, server
 
 MEASURES: Mapping[str, str] = {
     "output_throughput": "tokens/s",

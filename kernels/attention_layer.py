@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagewire.kernels.part import is_wide, parts_with
+from pagewire.kernels.gpu_arch import is_wide, parts_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """An attention layer of a known model, for `pagewire.kernels.compile`."""
+class KnownLayer:
+    """An attention layer of a known model, for `pagewire.kernels.triton.compile`."""
 
     name: str
     layer: Attention
@@ -101,17 +101,17 @@ TENSORS = {"slots": "i32", "lengths": "i32", "cu_queries": "i32", "block_tables"
 """Element types of the parameters that do not depend on the shape."""
 
 SHAPES = (
-    Shape("llama-3-8b", Attention(32, 8, 128, 1.0)),
-    Shape("llama-3-8b fp16", Attention(32, 8, 128, 1.0), "fp16", "fp16"),
-    Shape("llama-3-8b fp32", Attention(32, 8, 128, 1.0), "fp32", "fp32"),
-    Shape("llama-3-8b fp8 cache", Attention(32, 8, 128, 1.0), cache="fp8e4nv"),
-    Shape("qwen3-14b", Attention(40, 8, 128, 1.0)),
-    Shape("qwen3-0.6b", Attention(16, 8, 128, 1.0)),
-    Shape("qwen3-30b-a3b", Attention(32, 4, 128, 1.0)),
-    Shape("qwen1.5-moe-a2.7b", Attention(16, 16, 128, 1.0)),
-    Shape("opt-125m", Attention(12, 12, 64, 1.0)),
-    Shape("phi-2 (head 80)", Attention(32, 32, 80, 1.0)),
-    Shape("gemma-2-2b (window, cap)", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0)),
-    Shape("gemma-2-2b fp32", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0), "fp32", "fp32"),
-    Shape("falcon-7b (71 heads on one)", Attention(71, 1, 64, 1.0)),
+    KnownLayer("llama-3-8b", Attention(32, 8, 128, 1.0)),
+    KnownLayer("llama-3-8b fp16", Attention(32, 8, 128, 1.0), "fp16", "fp16"),
+    KnownLayer("llama-3-8b fp32", Attention(32, 8, 128, 1.0), "fp32", "fp32"),
+    KnownLayer("llama-3-8b fp8 cache", Attention(32, 8, 128, 1.0), cache="fp8e4nv"),
+    KnownLayer("qwen3-14b", Attention(40, 8, 128, 1.0)),
+    KnownLayer("qwen3-0.6b", Attention(16, 8, 128, 1.0)),
+    KnownLayer("qwen3-30b-a3b", Attention(32, 4, 128, 1.0)),
+    KnownLayer("qwen1.5-moe-a2.7b", Attention(16, 16, 128, 1.0)),
+    KnownLayer("opt-125m", Attention(12, 12, 64, 1.0)),
+    KnownLayer("phi-2 (head 80)", Attention(32, 32, 80, 1.0)),
+    KnownLayer("gemma-2-2b (window, cap)", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0)),
+    KnownLayer("gemma-2-2b fp32", Attention(8, 4, 256, 1.0, window=4096, soft_cap=50.0), "fp32", "fp32"),
+    KnownLayer("falcon-7b (71 heads on one)", Attention(71, 1, 64, 1.0)),
 )

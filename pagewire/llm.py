@@ -13,12 +13,13 @@ from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.outputs import BeamSearchOutput, BeamSearchSequence, RequestOutput, output_of
 from pagewire.sampling_params import BeamSearchParams
 from pagewire.services.executor.devices.defaults import offline
-from pagewire.services.tokenizer.generation_config import generation_defaults
-from pagewire.shared import config, model_folder
-from pagewire.shared.config import Settings
+from pagewire.services.tokenizer.validation.generation_config import generation_defaults
 from pagewire.shared.errors import InvalidRequest, Overloaded, PagewireError
 from pagewire.shared.messages.client import Choice, Result, SamplingParams
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings import config
+from pagewire.shared.settings.config import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

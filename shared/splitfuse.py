@@ -16,7 +16,7 @@ OTHERS_PER_FORCED = 24
 excepted: they wait 4 % longer at most where the time of a step grows with its positions."""
 
 
-class Pending(NamedTuple):
+class PendingTokens(NamedTuple):
     """The work that each slot could do next, as columns in the order in which prompts are served."""
 
     slots: Int64
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
     """[R] positions to compute, at least 1."""
 
 
-def compose(pending: Pending, budget: int) -> Rows:
+def compose(pending: PendingTokens, budget: int) -> Rows:
     """Returns the rows of one step: all decodes, then prompt chunks in the given order, `budget` tokens altogether.
 
     A slot without work or at its limit is skipped. The step has fewer tokens than `budget` only if there is less work.

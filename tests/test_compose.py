@@ -17,9 +17,9 @@ import yaml
 
 from pagewire.embedded.broker import find_server
 from pagewire.embedded.stack import REPLICATED
-from pagewire.shared.config import FIELDS, Settings, variable
-from pagewire.shared.permissions import ROLES
-from pagewire.shared.runtime import CLOSE_WITHIN
+from pagewire.shared.process.runtime import CLOSE_WITHIN
+from pagewire.shared.security.permissions import ROLES
+from pagewire.shared.settings.config import FIELDS, Settings, variable
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

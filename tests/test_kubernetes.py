@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from pagewire.embedded.stack import GATEWAY, PIPELINE
-from pagewire.shared.config import FIELDS, Settings, variable
-from pagewire.shared.permissions import ROLES
-from pagewire.shared.runtime import CLOSE_WITHIN
+from pagewire.shared.process.runtime import CLOSE_WITHIN
+from pagewire.shared.security.permissions import ROLES
+from pagewire.shared.settings.config import FIELDS, Settings, variable
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -1,6 +1,6 @@
 """The AsyncAPI document of the subjects: what may be sent there, by whom, and what answers.
 
-Messages come from the structs of `shared/messages`, senders and receivers from `shared/permissions.py`.
+Messages come from the structs of `shared/messages`, senders and receivers from `shared/security/permissions.py`.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pagewire.shared import permissions, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus.streams import CHECK_DONE, CHECK_WORK
 from pagewire.shared.messages import client, tokenize
 from pagewire.shared.messages.abort import AbortedSequences, AbortSequences
@@ -27,6 +27,7 @@ from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.security import permissions
 
 Kind = type[msgspec.Struct]
 

@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pagewire.bench._output import commit, machine, today
-from pagewire.kernels.part import PARTS
+from pagewire.bench._common.output import commit, machine, today
+from pagewire.kernels.gpu_arch import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "kernels.json"
@@ -34,7 +34,7 @@ def compile_all(version: str, archs: list[str]) -> list[dict[str, Any]]:
     """Returns the forms of all kernels as this version compiles them, with the version."""
     folder = installed(version)
     output = folder / "kernels.json"
-    command = [sys.executable, "-m", "pagewire.kernels.compile", "--output", str(output), "--arch", *archs]
+    command = [sys.executable, "-m", "pagewire.kernels.triton.compile", "--output", str(output), "--arch", *archs]
     environment = {**os.environ, "PYTHONPATH": str(folder), "TRITON_CACHE_DIR": str(folder / "cache")}
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
     found = json.loads(output.read_text())

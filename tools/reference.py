@@ -4,11 +4,11 @@ from pathlib import Path
 
 import yaml
 
-from pagewire.services.gateway import anthropic_request, responses_request, sampling_fields, unknown_fields
 from pagewire.services.gateway.openapi import PLAIN, ROUTES, fields, kind_of
-from pagewire.shared.config import FIELDS, Settings, variable
-from pagewire.shared.flags import describe
-from pagewire.shared.vllm_flags import ALIASES, IGNORED, instead
+from pagewire.services.gateway.requests import anthropic_request, responses_request, sampling_fields, unknown_fields
+from pagewire.shared.settings.config import FIELDS, Settings, variable
+from pagewire.shared.settings.flags import describe
+from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead
 from tools import asyncapi, vllm_names
 from tools.vllm_names import Here
 

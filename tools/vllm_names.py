@@ -3,8 +3,9 @@
 from enum import Enum
 from pathlib import Path
 
-from pagewire.services.gateway import anthropic_request, responses_request, sampling_fields, tokenization
 from pagewire.services.gateway.openapi import ROUTES, fields
+from pagewire.services.gateway.requests import anthropic_request, responses_request, sampling_fields
+from pagewire.services.gateway.routes import tokenization
 
 FOLDER = Path(__file__).parent
 

@@ -16,7 +16,7 @@ are rounded in another order."""
 
 
 @dataclass(slots=True)
-class Choice:
+class SeenChoice:
     """One completion, as far as it has arrived."""
 
     text: str = ""
@@ -42,7 +42,7 @@ class Seen:
 
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
-    choices: dict[int, Choice] = field(default_factory=dict)
+    choices: dict[int, SeenChoice] = field(default_factory=dict)
     error: str = ""
     """Why it has ended without an answer."""
     hung: bool = False
@@ -57,7 +57,7 @@ class Seen:
     reconnections: int = 0
     """Connections that have broken and were replaced."""
     refusals: list[Refusal] = field(default_factory=list)
-    broken_off: list[dict[int, Choice]] = field(default_factory=list)
+    broken_off: list[dict[int, SeenChoice]] = field(default_factory=list)
     """What earlier connections had brought."""
     conflicts: list[str] = field(default_factory=list)
     """Frames for the same place that were not the same: a reader that does not drop repetitions sees both."""
@@ -67,9 +67,9 @@ class Seen:
         """Whether a part of a text has arrived."""
         return any(choice.text for choice in self.choices.values())
 
-    def choice(self, index: int) -> Choice:
+    def choice(self, index: int) -> SeenChoice:
         """Returns one completion."""
-        return self.choices.setdefault(index, Choice())
+        return self.choices.setdefault(index, SeenChoice())
 
     def pauses(self) -> Iterable[tuple[float, float]]:
         """Returns the times between which the client was not one step further."""
@@ -139,14 +139,14 @@ def _judge_choice(request: Request, wanted: Seen, seen: Seen, index: int) -> Ver
     return Verdict(WRONG, difference)
 
 
-def _units(expected: Choice, found: Choice) -> tuple[Sequence[int | str], Sequence[int | str]]:
+def _units(expected: SeenChoice, found: SeenChoice) -> tuple[Sequence[int | str], Sequence[int | str]]:
     """Returns what is compared: token ids, or the words of texts without them."""
     if expected.token_ids:
         return expected.token_ids, found.token_ids
     return expected.text.split(" "), found.text.split(" ")
 
 
-def _begins(expected: Choice, part: Choice) -> bool:
+def _begins(expected: SeenChoice, part: SeenChoice) -> bool:
     ids = part.token_ids
     return expected.text.startswith(part.text) and expected.token_ids[: len(ids)] == ids
 
@@ -156,7 +156,7 @@ def _is_subsequence(part: Sequence[int | str], whole: Sequence[int | str]) -> bo
     return all(any(other == unit for other in rest) for unit in part)
 
 
-def _difference(wanted: Seen, index: int, found: Choice) -> str:
+def _difference(wanted: Seen, index: int, found: SeenChoice) -> str:
     expected = wanted.choice(index)
     want, have = _units(expected, found)
     at = next(

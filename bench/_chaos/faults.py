@@ -17,9 +17,9 @@ from pagewire.bench._chaos.schedule import CUT, FULL, KILL, STOP, Fault
 from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE, SUPERVISOR, Address, Stack, program_names, replicas_of
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.config import Settings
-from pagewire.shared.discovery import ask
 from pagewire.shared.errors import BusError
+from pagewire.shared.process.discovery import ask
+from pagewire.shared.settings.config import Settings
 
 MAX_STORE = 32 << 20
 """Bytes of the store: little, so that it is soon full."""

@@ -10,7 +10,7 @@ from pagewire.bench._chaos.checks import EXACT, FAILURES, LOST, Seen, Verdict, j
 from pagewire.bench._chaos.faults import Applied
 from pagewire.bench._chaos.requests import Request
 from pagewire.bench._chaos.schedule import FULL, KINDS, TERMINATE
-from pagewire.bench._output import markdown
+from pagewire.bench._common.output import markdown
 
 ROOM_WITHIN = 5.0
 """Seconds after a full store has room within which new requests may still be refused."""

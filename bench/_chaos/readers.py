@@ -13,7 +13,7 @@ import msgspec
 from httptools import HttpParserError, HttpResponseParser
 
 from pagewire import AsyncClient
-from pagewire.bench._chaos.checks import Choice, Refusal, Seen, is_repetition
+from pagewire.bench._chaos.checks import Refusal, Seen, SeenChoice, is_repetition
 from pagewire.bench._chaos.requests import HTTP, Request
 from pagewire.client.stream import Stream
 from pagewire.embedded.stack import Address
@@ -156,7 +156,7 @@ async def _cancel(stream: Stream) -> None:
 
 def _take_result(result: Result, seen: Seen) -> None:
     for choice in result.choices:
-        seen.choices[choice.index] = Choice(
+        seen.choices[choice.index] = SeenChoice(
             choice.text, list(choice.token_ids), choice.finish_reason, choice.stop_reason
         )
 

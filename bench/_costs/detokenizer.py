@@ -9,13 +9,13 @@ from pagewire.services.detokenizer.service import Detokenizer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.abort import AbortedSequences
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.open import Encoding, Opened, OpenState, OpenStream
 from pagewire.shared.messages.step import Finish, StepOutput
+from pagewire.shared.process.context import Context
+from pagewire.shared.settings.config import Settings
 
 _PROMPT = 16
 _VERBS = f"{subjects.DETOKENIZER}.detok"

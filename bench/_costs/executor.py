@@ -6,15 +6,16 @@ from contextlib import asynccontextmanager
 from pagewire.bench._costs.rig import ROWS, Rig, serving
 from pagewire.bench._costs.tap import Tap, Wrap
 from pagewire.services.executor.service import Executor
-from pagewire.shared import model_folder, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.plan import AddSlot, Claim, Claimed, Plan
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.sampling import pack_record
+from pagewire.shared.models import model_folder
+from pagewire.shared.process.context import Context
+from pagewire.shared.sampling_parameters import pack_record
+from pagewire.shared.settings.config import Settings
 
 _BLOCK = 16
 _PROMPT = 64

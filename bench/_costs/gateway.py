@@ -12,14 +12,14 @@ from pagewire import AsyncClient
 from pagewire.bench._costs.rig import ROWS, Rig
 from pagewire.bench._costs.tap import Tap, Wrap
 from pagewire.services.gateway import app
-from pagewire.services.gateway.completions import Completions
-from pagewire.services.gateway.endpoint import Endpoint
-from pagewire.services.gateway.health import Health
-from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.routes.completions import Completions
+from pagewire.services.gateway.routes.endpoint import Endpoint
+from pagewire.services.gateway.routes.health import Health
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.frames import encode_frame
+from pagewire.shared.client_protocol.frame_encoding import encode_frame
 from pagewire.shared.messages.client import BATCH_INBOX, Accepted, Delta, DeltaBatch
 from pagewire.shared.messages.open import Encoding
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pagewire.bench._costs.progress import Progress
 from pagewire.bench._costs.tap import Wrap
-from pagewire.shared.context import Service
+from pagewire.shared.process.context import Service
 
 ROWS = 256
 """Sequences, streams or requests at once."""

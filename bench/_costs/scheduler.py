@@ -11,15 +11,15 @@ from pagewire.services.scheduler.service import Scheduler
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.sampling import pack_record
+from pagewire.shared.process.context import Context
+from pagewire.shared.sampling_parameters import pack_record
+from pagewire.shared.settings.config import Settings
 
 _MODEL = "tiny"
 _STEPS = 8

@@ -13,12 +13,12 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Headers, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.memory_store import MemoryStore
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Opened, OpenState
 from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.process.context import Context
+from pagewire.shared.settings.config import Settings
 
 _SENTENCE = "The old man looked at the sea, and number {} asked him what the fish of that summer had been like. "
 _GENERATE = f"{subjects.GENERATE}.*"

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from pagewire.bench._common.output import markdown
 from pagewire.bench._gpu.machine import REPEATS, Machine, timed
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, attention_flops
-from pagewire.bench._output import markdown
-from pagewire.kernels import split_attention
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.kernels.paged_attention import paged_attention, reference
-from pagewire.kernels.plan_splits import capacity
+from pagewire.kernels.triton.attention import decode_attention
+from pagewire.kernels.triton.attention.paged_attention import paged_attention, reference
+from pagewire.kernels.triton.attention.plan_splits import capacity
 from pagewire.services.executor.devices.cuda.runtime import Runtime
-from pagewire.services.executor.devices.roofline import Shape, shape_of
+from pagewire.services.executor.devices.sim.roofline import ModelShape, shape_of
 
 CHECKED = 128
 """The last queries of a prompt are compared with the reference, this many."""
@@ -69,7 +69,7 @@ class Problem:
         return self.query.view(rows, -1, heads, dim).transpose(1, 2).contiguous()
 
 
-def problem(shape: Shape, rows: int, context: int, width: int, machine: Machine) -> Problem:
+def problem(shape: ModelShape, rows: int, context: int, width: int, machine: Machine) -> Problem:
     """Returns a problem of random numbers; `context` is a multiple of the block size."""
     device = machine.runtime.device
     random = torch.Generator(device).manual_seed(0)
@@ -108,14 +108,14 @@ def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str
     queries, keys, values = given.queries, given.keys, given.values
     out = torch.empty_like(given.query)
     device, layer, batch = machine.runtime.device, given.layer, given.batch
-    plan = split_attention.new_plan(
+    plan = decode_attention.new_plan(
         layer, len(batch.slots), capacity(machine.runtime.multiprocessors, layer.kv_heads), device
     )
-    split_attention.plan_batch(layer, batch, out.element_size(), plan)
+    decode_attention.plan_batch(layer, batch, out.element_size(), plan)
 
     def ours() -> Tensor:
         if decode:
-            split_attention.split_attention(layer, batch, plan, given.query, *given.caches, out)
+            decode_attention.split_attention(layer, batch, plan, given.query, *given.caches, out)
         else:
             paged_attention(layer, batch, given.query, *given.caches, out)
         return out.view(len(keys), -1, *out.shape[1:]).transpose(1, 2)

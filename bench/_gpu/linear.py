@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pagewire.bench._common.output import markdown
 from pagewire.bench._gpu.kernels import replayed
 from pagewire.bench._gpu.machine import REPEATS, Machine
-from pagewire.bench._output import markdown
-from pagewire.kernels.eight_bit_linear import EightBitMatrix
-from pagewire.kernels.integer_linear import pack
-from pagewire.kernels.split_inputs import counters_of
-from pagewire.services.executor.devices.cuda.quantized import EightBitLinear, IntegerLinear
+from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix
+from pagewire.kernels.triton.layers.integer_linear import pack
+from pagewire.kernels.triton.layers.split_inputs import counters_of
+from pagewire.services.executor.devices.cuda.quantized_linear import EightBitLinear, IntegerLinear
 
 TOGETHER = 256 << 20
 """Bytes of all copies of a weight, at least."""

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell
-from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.devices.roofline import GPUS, Gpu
+from pagewire.services.executor.devices.sim.roofline import GPUS, Gpu
 from pagewire.services.executor.models.registry import build_model
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 
 GREEDY = record()
 COPIED = 1 << 30

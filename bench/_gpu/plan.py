@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagewire.services.executor.devices.roofline import Shape
+from pagewire.services.executor.devices.sim.roofline import ModelShape
 
 BLOCK_SIZE = 16
 WEIGHT_BYTES = 2
@@ -29,23 +29,23 @@ def grid(rows: Sequence[int], contexts: Sequence[int]) -> list[Cell]:
     return [Cell(count, context) for context in contexts for count in rows]
 
 
-def weight_bytes(shape: Shape) -> int:
+def weight_bytes(shape: ModelShape) -> int:
     """Returns the bytes of all parameters."""
     return shape.weights * WEIGHT_BYTES
 
 
-def position_bytes(shape: Shape, itemsize: int) -> int:
+def position_bytes(shape: ModelShape, itemsize: int) -> int:
     """Returns the bytes of one position in the KV cache, over all layers, with `itemsize` bytes per number."""
     return len(shape.windows) * 2 * shape.kv_heads * shape.head_dim * itemsize
 
 
-def fitting(shape: Shape, cells: Sequence[Cell], room: int, itemsize: int) -> list[Cell]:
+def fitting(shape: ModelShape, cells: Sequence[Cell], room: int, itemsize: int) -> list[Cell]:
     """Returns the cells whose cache, with `itemsize` bytes per number, fits into `room` bytes beside the weights."""
     block = BLOCK_SIZE * position_bytes(shape, itemsize)
     return [cell for cell in cells if weight_bytes(shape) + cell.blocks * block <= room]
 
 
-def decode_bytes(shape: Shape, rows: int, context: float, itemsize: int) -> float:
+def decode_bytes(shape: ModelShape, rows: int, context: float, itemsize: int) -> float:
     """Returns the bytes that a decode step needs to move: weights, the cache of `context` positions, one position more.
 
     Of the embedding it reads a row per sequence, unless the table is also the output's matrix. Activations, logits and
@@ -57,12 +57,12 @@ def decode_bytes(shape: Shape, rows: int, context: float, itemsize: int) -> floa
     return weights * WEIGHT_BYTES + rows * cached * per_layer
 
 
-def attention_flops(shape: Shape, tokens: int) -> float:
+def attention_flops(shape: ModelShape, tokens: int) -> float:
     """Returns the operations of a layer's causal attention over a whole prompt, without those that the mask hides."""
     return 4.0 * shape.heads * shape.head_dim * tokens * (tokens + 1) / 2
 
 
-def prefill_flops(shape: Shape, tokens: int) -> float:
+def prefill_flops(shape: ModelShape, tokens: int) -> float:
     """Returns the operations of a prompt as one step: products, attention without windows, and the last logits."""
     products = 2.0 * tokens * shape.layer_weights + 2.0 * shape.vocab * shape.hidden
     return products + len(shape.windows) * attention_flops(shape, tokens)
@@ -77,7 +77,7 @@ def working_seconds(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def load_bytes(shape: Shape, steps: int, lengths: Sequence[tuple[int, int]], itemsize: int) -> float:
+def load_bytes(shape: ModelShape, steps: int, lengths: Sequence[tuple[int, int]], itemsize: int) -> float:
     """Returns the bytes that `steps` steps move at least to serve requests of (prompt, output) tokens.
 
     Every step reads the weights; the step of each output token but the first, which a prompt's step makes, reads the

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from pagewire.bench._common.output import markdown
 from pagewire.bench._gpu.machine import Machine, opened
 from pagewire.bench._gpu.plan import Cell, fitting
 from pagewire.bench._gpu.steps import STEP, WARM_UP, add_sequences, decodes, run_ahead
-from pagewire.bench._output import markdown
-from pagewire.services.executor.devices.roofline import shape_of
+from pagewire.services.executor.devices.sim.roofline import shape_of
 
 _GPU = {"kernel", "gpu_memcpy", "gpu_memset"}
 _HOST = {"cuda_runtime", "cuda_driver"}

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from pagewire.bench._common.output import markdown
 from pagewire.bench._gpu.machine import GREEDY, Machine, opened
 from pagewire.bench._gpu.plan import BLOCK_SIZE, Cell, decode_bytes, fitting, prefill_flops
-from pagewire.bench._output import markdown
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.protocol import Pending, StepBatch
-from pagewire.services.executor.devices.roofline import Gpu, Roofline, Shape, shape_of
+from pagewire.services.executor.devices.protocol import PendingStep, StepBatch
+from pagewire.services.executor.devices.sim.roofline import Gpu, ModelShape, Roofline, shape_of
 
 STEP = "pagewire step"
 """Annotation around each launch, for a profiler."""
@@ -83,7 +83,7 @@ def decode(
                 yield run
 
 
-def simulated_ms(gpu: Gpu | None, shape: Shape, computed: int, tokens: int, rows: int) -> float | None:
+def simulated_ms(gpu: Gpu | None, shape: ModelShape, computed: int, tokens: int, rows: int) -> float | None:
     """Returns the simulated time of a step of `rows` rows of `tokens` tokens, with `computed` tokens before each."""
     if gpu is None:
         return None
@@ -111,7 +111,7 @@ def add_sequences(device: CudaDevice, rows: int, blocks: int) -> None:
 
 def run_ahead(device: CudaDevice, batches: Iterable[StepBatch]) -> Iterator[None]:
     """Launches steps as far ahead as the device allows, and yields whenever the oldest has ended."""
-    pending: deque[Pending] = deque()
+    pending: deque[PendingStep] = deque()
     for batch in batches:
         if len(pending) == device.depth:
             pending.popleft().wait()

@@ -11,11 +11,11 @@ from functools import partial
 from pagewire.bench._simulation.clock import Clock
 from pagewire.bench._simulation.pipeline import Request, VirtualPipeline
 from pagewire.services.scheduler import prefix_advertiser
-from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.policy.sequence import Sequence as Running
+from pagewire.services.scheduler.policy.sequence import SequenceState
 from pagewire.services.scheduler.request_manager import LOOKAHEAD
-from pagewire.services.scheduler.sequence import Sequence as Running
-from pagewire.services.scheduler.sequence import SequenceState
-from pagewire.services.tokenizer.router import Replica, route
+from pagewire.services.tokenizer.dispatch.replica_router import Replica, route
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.prefix_hashes import prefix_hashes
 from pagewire.shared.subjects import ANY

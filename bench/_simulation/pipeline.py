@@ -14,13 +14,13 @@ import numpy as np
 from pagewire.bench._simulation.clock import Clock
 from pagewire.bench._simulation.waste import Waste
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.devices.roofline import Roofline
-from pagewire.services.executor.devices.sim import choices
-from pagewire.services.executor.in_flight_step import Columns
-from pagewire.services.executor.slots import SlotTable
-from pagewire.services.scheduler.limits import Limits
-from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.executor.devices.sim.device import choices
+from pagewire.services.executor.devices.sim.roofline import Roofline
+from pagewire.services.executor.in_flight_step import OutputColumns
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.sequence import Sequence
+from pagewire.services.scheduler.policy.term_limits import TermLimits
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import NO_TOKEN, StepOutput
@@ -116,7 +116,7 @@ class VirtualPipeline:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: TermLimits,
         roofline: Roofline,
         host: Host,
         table: type[SlotTable],
@@ -210,7 +210,7 @@ class VirtualPipeline:
         if step is None:
             self._idle = True
             if plans:
-                self._clock.at(max(self._clock.now, self._ends[-1]), self._emit, self._output(Columns(), 0.0))
+                self._clock.at(max(self._clock.now, self._ends[-1]), self._emit, self._output(OutputColumns(), 0.0))
             return
         self._runs += 1
         batch = step.batch
@@ -231,7 +231,7 @@ class VirtualPipeline:
         queued = self._clock.now + work
         self._clock.at(max(queued, self._ends[0]) if self._host.asynchronous else self._ends[-1], self._boundary)
 
-    def _output(self, columns: Columns, seconds: float) -> StepOutput:
+    def _output(self, columns: OutputColumns, seconds: float) -> StepOutput:
         output = StepOutput(1, self._step, self._plan, *columns[:5], elapsed_us=round(seconds * 1e6))
         self._step += 1
         return output

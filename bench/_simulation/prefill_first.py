@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pagewire.services.executor.slots import SlotTable
-from pagewire.shared.splitfuse import Pending
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.shared.splitfuse import PendingTokens
 
 
 class PrefillFirst(SlotTable):
@@ -13,7 +13,7 @@ class PrefillFirst(SlotTable):
     holds, first come, first served, and at least one.
     """
 
-    def pending(self) -> Pending:
+    def pending(self) -> PendingTokens:
         """See `SlotTable.pending`: what must stand still is left out."""
         pending = SlotTable.pending(self)
         prompts = np.flatnonzero(pending.remaining > 1)
@@ -21,4 +21,4 @@ class PrefillFirst(SlotTable):
             return pending
         prompts = prompts[np.argsort(self._sequences[pending.slots[prompts]])]
         whole = int((np.cumsum(pending.remaining[prompts]) <= self._budget).sum())
-        return Pending(*(column[prompts[: max(whole, 1)]] for column in pending))
+        return PendingTokens(*(column[prompts[: max(whole, 1)]] for column in pending))

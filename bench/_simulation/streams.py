@@ -4,13 +4,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pagewire.bench._output import markdown
+from pagewire.bench._common.output import markdown
 from pagewire.bench._simulation.loads import sharegpt
 from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
 from pagewire.bench._simulation.systems import System, Variant, limits, roofline
 from pagewire.services.executor.devices.defaults import CPU, GPU, Defaults
-from pagewire.services.executor.devices.roofline import GPUS
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.devices.sim.roofline import GPUS
+from pagewire.services.executor.slot_table import SlotTable
 
 REQUESTS = 4
 """Of each stream, one after the other."""

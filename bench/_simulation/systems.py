@@ -6,9 +6,9 @@ from functools import cache
 from pagewire.bench._simulation.pipeline import Host, VirtualPipeline
 from pagewire.bench._simulation.prefill_first import PrefillFirst
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.slots import SlotTable
-from pagewire.services.scheduler.limits import Limits
+from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.scheduler.policy.term_limits import TermLimits
 
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for weights and KV cache."""
@@ -59,10 +59,10 @@ def pipeline(system: System, variant: Variant) -> VirtualPipeline:
     return VirtualPipeline(limits(system, variant), roofline(system), host, table, 2 * system.longest)
 
 
-def limits(system: System, variant: Variant) -> Limits:
+def limits(system: System, variant: Variant) -> TermLimits:
     """Returns the limits that a system sets the scheduler."""
     times = roofline(system)
-    return Limits(
+    return TermLimits(
         num_blocks=times.kv_memory(MEMORY_SHARE) // (times.kv_bytes * variant.block_size),
         block_size=variant.block_size,
         max_num_seqs=SLOTS,

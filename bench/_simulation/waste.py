@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.policy import Policy
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import StepOutput
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from pagewire.kernels.cpu.targets import Target, best_target, targets_of
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.progress import shown
-from pagewire.shared.sampling import RECORD
+from pagewire.shared.sampling_parameters import RECORD
 
 COMPILER = "c++"
 NATIVE = "-march=native"
@@ -27,7 +27,7 @@ WITHIN = 300.0
 """Timeout of the compiler, in seconds."""
 KEPT = 8
 """Maximum number of libraries in the cache folder, the last loaded ones."""
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "cpp"
 AHEAD = "ahead"
 """Folder beside the sources, with the libraries that `build_ahead` has compiled."""
 _C_TYPES = {"<f8": "double", "<i8": "int64_t", "<u8": "uint64_t"}
@@ -91,7 +91,7 @@ def build_ahead(sources: Path = SOURCES) -> list[Path]:
 
 
 def record_header() -> str:
-    """Returns `sampling_record.hpp`, which the sources include: a record of `pagewire.shared.sampling` as a struct."""
+    """Returns `sampling_record.hpp`, which the sources include: `sampling_parameters.RECORD` as a struct."""
     fields = "".join(f"    {_C_TYPES[RECORD[name].str]} {name};\n" for name in RECORD.names or ())
     size = f"static_assert(sizeof(SamplingRecord) == {RECORD.itemsize});\n"
     return "#pragma once\n#include <cstdint>\n\nstruct SamplingRecord {\n" + fields + "};\n" + size

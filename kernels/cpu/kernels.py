@@ -37,7 +37,7 @@ class Batch(ctypes.Structure):
     )
 
 
-class Shape(ctypes.Structure):
+class AttentionShape(ctypes.Structure):
     """The sizes and constants of a layer's attention."""
 
     _fields_ = (
@@ -79,7 +79,7 @@ class LogitEdits(ctypes.Structure):
     )
 
 
-class SamplingTable(ctypes.Structure):
+class SamplerInput(ctypes.Structure):
     """Sampling parameters by slot: pointers to records, to the ids that end sequences, and to `LogitEdits`.
 
     `stop_ids` int64 [slots, `stop_width`] is padded with -1.
@@ -113,8 +113,10 @@ class CpuKernels:
         self._activate = self.function("activate", [c_void_p, c_void_p, c_int, c_int, c_int64, c_int64, c_int])
         self._linear = self.function("linear", [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int])
         self._linear_argmax = self.function("linear_argmax", [c_void_p, c_void_p, c_void_p, c_int64, c_int])
-        self._attend = self.function("attend", [POINTER(Batch), POINTER(Shape), POINTER(Inputs), c_void_p, c_void_p])
-        rows = [c_void_p, c_int64, POINTER(SamplingTable), c_void_p, c_void_p, c_int64]
+        self._attend = self.function(
+            "attend", [POINTER(Batch), POINTER(AttentionShape), POINTER(Inputs), c_void_p, c_void_p]
+        )
+        rows = [c_void_p, c_int64, POINTER(SamplerInput), c_void_p, c_void_p, c_int64]
         self._edit_logits = self.function("edit_logits", [*rows, c_int])
         self._sample = self.function("sample", [*rows, c_void_p, c_int])
         self._reduce_logprobs = self.function(
@@ -203,7 +205,7 @@ class CpuKernels:
     def linear_argmax(self, x: Tensor, weights: Packed) -> Int64:
         """Returns the indices [T] of the largest outputs of `linear`, the first of equal ones, for weights of one part.
 
-        A row with NaN, or whose largest output is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
+        A row with NaN, or whose largest output is infinite, has `sampling_parameters.NOT_FINITE` instead.
         """
         rows = x.shape[0]
         out, x = np.empty(rows, np.int64), x.contiguous()
@@ -233,7 +235,7 @@ class CpuKernels:
         """
         keys, values = pool
         out = torch.empty(*q.shape[:2], layer.value_head_size)
-        shape = Shape(
+        shape = AttentionShape(
             layer.heads,
             layer.kv_heads,
             layer.head_size,
@@ -251,16 +253,16 @@ class CpuKernels:
         self._attend(byref(batch), byref(shape), byref(inputs), keys.data_ptr(), values.data_ptr())
         return out
 
-    def edit_logits(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> None:
+    def edit_logits(self, logits: Tensor, table: SamplerInput, slots: Int64, positions: Int64) -> None:
         """Edits the logits [R, V] of the tokens at `positions` [R] of `slots` [R] in place."""
         rows, vocabulary = logits.shape
         columns = address(slots), address(positions), rows
         self._edit_logits(logits.data_ptr(), vocabulary, byref(table), *columns, self.threads)
 
-    def sample(self, logits: Tensor, table: SamplingTable, slots: Int64, positions: Int64) -> Int64:
+    def sample(self, logits: Tensor, table: SamplerInput, slots: Int64, positions: Int64) -> Int64:
         """Samples the tokens [R] at `positions` [R] of `slots` [R] from logits [R, V].
 
-        A row with NaN, or whose largest logit is infinite, has `pagewire.shared.sampling.NOT_FINITE` instead.
+        A row with NaN, or whose largest logit is infinite, has `sampling_parameters.NOT_FINITE` instead.
         """
         tokens = np.empty(len(slots), np.int64)
         rows, vocabulary = logits.shape

@@ -1,5 +1,5 @@
 """The clients of a running stack, which send requests over NATS."""
 
-from pagewire.shared import logs
+from pagewire.shared.telemetry import logs
 
 logs.quiet()

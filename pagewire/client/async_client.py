@@ -12,7 +12,7 @@ from pagewire.client import frames
 from pagewire.client.batch_inbox import BatchInbox
 from pagewire.client.directory import Directory
 from pagewire.client.stream import Stream
-from pagewire.shared import config, credentials, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.errors import (
     BusUnavailable,
@@ -24,6 +24,8 @@ from pagewire.shared.errors import (
 )
 from pagewire.shared.messages.client import ErrorFrame, GenerateRequest, ModelInfo, Result, SamplingParams
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
+from pagewire.shared.security import credentials
+from pagewire.shared.settings import config
 
 Prompt = str | Sequence[int | str | Sequence[int]]
 """Text, token ids, or several of either."""

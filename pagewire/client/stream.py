@@ -14,7 +14,7 @@ from pagewire.client.sequencer import Sequencer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
-from pagewire.shared.client_requests import encode_request
+from pagewire.shared.client_protocol.client_requests import encode_request
 from pagewire.shared.errors import (
     BusUnavailable,
     DeadlineExceeded,

@@ -12,12 +12,12 @@ from tqdm import tqdm
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session
-from pagewire.services.gateway import errors
-from pagewire.services.gateway.endpoint import TIMEOUT, Api
+from pagewire.services.gateway.http import errors
+from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+from pagewire.services.gateway.routes.endpoint import TIMEOUT, Api
 from pagewire.services.gateway.service import APIS
-from pagewire.services.gateway.unknown_fields import UnknownFields
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError, InvalidRequest, RequestError
+from pagewire.shared.settings.config import Settings
 
 RETRIES = 20
 """Attempts of a request that an overloaded stack refuses."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
 from pagewire.commands.parser import parsers
-from pagewire.shared.config import FIELDS
+from pagewire.shared.settings.config import FIELDS
 
 HELP_WIDTH = 76
 """Characters of a help text."""

@@ -11,10 +11,12 @@ from pagewire.client.async_client import AsyncClient
 from pagewire.commands import session, waterfall
 from pagewire.commands.timings import Timings
 from pagewire.embedded.stack import Stack
-from pagewire.shared import flags, named_models, spans
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal
 from pagewire.shared.messages.client import SamplingParams
+from pagewire.shared.models import named_models
+from pagewire.shared.settings import flags
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import span_files
 
 QUESTION = "Give me three tips for writing clear English."
 SAMPLING = SamplingParams(max_tokens=160, temperature=0.0)
@@ -51,7 +53,7 @@ async def _demo(settings: Settings) -> int:
         async with AsyncClient(address.nats, api_key=settings.api_key) as client:
             timings = await _ask(client, request_id)
     # Read after the stack has ended, because the services write their last spans on exit.
-    request_spans = waterfall.of_request(spans.read(Path(settings.trace_dir)), request_id)
+    request_spans = waterfall.of_request(span_files.read(Path(settings.trace_dir)), request_id)
     if not request_spans:
         raise Internal("the services wrote no spans of the request")
     print(f"{timings}\n")

@@ -13,10 +13,11 @@ from pagewire.embedded.broker import find_server
 from pagewire.embedded.cluster import check_servers
 from pagewire.embedded.stack import check_replicas
 from pagewire.kernels.cpu import build
-from pagewire.shared import flags, model_folder
-from pagewire.shared.config import Settings, nats_urls, uses_flashinfer
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, PagewireError
-from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
+from pagewire.shared.settings import flags
+from pagewire.shared.settings.config import Settings, nats_urls, uses_flashinfer
 
 MIN_FREE_MEMORY = 2 << 30
 """Bytes of free memory that a stack with the bundled model needs."""

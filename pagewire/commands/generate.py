@@ -7,9 +7,9 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from pagewire.commands import session
-from pagewire.shared import flags
-from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import SamplingParams
+from pagewire.shared.settings import flags
+from pagewire.shared.settings.config import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,9 +2,10 @@
 
 import argparse
 
-from pagewire.shared import model_folder, named_models, supported_models
-from pagewire.shared.named_models import DEFAULT, NAMED_MODELS
-from pagewire.shared.supported_models import Outcome
+from pagewire.commands import supported_models
+from pagewire.commands.supported_models import Outcome
+from pagewire.shared.models import model_folder, named_models
+from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,8 @@ The passwords of the services come from the environment of the server; the keys 
 
 import argparse
 
-from pagewire.embedded import nats_config
-from pagewire.shared.api_keys import ApiKeys
+from pagewire.embedded import broker_config
+from pagewire.shared.security.api_keys import ApiKeys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,5 +17,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Prints the configuration."""
     tenants = ApiKeys.load(given.api_key_file).passwords if given.api_key_file else {}
-    print(nats_config.file(tenants), end="")
+    print(broker_config.file(tenants), end="")
     return 0

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from pagewire.shared import flags
+from pagewire.shared.settings import flags
 
 
 class Command(Protocol):

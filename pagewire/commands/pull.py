@@ -2,8 +2,8 @@
 
 import argparse
 
-from pagewire.shared import model_folder
-from pagewire.shared.named_models import NAMED_MODELS
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.named_models import NAMED_MODELS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ import argparse
 from pathlib import Path
 
 from pagewire.commands import session
-from pagewire.shared import flags
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings import flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

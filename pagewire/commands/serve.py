@@ -5,8 +5,8 @@ import asyncio
 
 from pagewire.commands import session
 from pagewire.embedded.stack import Stack
-from pagewire.shared import flags
-from pagewire.shared.config import Settings
+from pagewire.shared.settings import flags
+from pagewire.shared.settings.config import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

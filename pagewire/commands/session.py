@@ -11,9 +11,11 @@ import msgspec
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared import credentials, logs, model_folder
-from pagewire.shared.config import Settings, nats_urls
 from pagewire.shared.errors import BusUnavailable, Unavailable
+from pagewire.shared.models import model_folder
+from pagewire.shared.security import credentials
+from pagewire.shared.settings.config import Settings, nats_urls
+from pagewire.shared.telemetry import logs
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """The signals that end a command."""

@@ -11,13 +11,15 @@ from rich.text import Text
 
 from pagewire.commands import session
 from pagewire.embedded.stack import PIPELINE, replicas_of
-from pagewire.shared import credentials, flags, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
-from pagewire.shared.config import Settings, nats_urls
-from pagewire.shared.discovery import Stats, ask
 from pagewire.shared.errors import BusError, ConfigurationError
 from pagewire.shared.messages.heartbeat import STORE_REFUSES
-from pagewire.shared.permissions import ROLES
+from pagewire.shared.process.discovery import Stats, ask
+from pagewire.shared.security import credentials
+from pagewire.shared.security.permissions import ROLES
+from pagewire.shared.settings import flags
+from pagewire.shared.settings.config import Settings, nats_urls
 
 SILENT = 3
 """Exit code if the broker answers, and no instance of the service that is asked for."""

@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 
 from pagewire.commands import waterfall
-from pagewire.shared import flags, spans
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings import flags
+from pagewire.shared.telemetry import span_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +28,9 @@ def run(given: argparse.Namespace) -> int:
     if (given.request_id is None) == (given.slowest is None):
         raise ConfigurationError("give either the id of a request or --slowest N")
     if given.slowest is not None:
-        print("\n".join(waterfall.table(waterfall.slowest(spans.read(Path(folder)), given.slowest))))
+        print("\n".join(waterfall.table(waterfall.slowest(span_files.read(Path(folder)), given.slowest))))
         return 0
-    found = waterfall.of_request(spans.read(Path(folder)), given.request_id)
+    found = waterfall.of_request(span_files.read(Path(folder)), given.request_id)
     if not found:
         raise ConfigurationError(f"{folder} has no spans of request {given.request_id}")
     print("\n".join(waterfall.draw(found)))

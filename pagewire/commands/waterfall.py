@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from pagewire.shared import subjects
-from pagewire.shared.spans import Span
+from pagewire.shared.telemetry.span_files import Span
 
 STAGES = ("receive", "queue", "admit", "prefill", "decode", "preempted", "recover", "stream")
 """Names of the spans that tell where the time of a request goes, in the order in which they begin."""

@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import structlog
 
-from pagewire.embedded import nats_config
-from pagewire.embedded.nats_config import SERVER_NAME, Membership
-from pagewire.shared.api_keys import ApiKeys
-from pagewire.shared.config import DEFAULT_NATS_PORT, MAX_STORE
+from pagewire.embedded import broker_config
+from pagewire.embedded.broker_config import SERVER_NAME, Membership
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
-from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES
-from pagewire.shared.process import die_with, use_batch_scheduling
+from pagewire.shared.process.linux_process import die_with, use_batch_scheduling
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES
+from pagewire.shared.settings.config import DEFAULT_NATS_PORT, MAX_STORE
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 10.0
@@ -245,9 +245,9 @@ class Broker:
         is_open = not self._api_key and self._api_keys is None
         if is_open or self._api_key:
             passwords[CLIENT] = self._api_key or secrets.token_urlsafe(24)
-        users = nats_config.users(passwords, self._api_keys.passwords if self._api_keys is not None else {})
+        users = broker_config.users(passwords, self._api_keys.passwords if self._api_keys is not None else {})
         store = str(self._store or folder / "store")
-        configuration = nats_config.configuration(
+        configuration = broker_config.configuration(
             users, host=HOST, port=port, store=store, max_store=self._max_store, membership=self._membership
         )
         if is_open:

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from pagewire.embedded.broker import HOST, Broker
-from pagewire.embedded.nats_config import Membership
-from pagewire.shared.api_keys import ApiKeys
-from pagewire.shared.config import Settings, store_replicas
+from pagewire.embedded.broker_config import Membership
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings.config import Settings, store_replicas
 
 MAX_PORT = 65535
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from pagewire.shared import model_folder
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.named_models import BUNDLED
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.named_models import BUNDLED
+from pagewire.shared.settings.config import Settings
 
 
 async def choose_model(settings: Settings) -> Settings:

@@ -17,14 +17,17 @@ from pagewire.embedded.cluster import Cluster, check_servers
 from pagewire.embedded.model_choice import choose_model
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.embedded.watchdog import Watchdog
-from pagewire.shared import config, credentials, discovery, subjects
-from pagewire.shared.api_keys import ApiKeys
+from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, nats
 from pagewire.shared.bus.jetstream import NO_JETSTREAM
-from pagewire.shared.config import ENVIRONMENT_PREFIX, Settings, store_replicas
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NoResponders, Unavailable
-from pagewire.shared.listener import listen
-from pagewire.shared.process import BROKER_FOLDER, INSTANCE, LISTENER
+from pagewire.shared.process import discovery
+from pagewire.shared.process.linux_process import BROKER_FOLDER, INSTANCE, LISTENER
+from pagewire.shared.process.listener import listen
+from pagewire.shared.security import credentials
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings import config
+from pagewire.shared.settings.config import ENVIRONMENT_PREFIX, Settings, store_replicas
 
 PIPELINE = ("executor", "scheduler", "detokenizer", "tokenizer")
 """The services that every request passes; the slowest to start comes first."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process import END_NOW, INSTANCE, PARENT, PREDECESSORS, REFUSAL, STOP
+from pagewire.shared.process.linux_process import END_NOW, INSTANCE, PARENT, PREDECESSORS, REFUSAL, STOP
 
 CONFIGURATION_REFUSED = 2
 """Exit code of a process with invalid settings, which is not restarted."""

@@ -9,7 +9,7 @@ import structlog
 from pagewire.shared.bus import Bus
 from pagewire.shared.errors import BusError, NoResponders, RequestTimeout
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.peers import SILENCE, Peers
+from pagewire.shared.process.peers import SILENCE, Peers
 
 PING_TIMEOUT = 1.0
 """Seconds that a service without heartbeats has to answer a ping."""

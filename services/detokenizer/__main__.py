@@ -1,6 +1,6 @@
 """`python -m pagewire.services.detokenizer`: one detokenizer in a process of its own."""
 
 from pagewire.services.detokenizer.service import Detokenizer
-from pagewire.shared.runtime import main
+from pagewire.shared.process.runtime import main
 
 main("detokenizer", Detokenizer)

@@ -14,6 +14,7 @@ import structlog
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.stream import Stream, StreamState
 from pagewire.services.detokenizer.streams import Streams, may_start_again
+from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Headers, Message, Subscription
 from pagewire.shared.errors import BusError, NoResponders, Unavailable
@@ -21,9 +22,8 @@ from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.adopted import Adopted
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.work import WorkItem
-from pagewire.shared.peers import Peers
-from pagewire.shared.placement import rank
-from pagewire.shared.vocabulary import Vocabulary
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.rendezvous import rank
 
 OBJECTION_TIME = 0.25
 """Seconds that others have to object before the streams of queued requests are opened here."""

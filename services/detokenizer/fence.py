@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from pagewire.shared.bus import Bus, Handler, Message, Subscription
 from pagewire.shared.errors import BusUnavailable
-from pagewire.shared.heartbeater import INTERVAL
-from pagewire.shared.peers import SILENCE
+from pagewire.shared.process.heartbeater import INTERVAL
+from pagewire.shared.process.peers import SILENCE
 
 LIMIT = SILENCE - INTERVAL
 """Seconds without a renewal after which others may count this process as gone: they count from its last heartbeat."""

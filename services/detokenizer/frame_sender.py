@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pagewire.services.detokenizer.stream import Stream, StreamState, Subscriber
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.bus.framing import NO_RESPONDERS, STATUS
+from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
 from pagewire.shared.errors import BusUnavailable, MessageTooLarge, PayloadTooLarge
-from pagewire.shared.frames import encode_frame, error_frame, error_headers
 from pagewire.shared.messages import client, unpack
 from pagewire.shared.messages.client import (
     Choice,

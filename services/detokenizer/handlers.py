@@ -16,17 +16,17 @@ from pagewire.services.detokenizer.adopter import Adopter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.stream import Stream
 from pagewire.services.detokenizer.streams import Streams
+from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
-from pagewire.shared.client_requests import decode_request, encoding_of
+from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of
+from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import REQUEST_ERRORS, BusError, Internal, InvalidRequest, Overloaded
 from pagewire.shared.messages import Decoder, Wire, encode, unpack
 from pagewire.shared.messages.attach import Attach, Attached, AttachState
 from pagewire.shared.messages.client import CancelReply, ResumeRequest
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.tokenize import DetokenizeReply, DetokenizeRequest
-from pagewire.shared.replies import Replier
-from pagewire.shared.vocabulary import Vocabulary
 
 MAX_TASKS = 1024
 """Requests at once that wait for something, such as a record."""

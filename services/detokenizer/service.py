@@ -16,18 +16,19 @@ from pagewire.services.detokenizer.record_writer import RecordWriter
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.step_feed import StepFeed
 from pagewire.services.detokenizer.streams import Streams
-from pagewire.shared import model_folder, subjects
+from pagewire.services.detokenizer.text.vocabulary import Vocabulary
+from pagewire.shared import subjects
 from pagewire.shared.bus import Subscription
-from pagewire.shared.context import Context, Drain
+from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, UNSENT, Heartbeat
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.peers import Peers
-from pagewire.shared.polling import poll
-from pagewire.shared.replies import Replier
-from pagewire.shared.tokenizer import load_tokenizer
-from pagewire.shared.vocabulary import Vocabulary
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.polling import poll
 
 KEEP_ALIVE_INTERVAL = 0.8
 """Seconds between two keep-alives to clients that wait for their first token: at least one a second is promised."""

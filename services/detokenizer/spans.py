@@ -4,7 +4,7 @@ from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
 from pagewire.services.detokenizer.stream import Stream
-from pagewire.shared import telemetry
+from pagewire.shared.telemetry import tracing
 
 
 def end_span(span: Span, stream: Stream) -> None:
@@ -12,7 +12,7 @@ def end_span(span: Span, stream: Stream) -> None:
     if span.is_recording():
         answer: dict[str, AttributeValue] = {
             "request_id": stream.request_id,
-            "gen_ai.provider.name": telemetry.PROVIDER,
+            "gen_ai.provider.name": tracing.PROVIDER,
             "gen_ai.response.id": stream.public_id,
             "gen_ai.response.finish_reasons": [completion.finish or "error" for completion in stream.completions],
             "gen_ai.usage.input_tokens": stream.prompt_tokens,
@@ -25,5 +25,5 @@ def end_span(span: Span, stream: Stream) -> None:
             answer["gen_ai.response.time_to_first_chunk"] = stream.first_token_at - stream.opened_at
         span.set_attributes(answer)
         if stream.error is not None:
-            telemetry.fail(span, stream.error)
+            tracing.fail(span, stream.error)
     span.end()

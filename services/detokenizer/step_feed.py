@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from pagewire.services.detokenizer.stream import Choice, Stream, TokenGap
+from pagewire.services.detokenizer.stream import Stream, StreamedChoice, TokenGap
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message, Subscription
 from pagewire.shared.errors import BusError
@@ -235,14 +235,14 @@ def _reported(output: StepOutput) -> Iterator[tuple[int, int, TokenLogprobs]]:
         begin = end
 
 
-def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, Choice]]) -> None:
+def _keep_reported(output: StepOutput, sequences: Mapping[int, tuple[Stream, StreamedChoice]]) -> None:
     """Hands the log-probabilities that a step reports to the choices of these sequences."""
     for sequence, position, logprobs in _reported(output):
         if sequence in sequences:
             sequences[sequence][1].report(position, logprobs)
 
 
-def _accept_all(choice: Choice, position: int, tokens: list[int], finish: int) -> int:
+def _accept_all(choice: StreamedChoice, position: int, tokens: list[int], finish: int) -> int:
     """Appends the tokens of a row from `position` on, the last of which has that finish; returns how many are new."""
     last = len(tokens) - 1
     return sum(
@@ -254,9 +254,9 @@ class SequenceMap:
     """The choice of each sequence, by term. Only the last attachment of a stream counts."""
 
     def __init__(self) -> None:
-        self._terms: dict[int, dict[int, tuple[Stream, Choice]]] = {}
+        self._terms: dict[int, dict[int, tuple[Stream, StreamedChoice]]] = {}
 
-    def bind(self, stream: Stream, choices: Sequence[Choice], attach: Attach) -> None:
+    def bind(self, stream: Stream, choices: Sequence[StreamedChoice], attach: Attach) -> None:
         """Assigns the sequences of an attachment to the choices of a stream."""
         sequences = self._terms.setdefault(attach.term, {})
         for sequence, choice in enumerate(choices, attach.first_sequence):

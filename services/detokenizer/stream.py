@@ -10,17 +10,18 @@ from typing import Literal
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from pagewire.services.detokenizer.outcome import Times, best_completions
-from pagewire.services.detokenizer.text import StopStrings, TextDecoder
+from pagewire.services.detokenizer.text.stop_strings import StopStrings
+from pagewire.services.detokenizer.text.text_decoder import TextDecoder
+from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 from pagewire.shared import subjects
+from pagewire.shared.client_protocol.frame_encoding import encoder
 from pagewire.shared.errors import PagewireError, RequestError
-from pagewire.shared.frames import encoder
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attach
 from pagewire.shared.messages.client import Accepted, ChatFormat, Delta
 from pagewire.shared.messages.done import Done, DoneChoice, TokenLogprobs
 from pagewire.shared.messages.open import OpenStream
 from pagewire.shared.messages.step import Finish
-from pagewire.shared.vocabulary import Vocabulary
 
 FinishName = Literal["stop", "length", "cancelled"]
 
@@ -71,7 +72,7 @@ class Completion:
     """Cumulative log-probability that a beam search has found."""
 
 
-class Choice(Completion):
+class StreamedChoice(Completion):
     """A completion that is being generated.
 
     The text of a token depends only on the tokens up to it and on whether it is the last one. The text is empty while a
@@ -182,11 +183,13 @@ class Choice(Completion):
         return text
 
 
-def open_choices(vocabulary: Vocabulary, request: OpenStream) -> list[Choice]:
+def open_choices(vocabulary: Vocabulary, request: OpenStream) -> list[StreamedChoice]:
     """Returns the completions of a request: choice p * n + c is completion c of prompt p."""
     prompts = zip(request.prompts, unpack(request.prompt_lengths), strict=True)
     return [
-        Choice(request, TextDecoder(vocabulary, unpack(tail), skip_special=request.skip_special), length, first=c == 0)
+        StreamedChoice(
+            request, TextDecoder(vocabulary, unpack(tail), skip_special=request.skip_special), length, first=c == 0
+        )
         for tail, length in prompts
         for c in range(request.n)
     ]
@@ -201,7 +204,7 @@ class Stream:
     digest: bytes
     """Fingerprint of the request's body."""
     completions: Sequence[Completion]
-    """`Choice`s, unless the stream was restored from its record."""
+    """`StreamedChoice`s, unless the stream was restored from its record."""
     prompt_tokens: int
     cached_tokens: int = 0
     state: StreamState = StreamState.OPEN
@@ -286,9 +289,9 @@ class Stream:
         return self.restored_prompt_logprobs or tuple(map(tuple, reporting))
 
     @property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[StreamedChoice]:
         """The completions of an open stream."""
-        return [completion for completion in self.completions if isinstance(completion, Choice)]
+        return [completion for completion in self.completions if isinstance(completion, StreamedChoice)]
 
     @property
     def returned(self) -> Sequence[Completion]:

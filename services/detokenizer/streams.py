@@ -13,8 +13,9 @@ from pagewire.services.detokenizer.metrics import StreamMetrics
 from pagewire.services.detokenizer.outcome import Times
 from pagewire.services.detokenizer.registry import Registry
 from pagewire.services.detokenizer.step_feed import SequenceMap, StepFeed
-from pagewire.services.detokenizer.stream import Choice, Stream, StreamState, Subscriber, open_choices
-from pagewire.shared import subjects, telemetry
+from pagewire.services.detokenizer.stream import Stream, StreamedChoice, StreamState, Subscriber, open_choices
+from pagewire.services.detokenizer.text.vocabulary import Vocabulary
+from pagewire.shared import subjects
 from pagewire.shared.bus import Headers
 from pagewire.shared.errors import DeadlineExceeded, Internal, RequestError, Unavailable
 from pagewire.shared.messages import pack, unpack
@@ -24,7 +25,7 @@ from pagewire.shared.messages.client import Accepted
 from pagewire.shared.messages.done import TokenLogprobs
 from pagewire.shared.messages.open import OpenState, OpenStream
 from pagewire.shared.messages.step import Finish, StepOutput
-from pagewire.shared.vocabulary import Vocabulary
+from pagewire.shared.telemetry import tracing
 
 MAX_SUBSCRIBERS = 64
 """Subscribers of one stream at once; one more replaces the oldest."""
@@ -289,7 +290,7 @@ class Streams:
             digest=request.digest,
             completions=open_choices(vocabulary, request),
             prompt_tokens=sum(unpack(request.prompt_lengths)),
-            span=telemetry.begin("stream", headers),
+            span=tracing.begin("stream", headers),
             secret=request.secret,
             prompts=request.prompts if request.prompt_logprobs or request.return_token_ids else (),
             chat_format=request.chat_format,
@@ -344,7 +345,9 @@ class Streams:
         ids = [unpack(prompt) for prompt in stream.prompts] if request.return_token_ids else UNSET
         return Accepted(stream.public_id, cancel, resume, stream.prompt_tokens, stream.chat_format, ids)
 
-    def _accept_known(self, choice: Choice, tokens: list[int], finish: int, reported: Sequence[TokenLogprobs]) -> None:
+    def _accept_known(
+        self, choice: StreamedChoice, tokens: list[int], finish: int, reported: Sequence[TokenLogprobs]
+    ) -> None:
         """Appends the tokens that only the scheduler knows, as if they had just been generated.
 
         Without their log-probabilities, which are `reported` of a beam search, they are not wanted: the scheduler has

@@ -1,6 +1,6 @@
 """`python -m pagewire.services.executor`."""
 
 from pagewire.services.executor.service import Executor
-from pagewire.shared.runtime import main
+from pagewire.shared.process.runtime import main
 
 main("executor", Executor)

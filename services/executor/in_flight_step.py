@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.columns import column, packed
 from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs, StepBatch
+from pagewire.services.executor.packed_columns import column, packed
 from pagewire.shared.messages.step import Finish
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 
 UInt8 = npt.NDArray[np.uint8]
 
@@ -24,7 +24,7 @@ NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 _LENGTH = np.uint8(Finish.LENGTH)
 
 
-class Columns(NamedTuple):
+class OutputColumns(NamedTuple):
     """The rows of one step, packed as in `StepOutput`."""
 
     sequences: bytes = b""
@@ -100,7 +100,7 @@ class InFlightStep(msgspec.Struct, frozen=True):
         finishes[rows[ending]] = np.where(failed[ending], Finish.NOT_FINITE, Finish.STOP)
         return tokens[places < counts[rows]], counts, finishes
 
-    def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> Columns:
+    def columns(self, tokens: Int64, finishes: UInt8, alive: Bool | None) -> OutputColumns:
         """Returns the rows where `alive` [R] is true, packed; None: all rows."""
         sequences, starts, counts = self.sequences, self.batch.num_computed_tokens, self.batch.query_lens
         if alive is not None:
@@ -109,11 +109,11 @@ class InFlightStep(msgspec.Struct, frozen=True):
         ends = finishes.tobytes()
         if Finish.NOT_FINITE in ends:
             tokens = np.maximum(tokens, -1)  # which `packed` turns into NO_TOKEN
-        return Columns(packed(sequences), packed(starts), packed(counts), packed(tokens), ends)
+        return OutputColumns(packed(sequences), packed(starts), packed(counts), packed(tokens), ends)
 
     def forced_columns(
         self, tokens: Int64, forced: Mapping[int, Sequence[int]], finishes: UInt8, alive: Bool
-    ) -> Columns:
+    ) -> OutputColumns:
         """Returns the rows where `alive` [R] is true, packed, with the tokens that follow those of rows that go on."""
         rows = alive.nonzero()[0]
         found = [[token] if token >= 0 else [] for token in tokens[rows].tolist()]
@@ -123,15 +123,15 @@ class InFlightStep(msgspec.Struct, frozen=True):
         batch, counts = self.batch, np.array([len(each) for each in found], np.int64)
         columns = packed(self.sequences[rows]), packed(batch.num_computed_tokens[rows]), packed(batch.query_lens[rows])
         joined = np.array([*chain.from_iterable(found)], np.int64)
-        return Columns(*columns, packed(joined), finishes[rows].tobytes(), packed(counts))
+        return OutputColumns(*columns, packed(joined), finishes[rows].tobytes(), packed(counts))
 
-    def cut_columns(self, tokens: Int64, counts: Int64, finishes: UInt8) -> Columns:
+    def cut_columns(self, tokens: Int64, counts: Int64, finishes: UInt8) -> OutputColumns:
         """Returns all rows, packed, with what `cut` has returned."""
         batch = self.batch
         rows = packed(self.sequences), packed(batch.num_computed_tokens), packed(batch.query_lens)
-        return Columns(*rows, packed(tokens), finishes.tobytes(), packed(counts))
+        return OutputColumns(*rows, packed(tokens), finishes.tobytes(), packed(counts))
 
-    def logprob_columns(self, logprobs: Logprobs, rows: Columns) -> list[LogprobColumns]:
+    def logprob_columns(self, logprobs: Logprobs, rows: OutputColumns) -> list[LogprobColumns]:
         """Returns what the device reported of the tokens in these rows of the step, in parts of bounded size."""
         sequences = self.sequences[logprobs.rows]
         kept = np.isin(sequences, column(rows.sequences))

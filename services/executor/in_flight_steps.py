@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from pagewire.services.executor.devices.protocol import Device, Int64, Pending
+from pagewire.services.executor.devices.protocol import Device, Int64, PendingStep
 from pagewire.services.executor.in_flight_step import InFlightStep
 from pagewire.shared.messages.plan import Plan
 
@@ -21,8 +21,8 @@ class CollectedStep(NamedTuple):
 
     step: InFlightStep
     tokens: Int64
-    """Sampled tokens, as `Pending.wait` returns them."""
-    pending: Pending
+    """Sampled tokens, as `PendingStep.wait` returns them."""
+    pending: PendingStep
     """What else the device reports of the step."""
     plan: int
     """Number of the last plan that was applied before the launch."""
@@ -44,7 +44,7 @@ class InFlightSteps:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._steps: deque[tuple[InFlightStep, Pending, int, list[Plan], float]] = deque()
+        self._steps: deque[tuple[InFlightStep, PendingStep, int, list[Plan], float]] = deque()
         self._unfinished: deque[InFlightStep] = deque()  # also one whose launch or end has raised
         self._ended = 0.0  # when the last collected step ended, on time.perf_counter
         self._due = math.inf
@@ -66,7 +66,7 @@ class InFlightSteps:
     def launch(self, step: InFlightStep, plan: int, plans: list[Plan]) -> Mapping[int, Sequence[int]]:
         """Launches a step. `plan` is the number of the last plan applied; the step's output answers `plans`.
 
-        Returns `Pending.forced` of the step.
+        Returns `PendingStep.forced` of the step.
         """
         self._expect(len(step.batch.token_ids))
         self._unfinished.append(step)

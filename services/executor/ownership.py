@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim
-from pagewire.shared.peers import SILENCE
+from pagewire.shared.process.peers import SILENCE
 
 
 class Ownership:

@@ -12,25 +12,26 @@ import structlog
 
 from pagewire.services.executor.devices.capacity import has_room_beside
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop
 from pagewire.services.executor.ownership import Ownership
+from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.replay_buffer import ReplayBuffer
 from pagewire.services.executor.replay_responder import ReplayResponder
 from pagewire.services.executor.results import PlanRefused, StepResult
 from pagewire.services.executor.spans import Spans
-from pagewire.services.executor.thread import DeviceThread
-from pagewire.shared import model_folder, subjects
+from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.executor.step_thread import DeviceThread
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import BusError, WireVersionError
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.peers import Peers
-from pagewire.shared.polling import poll
-from pagewire.shared.process import predecessors, resident_bytes, wait_for
+from pagewire.shared.models import model_folder
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.linux_process import predecessors, resident_bytes, wait_for
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.polling import poll
 
 T = TypeVar("T", Claim, Plan, Replay)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from opentelemetry.util.types import AttributeValue
 
 from pagewire.services.executor.results import StepResult
-from pagewire.shared import telemetry
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.plan import AddSlot
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
+from pagewire.shared.telemetry import tracing
 
 STEP_INTERVAL = 0.1
 """Seconds between two steps that get a span."""
@@ -34,7 +34,7 @@ class Spans:
     A step that gets a span has traced sequences: it belongs to the trace of the first, and is linked to the others'.
     """
 
-    def __init__(self, record: Record = telemetry.span) -> None:
+    def __init__(self, record: Record = tracing.span) -> None:
         self._record = record
         self._term = 0
         self._slots: dict[int, _Life] = {}

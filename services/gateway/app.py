@@ -13,16 +13,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.services.gateway import errors, openapi
-from pagewire.services.gateway.authentication import Authentication, FindTenant
-from pagewire.services.gateway.connection import ClientGone
-from pagewire.services.gateway.endpoint import CLIENT_GONE, FAULT
-from pagewire.services.gateway.endpoint import Endpoint as GeneratingEndpoint
-from pagewire.services.gateway.health import Health
-from pagewire.services.gateway.metrics import MetricsPage
-from pagewire.services.gateway.prometheus import CONTENT_TYPE
-from pagewire.services.gateway.shapes import Model, ModelList
-from pagewire.services.gateway.tokenization import Tokenization
+from pagewire.services.gateway import openapi
+from pagewire.services.gateway.answers.openai_shapes import Model, ModelList
+from pagewire.services.gateway.http import errors
+from pagewire.services.gateway.http.authentication import Authentication, FindTenant
+from pagewire.services.gateway.http.connection import ClientGone
+from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.metrics.prometheus import CONTENT_TYPE
+from pagewire.services.gateway.routes.endpoint import CLIENT_GONE, FAULT
+from pagewire.services.gateway.routes.endpoint import Endpoint as GeneratingEndpoint
+from pagewire.services.gateway.routes.health import Health
+from pagewire.services.gateway.routes.tokenization import Tokenization
 from pagewire.shared.errors import Internal, InvalidRequest, ModelNotFound, PagewireError
 
 Endpoints = Mapping[str, GeneratingEndpoint]

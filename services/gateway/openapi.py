@@ -9,22 +9,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pagewire.services.gateway import anthropic_messages, responses, shapes
-from pagewire.services.gateway.anthropic_request import MessagesRequest
-from pagewire.services.gateway.chat_request import ChatCompletionRequest
-from pagewire.services.gateway.errors import MESSAGES, AnthropicsErrorBody, ErrorBody
-from pagewire.services.gateway.request import FIELDS, CompletionRequest
-from pagewire.services.gateway.responses_request import PASSED, ResponsesRequest
-from pagewire.services.gateway.tokenization import (
+from pagewire.services.gateway.answers import openai_shapes
+from pagewire.services.gateway.http.errors import MESSAGES, AnthropicsErrorBody, ErrorBody
+from pagewire.services.gateway.requests.anthropic_request import MessagesRequest
+from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest
+from pagewire.services.gateway.requests.completion_request import FIELDS, CompletionRequest
+from pagewire.services.gateway.requests.responses_request import PASSED, ResponsesRequest
+from pagewire.services.gateway.routes import anthropic_messages, responses
+from pagewire.services.gateway.routes.tokenization import (
     DetokenizeAnswer,
     DetokenizeBody,
     TokenCount,
     TokenizeAnswer,
     TokenizeBody,
 )
-from pagewire.shared.flags import describe
 from pagewire.shared.messages.client import GenerateRequest, SamplingParams
-from pagewire.shared.sampling import PARAMETERS
+from pagewire.shared.sampling_parameters import PARAMETERS
+from pagewire.shared.settings.flags import describe
 
 
 class Route(NamedTuple):
@@ -43,10 +44,10 @@ class Route(NamedTuple):
 
 ROUTES = {
     "/v1/completions": Route(
-        CompletionRequest, shapes.Completion, "Continues texts, in OpenAI's shape.", sampling=True
+        CompletionRequest, openai_shapes.Completion, "Continues texts, in OpenAI's shape.", sampling=True
     ),
     "/v1/chat/completions": Route(
-        ChatCompletionRequest, shapes.ChatCompletion, "Answers a chat, in OpenAI's shape.", sampling=True
+        ChatCompletionRequest, openai_shapes.ChatCompletion, "Answers a chat, in OpenAI's shape.", sampling=True
     ),
     "/v1/responses": Route(
         ResponsesRequest, responses.ModelResponse, "Answers a chat, in OpenAI's newer shape.", passed=PASSED
@@ -103,8 +104,8 @@ def document() -> dict[str, Any]:
         for path, text in PLAIN.items()
     }
     paths["/ping"]["post"] = paths["/ping"]["get"]
-    paths["/v1/models"] = {"get": _operation("Lists the models.", found[shapes.ModelList], found[ErrorBody])}
-    one = _operation("Describes a model.", found[shapes.Model], found[ErrorBody])
+    paths["/v1/models"] = {"get": _operation("Lists the models.", found[openai_shapes.ModelList], found[ErrorBody])}
+    one = _operation("Describes a model.", found[openai_shapes.Model], found[ErrorBody])
     one["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     paths["/v1/models/{model}"] = {"get": one}
     for path, route in ROUTES.items():
@@ -163,7 +164,7 @@ def _names(kind: type[msgspec.Struct]) -> set[str]:
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
     kinds = [kind for route in ROUTES.values() for kind in (route.request, route.answer)]
-    more: list[type[msgspec.Struct]] = [SamplingParams, shapes.Model, shapes.ModelList, *ERRORS]
+    more: list[type[msgspec.Struct]] = [SamplingParams, openai_shapes.Model, openai_shapes.ModelList, *ERRORS]
     every = list(dict.fromkeys(kinds + more))
     refs, schemas = msgspec.json.schema_components(every, ref_template=_REF)
     return dict(zip(every, refs, strict=True)), schemas

@@ -7,27 +7,28 @@ from contextlib import suppress
 import structlog
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.services.gateway import app, openapi, server
-from pagewire.services.gateway.answers import Answers
-from pagewire.services.gateway.anthropic_messages import Messages
-from pagewire.services.gateway.authentication import find_tenant
-from pagewire.services.gateway.chat_completions import ChatCompletions
-from pagewire.services.gateway.completions import Completions
-from pagewire.services.gateway.endpoint import Api, Endpoint
-from pagewire.services.gateway.health import Health
-from pagewire.services.gateway.http_protocol import Connections
-from pagewire.services.gateway.metrics import MetricsPage
-from pagewire.services.gateway.responses import Responses
-from pagewire.services.gateway.rotation import Rotation
-from pagewire.shared import listener
-from pagewire.shared.api_keys import ApiKeys
-from pagewire.shared.config import names
-from pagewire.shared.context import Context, Drain
+from pagewire.services.gateway import app, openapi
+from pagewire.services.gateway.http import server
+from pagewire.services.gateway.http.authentication import find_tenant
+from pagewire.services.gateway.http.http_counter import Answers
+from pagewire.services.gateway.http.http_protocol import Connections
+from pagewire.services.gateway.http.rotation import Rotation
+from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.routes.anthropic_messages import Messages
+from pagewire.services.gateway.routes.chat_completions import ChatCompletions
+from pagewire.services.gateway.routes.completions import Completions
+from pagewire.services.gateway.routes.endpoint import Api, Endpoint
+from pagewire.services.gateway.routes.health import Health
+from pagewire.services.gateway.routes.responses import Responses
 from pagewire.shared.errors import BusError, Unavailable
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.polling import poll
+from pagewire.shared.process import listener
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.polling import poll
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings.config import names
 
 APIS: dict[str, Api] = {
     "/v1/completions": Completions(),

@@ -7,13 +7,13 @@ import msgspec
 import structlog
 
 from pagewire.services.scheduler.detokenizers import Detokenizers
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.policy import Policy
 from pagewire.services.scheduler.request import Request
 from pagewire.shared import subjects
-from pagewire.shared.context import Context
 from pagewire.shared.errors import BusError, NoResponders, WireVersionError
 from pagewire.shared.messages import Decoder, encode, pack
 from pagewire.shared.messages.attach import NEW, Attach, Attached, AttachState
+from pagewire.shared.process.context import Context
 
 ATTACH_TIMEOUT = 1.0
 """Seconds that a detokenizer has to answer."""

@@ -13,7 +13,7 @@ from pagewire.shared.bus.protocol import QueueLengths
 from pagewire.shared.errors import BusError
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.backlog import Backlog
-from pagewire.shared.peers import SILENCE
+from pagewire.shared.process.peers import SILENCE
 
 SAMPLE_EVERY = 0.1
 """Seconds between two looks at the running sequences."""

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pagewire.services.scheduler.request import Request
 from pagewire.shared.bus import Bus
 from pagewire.shared.messages.heartbeat import UNSENT, Heartbeat
-from pagewire.shared.peers import Peers
-from pagewire.shared.placement import rank
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.rendezvous import rank
 
 MAX_BEATS = 256
 """Instances whose last heartbeat is kept."""

@@ -15,8 +15,8 @@ from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
-from pagewire.shared.peers import SILENCE, Peers
-from pagewire.shared.placement import rank
+from pagewire.shared.process.peers import SILENCE, Peers
+from pagewire.shared.rendezvous import rank
 from pagewire.shared.step_reader import StepReader
 
 CLAIM_TIMEOUT = 1.0

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 
 import structlog
 
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.request import Request, Stage
-from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.spans import enter
-from pagewire.shared import subjects, telemetry
+from pagewire.shared import subjects
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Histogram, Sample
+from pagewire.shared.telemetry import tracing
 
 _log = structlog.get_logger()
 
@@ -63,7 +64,7 @@ class RequestMetrics:
         _log.info(
             "request_scheduled",
             request_id=request.work.request_id,
-            trace_id=telemetry.trace_id(request.trace),
+            trace_id=tracing.trace_id(request.trace),
             deliveries=request.generation,
             queue_ms=round(request.queue_time * 1000, 1),
             prefill_ms=round((first - slot) * 1000, 1) if first else None,

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from pagewire.services.scheduler.sequence import Sequence, SequenceState
-from pagewire.shared import telemetry
+from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.attach import Attached
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.telemetry import tracing
 
 
 class Stage(Enum):
@@ -137,7 +137,7 @@ def sequences_of(request: Request, first_id: int, answer: Attached, arrival_orde
             deadline=work.deadline,
             user=work.user,
             cache_salt=work.cache_salt,
-            trace=request.trace if telemetry.records(request.trace) else "",
+            trace=request.trace if tracing.records(request.trace) else "",
             finish=Finish.NONE if request.reports and len(theirs) < len(ours) else finishes[index],
         )
         stopped = len(known) > work.sampling.min_tokens and known[-1] in stop_ids

@@ -10,28 +10,28 @@ import msgspec
 import structlog
 
 from pagewire.services.scheduler.attacher import ATTACH_TIMEOUT, LOOK_EVERY, Attacher
-from pagewire.services.scheduler.beam_search.beam_scheduler import BeamGroup
 from pagewire.services.scheduler.detokenizers import Detokenizers
 from pagewire.services.scheduler.item_acks import ItemAcks
-from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.policy.beam_search.beam_scheduler import BeamGroup
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.recent_prefixes import RecentPrefixes
+from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.policy.suspects import Suspects
 from pagewire.services.scheduler.request import Request, Stage, sequences_of
-from pagewire.services.scheduler.sequence import Sequence, SequenceState
 from pagewire.services.scheduler.service_meter import ServiceMeter
 from pagewire.services.scheduler.spans import accept, enter
-from pagewire.services.scheduler.suspects import Suspects
 from pagewire.services.scheduler.work_consumer import WorkConsumer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item
-from pagewire.shared.context import Context
 from pagewire.shared.errors import BusError, Internal, InvalidRequest, RequestError, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.attach import Attached, AttachState
 from pagewire.shared.messages.open import AbortStream
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.work import WorkItem
-from pagewire.shared.peers import Peers
-from pagewire.shared.polling import poll
+from pagewire.shared.process.context import Context
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.polling import poll
 
 LOOKAHEAD = 8
 """Requests of each queue that may wait here, so that no slot waits for a queue and the policy can compare requests."""

@@ -9,19 +9,18 @@ import msgspec
 import structlog
 
 from pagewire.services.scheduler.backlog_reporter import BacklogReporter
-from pagewire.services.scheduler.block_pool import IntegrityError
 from pagewire.services.scheduler.executor_client import ExecutorClient, claim_executor, free_executors
-from pagewire.services.scheduler.limits import limits_of
 from pagewire.services.scheduler.metrics import request_samples
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.block_pool import IntegrityError
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.term_limits import limits_of
 from pagewire.services.scheduler.prefix_advertiser import advertise_prefixes
-from pagewire.services.scheduler.readers import Readers
 from pagewire.services.scheduler.request import Stage
 from pagewire.services.scheduler.request_manager import RequestManager
 from pagewire.services.scheduler.spans import enter, note_preempted, note_term_end
+from pagewire.services.scheduler.step_readers import Readers
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import BusError, BusUnavailable, WireVersionError
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
@@ -30,9 +29,10 @@ from pagewire.shared.messages.plan import Claimed, Plan
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.model_folder import served_name
-from pagewire.shared.peers import Peers
-from pagewire.shared.polling import poll
+from pagewire.shared.models.model_folder import served_name
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.polling import poll
 
 HAND_BACK_AFTER = 3.0
 """Seconds without an executor after which the items go to other schedulers."""

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from pagewire.services.scheduler.event_rate import EventRate
 from pagewire.services.scheduler.metrics import RequestMetrics
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.event_rate import EventRate
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.service_rate import ServiceRate
 from pagewire.services.scheduler.request import Request
-from pagewire.services.scheduler.service_rate import ServiceRate
 from pagewire.shared import subjects
 
 

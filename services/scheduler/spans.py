@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 
 from opentelemetry.util.types import AttributeValue
 
+from pagewire.services.scheduler.policy.sequence import SequenceState
 from pagewire.services.scheduler.request import Request, Stage
-from pagewire.services.scheduler.sequence import SequenceState
-from pagewire.shared import telemetry
+from pagewire.shared.telemetry import tracing
 
 
 def accept(request: Request) -> None:
@@ -21,9 +21,9 @@ def accept(request: Request) -> None:
 def enter(request: Request, stage: Stage, **attributes: AttributeValue) -> None:
     """Ends the stage that a request is in, with a span that has these attributes, and begins another one."""
     now = time.time()
-    if request.stage is not Stage.ENDED and telemetry.records(request.trace):
+    if request.stage is not Stage.ENDED and tracing.records(request.trace):
         about: dict[str, AttributeValue] = {"request_id": request.work.request_id, **attributes}
-        telemetry.span(request.stage.value, request.trace, request.stage_began, now, about)
+        tracing.span(request.stage.value, request.trace, request.stage_began, now, about)
     request.stage, request.stage_began = stage, now
 
 

@@ -10,7 +10,7 @@ import structlog
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item, Store
 from pagewire.shared.errors import BusError
-from pagewire.shared.peers import SILENCE, Peers
+from pagewire.shared.process.peers import SILENCE, Peers
 
 PULL_EXPIRES = 2.0
 """Seconds that a pull waits at the queue. A frozen consumer takes new items out of the queue for no longer."""

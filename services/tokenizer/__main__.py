@@ -1,6 +1,6 @@
 """`python -m pagewire.services.tokenizer`."""
 
 from pagewire.services.tokenizer.service import Tokenizer
-from pagewire.shared.runtime import main
+from pagewire.shared.process.runtime import main
 
 main("tokenizer", Tokenizer)

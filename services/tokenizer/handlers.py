@@ -6,24 +6,24 @@ from typing import Any
 
 import structlog
 
-from pagewire.services.tokenizer.admission import Admission
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
-from pagewire.services.tokenizer.dispatcher import Dispatcher
+from pagewire.services.tokenizer.dispatch.admission import Admission
+from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher
+from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.services.tokenizer.input_processor import InputProcessor
-from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
-from pagewire.services.tokenizer.router import Router
-from pagewire.services.tokenizer.store_monitor import StoreMonitor
+from pagewire.services.tokenizer.served_model import Model
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message, Subscription
-from pagewire.shared.client_requests import decode_head, decode_request, encoding_of
-from pagewire.shared.context import Context
+from pagewire.shared.client_protocol.client_requests import decode_head, decode_request, encoding_of
+from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import Internal, ModelNotFound, Overloaded, RequestError, Unavailable
 from pagewire.shared.messages.client import FRESH, ModelList
 from pagewire.shared.messages.tokenize import TokenizeRequest
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.peers import Peers
-from pagewire.shared.replies import Replier
+from pagewire.shared.process.context import Context
+from pagewire.shared.process.peers import Peers
 
 QUEUE = "tokenizer"
 """Queue group: each request goes to one tokenizer."""
@@ -38,7 +38,7 @@ class Handlers:
         self,
         context: Context,
         peers: Peers,
-        router: Router,
+        router: ReplicaRouter,
         monitor: StoreMonitor,
         admission: Admission,
         model: Model,

@@ -13,7 +13,6 @@ import structlog
 from msgspec.structs import asdict, astuple, replace
 from opentelemetry.trace import Span, format_trace_id
 
-from pagewire.services.tokenizer import sampling
 from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.chat.tool_use import (
@@ -23,12 +22,13 @@ from pagewire.services.tokenizer.chat.tool_use import (
     progress_of,
     with_forced_call,
 )
-from pagewire.services.tokenizer.dispatcher import Dispatcher, Outcome
-from pagewire.services.tokenizer.model import Model
+from pagewire.services.tokenizer.dispatch.dispatcher import Dispatcher, Outcome
+from pagewire.services.tokenizer.served_model import Model
 from pagewire.services.tokenizer.spans import describe
-from pagewire.services.tokenizer.validation import (
+from pagewire.services.tokenizer.validation import sampling_checks
+from pagewire.services.tokenizer.validation.request_checks import (
     ChatPrompt,
-    Limits,
+    RequestLimits,
     TextPrompts,
     TokenPrompts,
     check_ids,
@@ -39,16 +39,17 @@ from pagewire.services.tokenizer.validation import (
     truncate,
     validate,
 )
-from pagewire.shared import subjects, telemetry
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.client_requests import decode_request, encoding_of, unencodable
+from pagewire.shared.client_protocol.client_requests import decode_request, encoding_of, unencodable
+from pagewire.shared.client_protocol.replies import Replier
 from pagewire.shared.errors import DeadlineExceeded, Overloaded, RequestError
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ChatFormat, GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.tokenize import TokenizeReply, TokenizeRequest
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.replies import Replier
+from pagewire.shared.telemetry import tracing
 
 PROMPT_TAIL = 16
 """Ids of each prompt that the detokenizer gets: the first text behind a prompt can depend on a few of them."""
@@ -108,7 +109,7 @@ class InputProcessor:
         self._renderer = renderer
         self._dispatcher = dispatcher
         self._replier = replier
-        self._limits = Limits(
+        self._limits = RequestLimits(
             model.max_model_len, model.vocab_size, max_payload, model.generation.max_new_tokens, model.longest_token
         )
         self._seed = seed
@@ -135,7 +136,7 @@ class InputProcessor:
         With `refusal`, the request is served only if it is known, and else refused with that error.
         """
         drawn_id = secrets.token_hex(12)
-        with telemetry.tracer().start_as_current_span("receive", context=telemetry.extract(message.headers)) as span:
+        with tracing.tracer().start_as_current_span("receive", context=tracing.extract(message.headers)) as span:
             _note(span, request_id=drawn_id)
             try:
                 outcome = await self._process(message, arrived, drawn_id, span, refusal)
@@ -143,7 +144,7 @@ class InputProcessor:
             except RequestError as error:
                 request_id = self._replier.refuse(message, error, drawn_id)
                 _note(span, request_id=request_id, outcome=error.kind)
-                telemetry.fail(span, error)
+                tracing.fail(span, error)
             context = span.get_span_context()
             trace = {"trace_id": format_trace_id(context.trace_id)} if context.is_valid else {}
             _log.info("request", **trace)
@@ -174,9 +175,9 @@ class InputProcessor:
         check_lengths(lengths, self._limits)  # before anything looks at each id
         check_ids(ids, self._model.vocab_size)
         digest = digest_of(request)
-        resolved = sampling.resolve(
+        resolved = sampling_checks.resolve(
             request.sampling,
-            seed=sampling.draw_seed(request.sampling, self._seed, digest),
+            seed=sampling_checks.draw_seed(request.sampling, self._seed, digest),
             max_tokens=tokens_to_generate(
                 lengths, request.sampling, self._limits, return_token_ids=request.return_token_ids
             ),
@@ -199,7 +200,7 @@ class InputProcessor:
             secret=secrets.token_bytes(SECRET_BYTES),
         )
         headers: dict[str, str] = {}
-        telemetry.inject(headers, span)
+        tracing.inject(headers, span)
         return await self._dispatcher.dispatch(
             self._open_stream(request, caller, ids, digest, math.ceil(left * 1000), form),
             work_item(request, caller, ids, resolved),
@@ -253,10 +254,10 @@ class InputProcessor:
             structlog.contextvars.bind_contextvars(prompts=[text[:LOGGED_CHARACTERS] for text in texts])
 
     async def _bad_words(self, params: SamplingParams) -> Sequence[Sequence[int]]:
-        texts = sampling.bad_word_texts(params)
+        texts = sampling_checks.bad_word_texts(params)
         if not texts:
             return ()
-        return sampling.bad_word_ids(await self._model.encoder.encode(texts, special=False))
+        return sampling_checks.bad_word_ids(await self._model.encoder.encode(texts, special=False))
 
 
 def generate_request_of(request: TokenizeRequest) -> GenerateRequest:
@@ -296,7 +297,7 @@ def open_stream(
     """Returns the message to the detokenizer."""
     params = request.sampling
     tail = 0 if params.prompt_logprobs is not None or request.return_token_ids else -PROMPT_TAIL
-    sequences = sampling.num_sequences(params)
+    sequences = sampling_checks.num_sequences(params)
     return OpenStream(
         request_id=subjects.owned(caller.tenant, caller.request_id),
         digest=digest,
@@ -306,8 +307,8 @@ def open_stream(
         prompts=tuple(pack(ids[tail:]) for ids in prompts),
         prompt_lengths=pack(map(len, prompts)),
         n=sequences,
-        stop=sampling.stop_strings(params),
-        stop_token_ids=sampling.stop_tokens(params),
+        stop=sampling_checks.stop_strings(params),
+        stop_token_ids=sampling_checks.stop_tokens(params),
         include_stop=params.include_stop_str_in_output,
         skip_special=params.skip_special_tokens,
         min_tokens=params.min_tokens,
@@ -332,7 +333,7 @@ def work_item(
         request_id=subjects.owned(caller.tenant, caller.request_id),
         detokenizer="",
         prompts=tuple(map(pack, prompts)),
-        n=sampling.num_sequences(request.sampling),
+        n=sampling_checks.num_sequences(request.sampling),
         sampling=resolved,
         priority=request.priority,
         deadline=caller.deadline,

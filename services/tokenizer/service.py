@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 import structlog
 
-from pagewire.services.tokenizer.admission import Admission
 from pagewire.services.tokenizer.chat.renderer import ChatRenderer
+from pagewire.services.tokenizer.dispatch.admission import Admission
+from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
 from pagewire.services.tokenizer.handlers import Handlers
-from pagewire.services.tokenizer.model import Model
 from pagewire.services.tokenizer.request_tasks import RequestTasks
-from pagewire.services.tokenizer.router import Router
-from pagewire.services.tokenizer.store_monitor import StoreMonitor
-from pagewire.shared.config import seconds
-from pagewire.shared.context import Context, Drain
+from pagewire.services.tokenizer.served_model import Model
 from pagewire.shared.messages.heartbeat import STORE_REFUSES, Heartbeat
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Sample
-from pagewire.shared.peers import Peers
-from pagewire.shared.polling import poll
-from pagewire.shared.process import BROKER_FOLDER
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.linux_process import BROKER_FOLDER
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.polling import poll
+from pagewire.shared.settings.config import seconds
 
 DRAIN_TIMEOUT = 5.0
 """Seconds in which the requests in progress are dispatched when the service stops."""
@@ -87,7 +87,7 @@ class Tokenizer:
 
     async def _serve(self, model: Model, renderer: ChatRenderer) -> None:
         bus, max_wait = self._context.bus, self._context.settings.max_queue_wait
-        router = Router(bus, model.token)
+        router = ReplicaRouter(bus, model.token)
         limit = None if max_wait is None else seconds(max_wait)
         admission = Admission(bus, model.token, self._peers, self._tasks.__len__, limit)
         handlers = Handlers(self._context, self._peers, router, self._monitor, admission, model, renderer, self._tasks)

@@ -3,9 +3,9 @@
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 
-from pagewire.shared import telemetry
 from pagewire.shared.messages.client import GenerateRequest
-from pagewire.shared.sampling import PARAMETERS
+from pagewire.shared.sampling_parameters import PARAMETERS
+from pagewire.shared.telemetry import tracing
 
 
 def describe(span: Span, request: GenerateRequest, model: str) -> None:
@@ -15,7 +15,7 @@ def describe(span: Span, request: GenerateRequest, model: str) -> None:
     sampling = request.sampling
     given: dict[str, AttributeValue | None] = {
         "gen_ai.operation.name": "text_completion" if request.messages is None else "chat",
-        "gen_ai.provider.name": telemetry.PROVIDER,
+        "gen_ai.provider.name": tracing.PROVIDER,
         "gen_ai.request.model": model,
         "gen_ai.request.choice.count": sampling.n,
         "gen_ai.request.max_tokens": sampling.max_tokens,

@@ -16,7 +16,6 @@ from pagewire.shared.bus.nats_store import NatsStore
 from pagewire.shared.bus.protocol import Handler, Headers, Message
 from pagewire.shared.bus.requests import Requests
 from pagewire.shared.bus.view import BusView
-from pagewire.shared.config import MAX_STORE
 from pagewire.shared.errors import (
     BusError,
     BusUnavailable,
@@ -26,6 +25,7 @@ from pagewire.shared.errors import (
     NotPermitted,
     RequestTimeout,
 )
+from pagewire.shared.settings.config import MAX_STORE
 
 OUTBOUND_LIMIT = 32 << 20
 """Bytes in the outbound buffer, at most, while the server reads too slowly or there is no connection."""

@@ -23,7 +23,7 @@ CLOSE_GRACE = 0.2
 """Seconds that an aborted connection has to close."""
 CLUSTER_PING_INTERVAL = 0.3
 """The same where there are several servers: moving to another one costs little. A service whose server is frozen must
-be back before it has been silent for so long that it counts as gone (`shared.peers.SILENCE`)."""
+be back before it has been silent for so long that it counts as gone (`process.peers.SILENCE`)."""
 HANDSHAKE_TIMEOUT = 2.0
 """Seconds that a server has to take a connection."""
 CLUSTER_HANDSHAKE_TIMEOUT = 1.0

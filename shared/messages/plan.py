@@ -1,8 +1,8 @@
 """Scheduler to executor: changes to the batch, which take effect together before the next step."""
 
-from pagewire.shared.config import STEP_TOKENS
 from pagewire.shared.messages.codec import Wire
 from pagewire.shared.messages.work import Sampling
+from pagewire.shared.settings.config import STEP_TOKENS
 
 
 class AddSlot(Wire, frozen=True):

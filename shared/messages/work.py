@@ -1,10 +1,10 @@
 """Tokenizer to work queue: a request, which is durable once it is queued."""
 
 from pagewire.shared.messages.codec import Wire
-from pagewire.shared.sampling import pack_record
+from pagewire.shared.sampling_parameters import pack_record
 
 GREEDY = pack_record()
-"""A record of `pagewire.shared.sampling` in which every parameter is neutral."""
+"""A record of `pagewire.shared.sampling_parameters` in which every parameter is neutral."""
 
 
 class Sampling(Wire, frozen=True):
@@ -13,7 +13,7 @@ class Sampling(Wire, frozen=True):
     max_tokens: int
     """Maximum number of generated tokens."""
     record: bytes = GREEDY
-    """The scalar parameters: a record of `pagewire.shared.sampling`, without the columns that depend on a sequence."""
+    """The scalar parameters: a `shared.sampling_parameters` record, without the columns that depend on a sequence."""
     stop_ids: bytes = b""
     """Packed ids that end a sequence: the model's EOS ids unless ignored, and the request's stop ids."""
     min_tokens: int = 0
@@ -40,7 +40,7 @@ class Sampling(Wire, frozen=True):
     bad_words: bytes = b""
     """Texts that may not be generated, as packed ids: of each, the number of its ids and then these."""
     grammar: str = ""
-    """Grammar of the text, as `pagewire.shared.grammars` compiles it; empty: none."""
+    """Grammar of the text, as `pagewire.shared.grammar_compiler` compiles it; empty: none."""
 
 
 class WorkItem(Wire, frozen=True):

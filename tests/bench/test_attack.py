@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pagewire.bench import attack
-from pagewire.bench._stack import resident
+from pagewire.bench._common.stack import resident
 from pagewire.bench.attack import FLOODS, Flood, Growth, Siege, flood, honest_request, siege, sieges
 from pagewire.embedded.stack import Address, Stack
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 

@@ -103,7 +103,7 @@ def test_a_part_that_fails_is_reported_and_the_others_run(
         raise RuntimeError("out of memory")
 
     run = ProfileRun("tiny", 64, 50, 0.9, [])
-    parts = {"decode": gpu.Part(fail, table), "profile": gpu.Part(lambda *_: iter([run]), table)}
+    parts = {"decode": gpu.Section(fail, table), "profile": gpu.Section(lambda *_: iter([run]), table)}
     monkeypatch.setattr(gpu, "PARTS", parts)
     output = tmp_path / "gpu.json"
     assert gpu.report(MACHINE, given("decode", "profile", output=output), []) == 1
@@ -133,6 +133,6 @@ def test_all_parts_that_need_no_gpu_run_to_their_end(tmp_path: Path, monkeypatch
 def test_a_host_sync_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     gap = Gap(20.0, 1, between=True, waited_for="cudaStreamSynchronize")
     run = ProfileRun("tiny", Cell(64, 4096).rows, 50, 0.9, [gap])
-    monkeypatch.setattr(gpu, "PARTS", {"profile": gpu.Part(lambda *_: iter([run]), table)})
+    monkeypatch.setattr(gpu, "PARTS", {"profile": gpu.Section(lambda *_: iter([run]), table)})
     assert gpu.report(MACHINE, given("profile"), ["profile"]) == 1
     assert "1 gaps between steps are host syncs" in capsys.readouterr().out

@@ -4,9 +4,9 @@ import re
 import pytest
 
 from pagewire.bench import quality
-from pagewire.bench._output import CHECKOUT
+from pagewire.bench._common.output import CHECKOUT
 from pagewire.bench.quality import Question, Run, differences, read_questions, table
-from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.models.named_models import DEFAULT
 from tests.support.default_model import default_model
 
 RECORDED = CHECKOUT / "bench" / "results" / "quality.json"

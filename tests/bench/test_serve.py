@@ -10,7 +10,7 @@ import pytest
 
 from pagewire.bench import serve
 from pagewire.bench.serve import Record, arrivals, goal, summarize
-from tests.bench.test_event_stream import chunked, server
+from tests.bench.common.test_event_stream import chunked, server
 
 
 def test_latencies_are_vllms() -> None:

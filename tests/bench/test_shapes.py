@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench.shapes import SHAPES, main, write_folder
-from pagewire.shared.model_folder import eos_ids, read_config
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import eos_ids, read_config
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 
 
 @pytest.mark.parametrize("name", SHAPES)

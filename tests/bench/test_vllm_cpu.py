@@ -7,9 +7,9 @@ import pytest
 
 from pagewire.bench import vllm_cpu
 from pagewire.bench._simulation.loads import sharegpt_lengths
-from pagewire.bench._vllm_inputs import tokenizer, write_model, write_prompts
+from pagewire.bench._vllm.inputs import tokenizer, write_model, write_prompts
 from pagewire.bench.vllm_cpu import MEASURES, comparison, headline, table
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 
 PEER = '''#!{python}
 """Takes vLLM's arguments: a server that is healthy, or a load generator that makes its figures up."""

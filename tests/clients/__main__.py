@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from pagewire.shared.named_models import models_folder
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.named_models import models_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.pagewire.serving import serving
 from tests.support.default_model import default_model
 

@@ -19,7 +19,7 @@ import pytest
 
 from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import Stack
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.openai_description import CheckedTransport
 
 KEY, MODEL, PROMPT = "secret", "bundled", "Once upon a time"

@@ -12,14 +12,14 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pagewire import SamplingParams
+from pagewire.commands.supported_models import Family, Outcome
 from pagewire.services.executor.models.registry import is_native, load_model
 from pagewire.services.executor.models.transformers_backend.loading import examine, parse_config
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
-from pagewire.shared.multimodal import text_part
-from pagewire.shared.supported_models import Family, Outcome
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.models.text_config import text_part
+from pagewire.shared.settings.config import Settings
 from tests.families.tiny import PUBLISHED, tiny_config, tiny_model
 from tests.support.checkpoints import VOCABULARY, tokenizer
 from tests.support.pipeline import running

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pagewire.client.sync import LoopThread
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.client_requests import decode_request
+from pagewire.shared.client_protocol.client_requests import decode_request
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ErrorFrame, GenerateRequest, ResumeRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding

@@ -8,12 +8,18 @@ import pytest
 from hypothesis import strategies as st
 
 from pagewire.client.sync import LoopThread
-from pagewire.services.gateway import anthropic_request, chat_request, request, responses_request, sampling_fields
-from pagewire.services.gateway.endpoint import Endpoint
+from pagewire.services.gateway.requests import (
+    anthropic_request,
+    chat_request,
+    completion_request,
+    responses_request,
+    sampling_fields,
+)
+from pagewire.services.gateway.routes.endpoint import Endpoint
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.messages.client import SamplingParams
 from tests.fuzz.fuzzing import fuzz, json_bytes
-from tests.services.gateway.http import Answer, Gateway, start_gateway
+from tests.services.gateway.http_client import Answer, Gateway, start_gateway
 from tests.support.responder import MODEL
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -55,7 +61,7 @@ BODIES: list[dict[str, Any]] = [
     },
 ]
 NAMES = sorted(
-    {*SamplingParams.__struct_fields__, *request.FIELDS, *chat_request.FIELDS}
+    {*SamplingParams.__struct_fields__, *completion_request.FIELDS, *chat_request.FIELDS}
     | anthropic_request.FIELDS
     | responses_request.FIELDS
     | sampling_fields.NEUTRAL.keys()

@@ -11,11 +11,12 @@ import uvloop
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from pagewire.services.gateway import endpoint, server
-from pagewire.services.gateway.http_protocol import Connections, Limits
-from pagewire.shared.listener import listen
+from pagewire.services.gateway.http import server
+from pagewire.services.gateway.http.http_protocol import ConnectionLimits, Connections
+from pagewire.services.gateway.routes import endpoint
+from pagewire.shared.process.listener import listen
 from tests.fuzz.fuzzing import fuzz, mutated
-from tests.services.gateway.http import start_gateway
+from tests.services.gateway.http_client import start_gateway
 from tests.support.responder import MODEL
 
 BODY = b'{"model": "%s", "prompt": "x", "stream": true}' % MODEL.encode()
@@ -55,7 +56,7 @@ TOKENS = [
     b"\x00",
 ]
 KNOWN = POST + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nno length\r\n"
-LIMITS = Limits(
+LIMITS = ConnectionLimits(
     header_time=2, body_time=2, idle_time=2, discard_time=0.2, close_time=0.2, header_bytes=2000, headers=50
 )
 """Every client ends its side, so the first three times never pass; they are long enough for a busy machine."""

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.tokenizer.encoder import to_ids
-from pagewire.services.tokenizer.generation_config import generation_defaults
-from pagewire.shared import model_folder
-from pagewire.shared.config import Settings
+from pagewire.services.tokenizer.validation.generation_config import generation_defaults
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.gguf.reader import GgufModel
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.gguf.reader import GgufModel
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings.config import Settings
 from tests.fuzz.fuzzing import edited, encode_json, fuzz, mutated
 from tests.support.checkpoints import checkpoint
 from tests.support.gguf_files import from_checkpoint

@@ -17,8 +17,8 @@ from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import Address, Stack
 from pagewire.services.gateway.service import APIS
 from pagewire.shared import subjects
-from pagewire.shared.config import Settings
 from pagewire.shared.messages.open import Encoding
+from pagewire.shared.settings.config import Settings
 from tests.fuzz.fuzzing import fuzz, json_bytes
 from tests.fuzz.test_client_requests import encoded
 from tests.fuzz.test_http_bodies import BODIES

@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from pagewire.shared import api_keys, config
-from pagewire.shared.api_keys import ApiKeys
-from pagewire.shared.config import FIELDS, Settings, variable
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.security import api_keys
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings import config
+from pagewire.shared.settings.config import FIELDS, Settings, variable
 from tests.fuzz.fuzzing import fuzz, mutated, texts, values
 
 TOML = [

@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 from pagewire import Client
-from pagewire.bench import _chart
+from pagewire.bench._common import chart
 from pagewire.shared.errors import Overloaded, PagewireError
 from pagewire.shared.metrics.metric import Kind, Metric
 from pagewire.shared.metrics.table import METRICS
@@ -201,7 +201,7 @@ def picture(scraped: Prometheus, began: float) -> str:
     lines = {
         name: [(at - began, value) for at, value in scraped.range(query, began, now)] for name, query in queries.items()
     }
-    return _chart.chart("What Prometheus scraped under load and faults (simulated device)", "seconds", "", lines)
+    return chart.chart("What Prometheus scraped under load and faults (simulated device)", "seconds", "", lines)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import pytest
 from pagewire import LLM, AsyncClient, Client, SamplingParams
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatFormat
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.pagewire.serving import Served, serving
 from tests.support.model_folders import change
 

@@ -9,10 +9,10 @@ import pytest
 
 from pagewire import LLM, AsyncClient, cli
 from pagewire.commands import doctor, parser
-from pagewire.shared import config, flags
-from pagewire.shared.config import FIELDS, Settings, variable
 from pagewire.shared.errors import BusUnavailable, ConfigurationError
-from pagewire.shared.model_folder import BUNDLED, served_names
+from pagewire.shared.models.model_folder import BUNDLED, served_names
+from pagewire.shared.settings import config, flags
+from pagewire.shared.settings.config import FIELDS, Settings, variable
 from tests.pagewire.serving import run
 
 UNBUILT = [

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pagewire import Client, SamplingParams
-from pagewire.shared.model_folder import eos_ids, read_config
+from pagewire.shared.models.model_folder import eos_ids, read_config
 from tests.pagewire.serving import run, serving
 from tests.support.default_model import default_model
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import gguf, torch
 from pagewire.services.executor.models.registry import load_model
 from pagewire import Client, SamplingParams
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 def status(key):
     return int(Path("/proc/self/status").read_text().partition(key + ":")[2].split()[0]) << 10
 before, began = status("VmRSS"), time.monotonic()

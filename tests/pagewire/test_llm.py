@@ -8,8 +8,8 @@ from pagewire import LLM, AsyncLLM, SamplingParams
 from pagewire.llm import OnePrompt
 from pagewire.sampling_params import BeamSearchParams
 from pagewire.shared.bus import nats
-from pagewire.shared.discovery import ask
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.process.discovery import ask
 
 
 def test_it_waits_where_others_are_refused() -> None:

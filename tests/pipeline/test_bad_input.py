@@ -13,7 +13,7 @@ import pytest
 from pagewire.client.sync import LoopThread
 from pagewire.embedded.stack import Stack
 from pagewire.services.gateway.openapi import ROUTES, fields
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 
 HUGE = [2**64, -(2**64), 10**30]
 KEY = "a-key-for-everyone"

@@ -8,11 +8,11 @@ import pytest
 from pagewire import SamplingParams
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import DeadlineExceeded, InvalidRequest
 from pagewire.shared.messages import Decoder, unpack
 from pagewire.shared.messages.client import Result
 from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.settings.config import Settings
 from tests.support.beam import BeamCase, beam_cases, transformers_beams
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.greedy import cases

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from pagewire import SamplingParams
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import PagewireError
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import VOCABULARY, checkpoint
 from tests.support.pipeline import Pipeline, running
 

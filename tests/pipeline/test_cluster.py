@@ -16,8 +16,8 @@ import pytest
 from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import Broker
 from pagewire.shared.bus.streams import WORK_STREAM
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusError
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.freezing import freeze
 from tests.support.pipeline import Pipeline, running

@@ -22,8 +22,8 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared import subjects
-from pagewire.shared.config import Settings
-from pagewire.shared.model_folder import served_name
+from pagewire.shared.models.model_folder import served_name
+from pagewire.shared.settings.config import Settings
 from tests.support.bare_reader import BareReader
 from tests.support.checkpoints import checkpoint
 from tests.support.waiting import until

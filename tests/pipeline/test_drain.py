@@ -17,8 +17,8 @@ import pytest
 from pagewire import AsyncClient, SamplingParams
 from pagewire.client.stream import Stream
 from pagewire.embedded.stack import Address, Stack
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import DeadlineExceeded, PagewireError, Unavailable
+from pagewire.shared.settings.config import Settings
 from tests.pagewire.serving import Served, serving
 from tests.support.checkpoints import checkpoint
 from tests.support.freezing import freeze

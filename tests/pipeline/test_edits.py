@@ -13,7 +13,7 @@ import torch
 
 from pagewire import SamplingParams
 from pagewire.kernels.cpu import build
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint, reference_logits
 from tests.support.pipeline import running
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pagewire import SamplingParams
-from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import Result
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.greedy import Case, cases, long_pair
 from tests.support.pairwise import pairwise

@@ -7,14 +7,14 @@ import pytest
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.services.gateway import app
-from pagewire.services.gateway.endpoint import Endpoint
-from pagewire.services.gateway.health import Health
-from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.routes.endpoint import Endpoint
+from pagewire.services.gateway.routes.health import Health
 from pagewire.services.gateway.service import APIS
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.tokenize import TokenizeRequest
-from tests.services.gateway.http import Gateway
+from pagewire.shared.settings.config import Settings
+from tests.services.gateway.http_client import Gateway
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
 

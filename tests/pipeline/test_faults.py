@@ -10,7 +10,7 @@ from pagewire.bench._chaos.requests import mixture
 from pagewire.bench._chaos.schedule import CUT, FULL, KILL, KINDS, STOP, Fault
 from pagewire.bench._chaos.trial import answers, disturb
 from pagewire.embedded.stack import BROKER, GATEWAY, PIPELINE
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]

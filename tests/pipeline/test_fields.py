@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from pagewire import SamplingParams
-from pagewire.services.executor.sampling import sequence_key, uniforms
-from pagewire.shared.config import Settings
+from pagewire.services.executor.devices.pytorch_sampling import sequence_key, uniforms
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import Result
+from pagewire.shared.settings.config import Settings
 from tests.pipeline.test_logprobs import check
 from tests.support.beam import EOS_ID, transformers_beams
 from tests.support.checkpoints import checkpoint, reference_logits

@@ -12,7 +12,7 @@ from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import Stack
 from pagewire.shared.bus import Bus
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.broker import connect_service
 from tests.support.checkpoints import checkpoint
 

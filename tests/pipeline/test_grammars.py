@@ -13,9 +13,9 @@ import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams
 from pagewire.kernels.cpu import build
-from pagewire.services.executor.devices.grammar import SequenceGrammar
-from pagewire.shared.config import Settings
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.shared.errors import Internal, InvalidRequest
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
 

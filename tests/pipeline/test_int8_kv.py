@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pagewire import SamplingParams
-from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import Result
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.greedy import cases
 from tests.support.pipeline import Pipeline, running

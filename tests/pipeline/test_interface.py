@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from pagewire.bench.shapes import write_folder
 from pagewire.services.detokenizer import frame_sender
 from pagewire.services.tokenizer.request_tasks import MAX_BYTES, RequestTasks
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.interpreted import interpreted
 from tests.support.pipeline import Pipeline, running

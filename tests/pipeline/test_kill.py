@@ -9,7 +9,7 @@ import pytest
 
 from pagewire import AsyncClient, SamplingParams
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 
 pytestmark = [pytest.mark.full, pytest.mark.anyio]

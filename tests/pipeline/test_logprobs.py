@@ -11,9 +11,9 @@ import torch
 
 from pagewire import AsyncClient, SamplingParams, StructuredOutputsParams
 from pagewire.embedded.stack import PIPELINE, Stack
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest, PayloadTooLarge
 from pagewire.shared.messages.client import Delta, Result, TokenLogprobs
+from pagewire.shared.settings.config import Settings
 from tests.pipeline.test_kill import kill
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits
 from tests.support.interpreted import interpreted

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.services.gateway.vllm_metrics import ALIASES
+from pagewire.services.gateway.metrics.vllm_metrics import ALIASES
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages import Decoder
 from pagewire.shared.messages.metrics import MetricsReport
 from pagewire.shared.metrics import table
 from pagewire.shared.metrics.metric import Kind, Sample
-from pagewire.shared.process import BROKER_FOLDER
+from pagewire.shared.process.linux_process import BROKER_FOLDER
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import SERVICES, Pipeline, running
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from pagewire import SamplingParams
 from pagewire.kernels.cpu import build
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pagewire.bench.shapes import write_folder
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import DeadlineExceeded, Overloaded
+from pagewire.shared.settings.config import Settings
 from tests.support.pipeline import Pipeline, running
 from tests.support.waiting import until
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from pagewire import SamplingParams
-from pagewire.shared.config import Settings
 from pagewire.shared.messages.client import Result
+from pagewire.shared.settings.config import Settings
 from tests.support.default_model import default_model
 from tests.support.pipeline import Pipeline, running
 

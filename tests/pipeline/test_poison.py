@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pagewire import AsyncClient, SamplingParams
-from pagewire.services.executor import thread
+from pagewire.services.executor import step_thread
 from pagewire.services.executor.devices import open_device
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
 from tests.support.poison import PoisonedDevice
@@ -44,7 +44,7 @@ async def test_only_the_poisonous_request_fails(monkeypatch: pytest.MonkeyPatch)
         devices.append(PoisonedDevice(open_device(settings, folder), POISON))
         return devices[-1]
 
-    monkeypatch.setattr(thread, "open_device", open_poisoned)
+    monkeypatch.setattr(step_thread, "open_device", open_poisoned)
     settings = Settings(model=str(checkpoint("llama")), dtype="float32", num_kv_blocks=160, log_level="error")
     async with running(settings) as pipeline:
         client = pipeline.client

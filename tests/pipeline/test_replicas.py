@@ -7,8 +7,8 @@ import pytest
 from pagewire import AsyncClient
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.bus import nats
-from pagewire.shared.config import Settings
-from pagewire.shared.discovery import Stats, ask
+from pagewire.shared.process.discovery import Stats, ask
+from pagewire.shared.settings.config import Settings
 from tests.pipeline.test_kill import PROMPTS, stream
 from tests.support.checkpoints import checkpoint
 

@@ -10,9 +10,9 @@ import pytest
 from pagewire import SamplingParams
 from pagewire.services.executor import devices
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.devices.sim import SimDevice
-from pagewire.shared.config import Settings
+from pagewire.services.executor.devices.sim.device import SimDevice
 from pagewire.shared.messages.client import Choice, Delta, Result
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
 

@@ -12,13 +12,13 @@ import pytest
 from pagewire import AsyncClient, SamplingParams
 from pagewire.client import frames
 from pagewire.shared import subjects
-from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Message
 from pagewire.shared.bus import nats as bus
 from pagewire.shared.bus.nats import NatsBus
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import Internal, NotPermitted
 from pagewire.shared.messages.client import Accepted
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings.config import Settings
 from tests.support.pipeline import CLIENT_KEY, Pipeline, running
 from tests.support.waiting import until
 

@@ -15,14 +15,14 @@ import pytest
 
 from pagewire import SamplingParams, StructuredOutputsParams, read_message
 from pagewire.services.gateway import app
-from pagewire.services.gateway.endpoint import Endpoint
-from pagewire.services.gateway.health import Health
-from pagewire.services.gateway.metrics import MetricsPage
+from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.routes.endpoint import Endpoint
+from pagewire.services.gateway.routes.health import Health
 from pagewire.services.gateway.service import APIS
 from pagewire.shared.chat.formats import REASONING
 from pagewire.shared.chat.parser import Call, Message, MessageParser
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import Pipeline, running
 

@@ -15,7 +15,7 @@ import nats
 import pytest
 
 from pagewire.embedded.stack import Address, Stack
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.collector import Received, collector
 from tests.support.model_folders import change, model_folder
 from tests.support.waiting import until

@@ -7,7 +7,7 @@ import pytest
 from pagewire import SamplingParams
 from pagewire.shared.bus import Headers
 from pagewire.shared.bus.nats_store import NatsStore
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.support.checkpoints import checkpoint
 from tests.support.pipeline import running
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pagewire import SamplingParams
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.families.sweep import Case, cases, save_model
 from tests.support.beam import transformers_beams
 from tests.support.checkpoints import VOCABULARY

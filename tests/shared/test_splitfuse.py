@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagewire.shared.splitfuse import Pending, compose, pace_forced
+from pagewire.shared.splitfuse import PendingTokens, compose, pace_forced
 
 limits = st.integers(-3, 40)
 entries = st.lists(st.tuples(st.integers(0, 40), limits), max_size=12) | st.lists(
@@ -16,7 +16,7 @@ entries = st.lists(st.tuples(st.integers(0, 40), limits), max_size=12) | st.list
 def rows(work: list[tuple[int, int]], budget: int) -> list[tuple[int, int]]:
     """Slots and query_lens for pairs of remaining and room; slot i is the i-th from the end, so that order shows."""
     table = np.array(work, np.int64).reshape(-1, 2)
-    slots, query_lens = compose(Pending(np.arange(len(work))[::-1], table[:, 0], table[:, 1]), budget)
+    slots, query_lens = compose(PendingTokens(np.arange(len(work))[::-1], table[:, 0], table[:, 1]), budget)
     assert slots.dtype == query_lens.dtype == np.int64
     return list(zip(slots.tolist(), query_lens.tolist(), strict=True))
 

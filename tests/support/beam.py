@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pagewire.services.scheduler.beam_search.algorithm import BeamSearch, Candidates, Hypothesis
+from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch, Candidates, Hypothesis
 from tests.support.checkpoints import VOCABULARY, checkpoint, reference_logits, reference_model
 
 EOS_ID = 0

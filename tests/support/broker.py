@@ -11,12 +11,12 @@ from typing import TypeVar
 from pagewire.embedded.broker import Broker, find_server
 from pagewire.embedded.cluster import Cluster
 from pagewire.shared import subjects
-from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
-from pagewire.shared.config import MAX_STORE, Settings
 from pagewire.shared.errors import BusUnavailable
-from pagewire.shared.permissions import STORING
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.security.permissions import STORING
+from pagewire.shared.settings.config import MAX_STORE, Settings
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from functools import cache
 from pathlib import Path
 
-from pagewire.shared.fetch import fetch
-from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.models.fetch import fetch
+from pagewire.shared.models.named_models import DEFAULT
 
 
 @cache

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.devices.compiled import CompiledBackend
-from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import Backend, CpuDevice, Done
+from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
+from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
+from pagewire.services.executor.devices.cpu.cores import Cores
+from pagewire.services.executor.devices.cpu.device import Backend, CpuDevice, Done
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.devices.protocol import Capacity, Int64, StepBatch
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.models.compiled import CompiledLM
-from pagewire.services.executor.models.config import DtypeSetting
+from pagewire.services.executor.models.config_json import DtypeSetting
 from pagewire.services.executor.models.model import AttentionFn, CausalLM
-from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
-from pagewire.shared.model_folder import read_config
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY
 
 BLOCK_SIZE = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 
 Float64 = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from pagewire.services.executor.devices.protocol import Float32
 from pagewire.shared.messages import pack, unpack
 from pagewire.shared.messages.plan import Plan
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
-from pagewire.shared.splitfuse import Pending, compose
+from pagewire.shared.splitfuse import PendingTokens, compose
 
 VOCABULARY = 50
 
@@ -61,7 +61,7 @@ class ModelExecutor:
     num_blocks: int
     block_size: int
     windows: tuple[int, ...] = (0,)
-    """Per group of layers, as in `Limits`."""
+    """Per group of layers, as in `TermLimits`."""
     plans: deque[Plan] = field(default_factory=deque)
     outputs: deque[StepOutput] = field(default_factory=deque)
     slots: dict[int, Slot] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class ModelExecutor:
         live = [i for i in self.order if not self.slots[i].dead]
         slots = [self.slots[i] for i in live]
         columns = compose(
-            Pending(
+            PendingTokens(
                 np.array(live, np.int64),
                 np.array([len(s.tokens) - s.computed for s in slots], np.int64),
                 np.array([s.limit - s.computed for s in slots], np.int64),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from pagewire.services.executor.models.rope import read_rope, rotary_embedding
-from pagewire.shared.gguf.reader import TENSOR_TYPES
+from pagewire.shared.models.gguf.reader import TENSOR_TYPES
 from tests.support.checkpoints import CONTEXT, EOS, VOCABULARY, checkpoint
 
 KINDS = tuple(kind.name for kind in TENSOR_TYPES.values())

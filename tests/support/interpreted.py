@@ -10,16 +10,16 @@ import torch
 import tests.kernels.conftest  # noqa: F401  # before Triton is imported
 from pagewire.services.executor import devices
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
-from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.runtime import HostRuntime
+from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.defaults import slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.config import STEP_TOKENS, Settings
-from pagewire.shared.model_folder import max_model_len, read_config
+from pagewire.shared.models.model_folder import max_model_len, read_config
+from pagewire.shared.settings.config import STEP_TOKENS, Settings
 
 
 def open_interpreted(settings: Settings, folder: Path) -> CudaDevice:

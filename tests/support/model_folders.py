@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, processors
 
-from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.models.model_folder import BUNDLED
 
 TEMPLATES = Path(__file__).parent.parent / "data" / "chat_templates"
 """Chat templates of Qwen2.5, Qwen3 and SmolLM3 (Apache-2.0)."""

@@ -19,13 +19,13 @@ from pagewire.services.executor.service import Executor
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
-from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus.nats import NatsBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context, Service
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.peers import Peers
-from pagewire.shared.runtime import run_service
+from pagewire.shared.process.context import Context, Service
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.runtime import run_service
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings.config import Settings
 from tests.support.broker import connect_role, connect_service
 
 SERVICES: dict[str, Callable[[Context], Service]] = {

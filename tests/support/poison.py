@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pagewire.services.executor.devices.protocol import Device, Edits, Pending, StepBatch
-from pagewire.shared.sampling import Record
+from pagewire.services.executor.devices.protocol import Device, Edits, PendingStep, StepBatch
+from pagewire.shared.sampling_parameters import Record
 
 
 class PoisonedDevice:
@@ -47,7 +47,7 @@ class PoisonedDevice:
         """See `Device.copy`."""
         self._device.copy(sources, targets)
 
-    def launch(self, batch: StepBatch) -> Pending:
+    def launch(self, batch: StepBatch) -> PendingStep:
         """See `Device.launch`.
 
         Raises:

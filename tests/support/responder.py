@@ -7,8 +7,8 @@ import msgspec
 
 from pagewire.shared import subjects
 from pagewire.shared.bus import Bus, Message
+from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
 from pagewire.shared.errors import RequestError
-from pagewire.shared.frames import encode_frame, error_frame, error_headers
 from pagewire.shared.messages.client import (
     Accepted,
     CancelReply,

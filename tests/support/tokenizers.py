@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from pagewire.shared.vocabulary import Vocabulary
+from pagewire.services.detokenizer.text.vocabulary import Vocabulary
 
 DATA = Path(__file__).parents[1] / "data"
 FILES = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.services.gateway.http import start_gateway
+from tests.services.gateway.http_client import start_gateway
 from tests.support.responder import MODEL
 from tools.vllm_names import Here, here, request_fields
 

@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.models.model_folder import BUNDLED
 from tools.bundled_model.export import export
 from tools.bundled_model.measure import evaluate
 from tools.bundled_model.sample import sample

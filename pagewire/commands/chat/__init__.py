@@ -5,7 +5,7 @@ import sys
 
 from pagewire.commands import session
 from pagewire.commands.generate import add_sampling, given_sampling
-from pagewire.shared import flags
+from pagewire.shared.settings import flags
 
 MAX_TOKENS = 512
 """Default maximum of tokens per answer: a small model may repeat itself without end."""

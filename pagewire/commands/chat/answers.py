@@ -11,7 +11,7 @@ from pagewire.commands import session
 from pagewire.commands.chat.conversation import Conversation
 from pagewire.commands.chat.markdown import MarkdownWriter
 from pagewire.commands.timings import Timings
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 
 ANSWER_WITHIN = 3600.0
 """Timeout of an answer, in seconds: long, because the user can stop an answer."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pagewire.services.tokenizer import sampling
+from pagewire.services.tokenizer.validation import sampling_checks
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import SamplingParams
 
@@ -84,7 +84,7 @@ def as_params(fields: Mapping[str, Any]) -> SamplingParams:
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise InvalidRequest(f"{place.rstrip('`')}: {reason[0].lower()}{reason[1:]}") from error
-    sampling.check(params, vocab_size=2**31)
+    sampling_checks.check(params, vocab_size=2**31)
     return params
 
 

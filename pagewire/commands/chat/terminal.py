@@ -19,8 +19,8 @@ from pagewire.commands.chat.answers import answer, writer_to
 from pagewire.commands.chat.commands import COMMANDS, Ask, Exit, Save, Show, interpret, is_open
 from pagewire.commands.chat.conversation import PARAMETERS, Conversation
 from pagewire.commands.timings import Timings
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError, PagewireError
+from pagewire.shared.settings.config import Settings
 
 LEAVE = "Ctrl-D or /exit leaves"
 

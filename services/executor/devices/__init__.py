@@ -9,25 +9,25 @@ import torch
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.devices.attention import KVCache
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, free_memory, log_pool, pool_blocks
-from pagewire.services.executor.devices.compiled import CompiledBackend
-from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import Backend, CpuDevice, multiplies_bf16
+from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
+from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
+from pagewire.services.executor.devices.cpu.cores import Cores
+from pagewire.services.executor.devices.cpu.device import Backend, CpuDevice, multiplies_bf16
+from pagewire.services.executor.devices.cpu.pytorch_attention import KVCache
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.devices.defaults import defaults_of, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import Capacity, Device
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.devices.roofline import GPUS, Roofline, shape_of
-from pagewire.services.executor.devices.sim import SimDevice
-from pagewire.services.executor.models.compiled import CompiledLM
+from pagewire.services.executor.devices.sim.device import SimDevice
+from pagewire.services.executor.devices.sim.roofline import GPUS, Roofline, shape_of
 from pagewire.services.executor.models.model import ModelSpec
-from pagewire.services.executor.models.packing import CpuPacking
 from pagewire.services.executor.models.registry import is_native, load_model
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import eos_ids, max_model_len, read_config
+from pagewire.shared.models.model_folder import eos_ids, max_model_len, read_config
+from pagewire.shared.settings.config import Settings
 
 __all__ = ["open_device"]
 

@@ -9,8 +9,8 @@ from pagewire.services.executor.devices.defaults import defaults_of, slots_of
 from pagewire.services.executor.devices.protocol import Capacity
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.shared.block_tables import LOOKAHEAD_STEPS, blocks_of
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import Settings
 
 _log = structlog.get_logger()
 _MEMINFO = Path("/proc/meminfo")

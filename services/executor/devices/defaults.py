@@ -5,8 +5,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from pagewire.services.executor.devices.roofline import GPUS
-from pagewire.shared.config import STEP_TOKENS, Settings
+from pagewire.services.executor.devices.sim.roofline import GPUS
+from pagewire.shared.settings.config import STEP_TOKENS, Settings
 
 LARGE = 70 * 10**9
 """Bytes of a GPU from which on many sequences fit beside a model."""

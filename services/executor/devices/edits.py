@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
-from pagewire.shared.sampling import Record
+from pagewire.shared.sampling_parameters import Record
 
 Int32 = npt.NDArray[np.int32]
 UInt32 = npt.NDArray[np.uint32]

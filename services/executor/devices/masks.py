@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor
 
-from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 
 UInt32 = npt.NDArray[np.uint32]
 

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.services.executor.devices.grammar import SequenceGrammar
-from pagewire.shared.config import STEP_TOKENS
-from pagewire.shared.sampling import Record
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
+from pagewire.shared.sampling_parameters import Record
+from pagewire.shared.settings.config import STEP_TOKENS
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -146,7 +146,7 @@ class Logprobs:
     """[M] number of tokens that are at least as likely as the token itself, from 1."""
 
 
-class Pending(Protocol):
+class PendingStep(Protocol):
     """A launched step."""
 
     @property
@@ -179,7 +179,7 @@ class Pending(Protocol):
 
         Without `token_counts` these are [R], with -1 where the row sampled none.
 
-        A row whose logits are not finite has `pagewire.shared.sampling.NOT_FINITE` in place of its last token. Called
+        A row whose logits are not finite has `sampling_parameters.NOT_FINITE` in place of its last token. Called
         once per step, in order of launch. If an earlier step has ended a row's sequence, the row's token is arbitrary.
         """
 
@@ -225,7 +225,7 @@ class Device(Protocol):
         The copy takes effect after the pending steps and before all later ones.
         """
 
-    def launch(self, batch: StepBatch) -> Pending:
+    def launch(self, batch: StepBatch) -> PendingStep:
         """Launches a step after the pending ones: it writes the KV of the batch's positions and samples tokens.
 
         A position must lie within the slot's blocks, and the KV of every earlier position must be written, or be

@@ -8,14 +8,14 @@ import structlog
 import torch
 
 from pagewire.kernels.attention_layer import Attention
-from pagewire.services.executor.devices.cpu import Backend
+from pagewire.services.executor.devices.cpu.device import Backend
+from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
-from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import CausalLM, ModelSpec
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM
 from pagewire.services.executor.models.transformers_backend.recognition import recognize
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 
 STEPS = (
     ((0, 0, 9), (1, 0, 5)),
@@ -121,7 +121,7 @@ class SelfTest:
 
     def _logits(self, model: CausalLM) -> list[torch.Tensor]:
         """Returns the logits [L, V] of each text."""
-        backend, slots = self._open(model.spec, self._capacity, self._dtype), DeviceSlots(self._capacity)
+        backend, slots = self._open(model.spec, self._capacity, self._dtype), CpuSlots(self._capacity)
         for slot in range(2):
             slots.add(slot, range(2 * self._blocks - 1 - slot, -1, -2), record(), (), None)
         found = [torch.empty(length, model.spec.vocab_size) for length in self._lengths]

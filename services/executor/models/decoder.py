@@ -23,7 +23,7 @@ NAMES: Mapping[Placement, dict[str, str]] = {
 """Names of the norms of a block in checkpoints."""
 
 
-class Attention(nn.Module):
+class DecoderAttention(nn.Module):
     """Grouped-query attention."""
 
     def __init__(self, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
@@ -81,7 +81,7 @@ class Layer(nn.Module):
         before, after = spec.placement is not Placement.AFTER, spec.placement in (Placement.AFTER, Placement.AROUND)
         self.parallel = spec.placement is Placement.PARALLEL
         self.attention_in = norm_of(spec) if before else None
-        self.self_attn = Attention(spec, layer, index)
+        self.self_attn = DecoderAttention(spec, layer, index)
         self.attention_out = norm_of(spec) if after else None
         self.mlp_in = norm_of(spec) if before else None
         self.mlp = MLP(spec, spec.inner) if layer.experts is None else MixtureOfExperts(spec, layer.experts)

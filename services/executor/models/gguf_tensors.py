@@ -19,8 +19,8 @@ from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integ
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS, read_config
-from pagewire.shared.gguf.reader import GgufModel, StoredTensor, TensorType
+from pagewire.shared.models.gguf.config import EMBEDDING, OUTPUT, ROPE_FACTORS, read_config
+from pagewire.shared.models.gguf.reader import GgufModel, StoredTensor, TensorType
 from pagewire.shared.progress import shown
 
 CHUNK = 1 << 17

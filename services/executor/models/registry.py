@@ -7,26 +7,26 @@ from typing import Any
 import msgspec
 import torch
 
-from pagewire.services.executor.models.config import Common, DtypeSetting, parse, weights_dtype
+from pagewire.services.executor.models.config_json import Common, DtypeSetting, parse, weights_dtype
 from pagewire.services.executor.models.decoder import DecoderLM
-from pagewire.services.executor.models.gemma import Gemma2Config, Gemma3Config, GemmaConfig
-from pagewire.services.executor.models.gpt2 import GPT2Config
-from pagewire.services.executor.models.gpt_neox import GPTNeoXConfig
-from pagewire.services.executor.models.llama import LlamaConfig
-from pagewire.services.executor.models.mistral import MistralConfig, MixtralConfig
+from pagewire.services.executor.models.families.gemma import Gemma2Config, Gemma3Config, GemmaConfig
+from pagewire.services.executor.models.families.gpt2 import GPT2Config
+from pagewire.services.executor.models.families.gpt_neox import GPTNeoXConfig
+from pagewire.services.executor.models.families.llama import LlamaConfig
+from pagewire.services.executor.models.families.mistral import MistralConfig, MixtralConfig
+from pagewire.services.executor.models.families.olmo import Olmo2Config, Olmo3Config
+from pagewire.services.executor.models.families.opt import OPT, OPTConfig
+from pagewire.services.executor.models.families.phi3 import Phi3Config
+from pagewire.services.executor.models.families.qwen2 import Qwen2Config
+from pagewire.services.executor.models.families.qwen3 import Qwen3Config
+from pagewire.services.executor.models.families.qwen_moe import OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from pagewire.services.executor.models.families.smollm3 import SmolLM3Config
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.models.olmo import Olmo2Config, Olmo3Config
-from pagewire.services.executor.models.opt import OPT, OPTConfig
-from pagewire.services.executor.models.phi3 import Phi3Config
 from pagewire.services.executor.models.quantized.formats import find_format, read_quantization
-from pagewire.services.executor.models.qwen2 import Qwen2Config
-from pagewire.services.executor.models.qwen3 import Qwen3Config
-from pagewire.services.executor.models.qwen_moe import OlmoeConfig, Qwen2MoeConfig, Qwen3MoeConfig
-from pagewire.services.executor.models.smollm3 import SmolLM3Config
 from pagewire.services.executor.models.tensors import open_tensors
 from pagewire.services.executor.models.weights import Packing, load_weights, random_weights
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.gguf.reader import SUFFIX
+from pagewire.shared.models.gguf.reader import SUFFIX
 
 
 def _decoder(kind: type[msgspec.Struct]) -> Callable[[dict[str, Any]], CausalLM]:

@@ -17,7 +17,7 @@ from pagewire.services.executor.models.quantized.layouts import IntegerWeights
 from pagewire.services.executor.models.quantized.numbers import Scaled
 from pagewire.services.executor.models.quantized.weight import FLOATS, Header, QuantizedWeight, StoredTensors
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.gguf import reader
+from pagewire.shared.models.gguf import reader
 from pagewire.shared.progress import shown
 
 SINGLE = "model.safetensors"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pagewire.services.tokenizer.chat.chat_template import Conversation
-from pagewire.shared.client_requests import check_free_form
+from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import ChatMessage, GenerateRequest
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_tokenizer import ModelTokenizer
+from pagewire.shared.models.model_tokenizer import ModelTokenizer
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from pagewire.services.tokenizer.chat.formats import Formats
+from pagewire.services.tokenizer.chat.format_recognition import Formats
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
 from pagewire.shared.chat.formats import NAMED, REASONING, REQUIRED, TYPED
-from pagewire.shared.client_requests import check_free_form
+from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import (
     ChatFormat,

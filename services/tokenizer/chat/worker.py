@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 
 from pagewire.services.tokenizer.chat.chat_template import ChatTemplate, Conversation
 from pagewire.services.tokenizer.chat.environment import chat_environment
-from pagewire.shared.process import die_with
+from pagewire.shared.process.linux_process import die_with
 
 CPU_SECONDS = 0.5
 """CPU seconds for one conversation, and for the compilation of all templates."""

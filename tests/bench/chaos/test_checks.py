@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from pagewire.bench._chaos.checks import Choice, Seen, is_repetition, judge
+from pagewire.bench._chaos.checks import Seen, SeenChoice, is_repetition, judge
 from pagewire.bench._chaos.requests import Request
 from pagewire.shared.messages.client import Delta, Logprob
 
@@ -11,7 +11,7 @@ CANCELLED = Request(0, "nats", "cancelled", "Once", {}, cancel_after=2)
 
 
 def seen(text: str, ids: list[int], finish: str | None = "length", **fields: Any) -> Seen:
-    return Seen(0.0, choices={0: Choice(text, ids, finish)}, **fields)
+    return Seen(0.0, choices={0: SeenChoice(text, ids, finish)}, **fields)
 
 
 WANTED = seen("a b c d", [1, 2, 3, 4])
@@ -78,12 +78,12 @@ def test_a_cancelled_request_has_the_beginning_of_its_answer_and_an_end() -> Non
 
 
 def test_what_a_broken_connection_had_brought_must_be_right_too() -> None:
-    assert judge(STREAM, WANTED, seen("a b c d", [1, 2, 3, 4], broken_off=[{0: Choice("a b")}])).outcome == "exact"
-    assert judge(STREAM, WANTED, seen("a b c d", [1, 2, 3, 4], broken_off=[{0: Choice("a c")}])).outcome == "wrong"
+    assert judge(STREAM, WANTED, seen("a b c d", [1, 2, 3, 4], broken_off=[{0: SeenChoice("a b")}])).outcome == "exact"
+    assert judge(STREAM, WANTED, seen("a b c d", [1, 2, 3, 4], broken_off=[{0: SeenChoice("a c")}])).outcome == "wrong"
 
 
 def test_a_choice_that_is_missing_is_lost() -> None:
-    two = Seen(0.0, choices={0: Choice("a", [1], "length"), 1: Choice("b", [2], "length")})
+    two = Seen(0.0, choices={0: SeenChoice("a", [1], "length"), 1: SeenChoice("b", [2], "length")})
     assert judge(STREAM, two, seen("a", [1])).outcome == "lost"
     assert judge(STREAM, seen("a", [1]), two).outcome == "wrong"
 

@@ -1,6 +1,6 @@
 from typing import Any
 
-from pagewire.bench._chaos.checks import Choice, Refusal, Seen, Verdict
+from pagewire.bench._chaos.checks import Refusal, Seen, SeenChoice, Verdict
 from pagewire.bench._chaos.faults import Applied
 from pagewire.bench._chaos.figures import Ended, examine, failures, pauses, rows, table
 from pagewire.bench._chaos.requests import Request
@@ -54,8 +54,8 @@ def test_a_failure_belongs_to_the_last_fault_before_it() -> None:
 
 def test_only_a_full_store_and_what_is_drained_may_refuse() -> None:
     def outcome(at: float, **fields: Any) -> str:
-        wanted = Seen(0.0, choices={0: Choice("a")})
-        refused = Seen(at - 1, ended=at + 1, choices={0: Choice("a")}, refusals=[Refusal(at, "full", **fields)])
+        wanted = Seen(0.0, choices={0: SeenChoice("a")})
+        refused = Seen(at - 1, ended=at + 1, choices={0: SeenChoice("a")}, refusals=[Refusal(at, "full", **fields)])
         return examine(STREAM, wanted, refused, FAULTS).verdict.outcome
 
     assert outcome(31.0, accepted=False) == outcome(31.0, accepted=True) == "exact"

@@ -18,10 +18,10 @@ from pagewire.bench._gpu.plan import (
     working_seconds,
 )
 from pagewire.bench.shapes import SHAPES
-from pagewire.services.executor.devices.roofline import Shape, shape_of
+from pagewire.services.executor.devices.sim.roofline import ModelShape, shape_of
 
 LLAMA = shape_of(SHAPES["llama-3-8b"])
-SMALL = Shape(
+SMALL = ModelShape(
     hidden=4, heads=2, kv_heads=1, head_dim=8, vocab=10, windows=(0, 3), layer_weights=100, weights=180
 )  # fmt: skip
 spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)).map(lambda pair: (pair[0], sum(pair))))
@@ -97,7 +97,9 @@ def test_nothing_to_do_is_no_time() -> None:
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=4))
 def test_a_load_moves_what_its_steps_move(lengths: list[tuple[int, int]]) -> None:
     """One request after the other: a step per prompt and one per token behind the first."""
-    shape = Shape(hidden=4, heads=2, kv_heads=1, head_dim=8, vocab=10, windows=(0, 0), layer_weights=100, weights=180)
+    shape = ModelShape(
+        hidden=4, heads=2, kv_heads=1, head_dim=8, vocab=10, windows=(0, 0), layer_weights=100, weights=180
+    )
     steps = sum(output for _, output in lengths)
     weights, position = decode_bytes(shape, 0, 0, 2), position_bytes(shape, 2)
     expected = 0.0

@@ -12,7 +12,7 @@ from pagewire.bench._gpu.plan import Cell, decode_bytes, prefill_flops
 from pagewire.bench._gpu.steps import DecodeRun, PrefillRun, decode, decode_table, prefill, prefill_table, simulated_ms
 from pagewire.bench.shapes import SHAPES
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
-from pagewire.services.executor.devices.roofline import GPUS, shape_of
+from pagewire.services.executor.devices.sim.roofline import GPUS, shape_of
 from tests.bench.gpu.cases import MACHINE, MODEL
 from tests.services.executor.devices.cuda import fake_flashinfer
 

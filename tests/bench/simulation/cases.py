@@ -1,13 +1,13 @@
 """A small machine whose steps take round numbers, and requests for it."""
 
 from pagewire.bench._simulation.pipeline import Host, Request, Trace, VirtualPipeline
-from pagewire.services.executor.devices.roofline import Efficiency, Gpu, Roofline, Shape
-from pagewire.services.executor.slots import SlotTable
-from pagewire.services.scheduler.limits import Limits
+from pagewire.services.executor.devices.sim.roofline import Efficiency, Gpu, ModelShape, Roofline
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.scheduler.policy.term_limits import TermLimits
 
 GPU = Gpu(flops=2e5, bandwidth=1e12, memory=1 << 30, link=1.0, issue=float("inf"), arch=90)
 MACHINE = Roofline(
-    Shape(hidden=8, heads=0, kv_heads=1, head_dim=8, vocab=0, windows=(0,), layer_weights=1, weights=1),
+    ModelShape(hidden=8, heads=0, kv_heads=1, head_dim=8, vocab=0, windows=(0,), layer_weights=1, weights=1),
     GPU,
     1,
     Efficiency(compute=1.0, bandwidth=1.0, launch=10e-3),
@@ -23,11 +23,11 @@ def request(at: float, prompt: int, output: int, first: int = 1) -> Request:
 
 def limits(
     *, blocks: int = 4096, block_size: int = 16, slots: int = 16, budget: int = 128, window: int = 8, cache: bool = True
-) -> Limits:
-    return Limits(blocks, block_size, slots, budget, window, cache)
+) -> TermLimits:
+    return TermLimits(blocks, block_size, slots, budget, window, cache)
 
 
 def serve(
-    *requests: Request, table: type[SlotTable] = SlotTable, host: Host = INSTANT, within: Limits | None = None
+    *requests: Request, table: type[SlotTable] = SlotTable, host: Host = INSTANT, within: TermLimits | None = None
 ) -> Trace:
     return VirtualPipeline(within or limits(), MACHINE, host, table, 4096).run(requests)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pagewire.bench._simulation.clock import Clock
 from pagewire.bench._simulation.fleet import Fleet
 from pagewire.bench._simulation.pipeline import Request, VirtualPipeline
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.slot_table import SlotTable
 from pagewire.shared.prefix_hashes import SPAN
 from tests.bench.simulation.cases import INSTANT, MACHINE, limits, request
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from pagewire.bench._simulation.pipeline import Host, Request, VirtualPipeline
 from pagewire.services.executor.devices.protocol import Capacity
-from pagewire.services.executor.devices.sim import SimDevice
-from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.devices.sim.device import SimDevice
+from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
-from pagewire.services.executor.slots import SlotTable
-from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.step_loop import StepLoop
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.sequence import Sequence
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN
 from pagewire.shared.messages.work import Sampling

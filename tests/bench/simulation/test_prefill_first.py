@@ -1,7 +1,7 @@
 """Both sides of the SplitFuse ablation, on the same trace."""
 
 from pagewire.bench._simulation.prefill_first import PrefillFirst
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.slot_table import SlotTable
 from tests.bench.simulation.cases import limits, request, serve
 
 CAP = 1024

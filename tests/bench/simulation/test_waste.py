@@ -3,16 +3,16 @@
 import pytest
 
 from pagewire.bench._simulation.waste import Waste
-from pagewire.services.scheduler.limits import Limits
-from pagewire.services.scheduler.policy import Policy
-from pagewire.services.scheduler.sequence import Sequence
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.sequence import Sequence
+from pagewire.services.scheduler.policy.term_limits import TermLimits
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.step import NO_TOKEN, Finish, StepOutput
 from pagewire.shared.messages.work import Sampling
 
 
 def policy(window: int = 1, budget: int = 512) -> Policy:
-    return Policy(1, Limits(64, 16, 8, budget, window))
+    return Policy(1, TermLimits(64, 16, 8, budget, window))
 
 
 def sequence(number: int, prompt: list[int], output: int = 100) -> Sequence:

@@ -7,7 +7,7 @@ from pagewire.kernels.activation import Activation
 from pagewire.kernels.attention_layer import Attention
 from pagewire.kernels.cpu.experts import CompiledExperts
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.models.compiled import Mixture
+from pagewire.services.executor.devices.cpu.compiled_model import Mixture
 from pagewire.services.executor.models.feed_forward import MixtureOfExperts
 from pagewire.services.executor.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from tests.kernels.cpu.test_integers import weights

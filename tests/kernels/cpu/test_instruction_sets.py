@@ -7,9 +7,9 @@ import torch
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from tests.kernels.cpu.test_attention import Case, Heads, Row
 from tests.kernels.cpu.test_integers import Stored, weights
 from tests.kernels.cpu.test_linear import random
+from tests.kernels.cpu.test_paged_attention import Case, Heads, Row
 
 NEEDS = {"x86-64-v2": "sse4_2", "haswell": "avx2", "skylake-avx512": "avx512bw"}
 """Targets of the compiler, and the flag of a CPU that runs them."""

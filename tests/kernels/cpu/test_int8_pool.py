@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.cpu.kernels import CpuKernels
-from tests.kernels.cpu.test_attention import Case, Heads, Row, rounded
+from tests.kernels.cpu.test_paged_attention import Case, Heads, Row, rounded
 
 HEADS = Heads(4, 2, 20, 16)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import INTEGERS, Packed, side_by_side
 from pagewire.kernels.scales import Multiples
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 from tests.kernels.cpu.test_linear import random
 
 CHUNK = 32

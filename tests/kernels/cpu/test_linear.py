@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pagewire.kernels.cpu.kernels import CpuKernels
 from pagewire.kernels.cpu.packed import DTYPES
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

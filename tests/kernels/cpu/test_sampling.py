@@ -11,10 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
-from pagewire.services.executor.sampling import uniforms
-from pagewire.shared.sampling import NOT_FINITE
-from tests.services.executor.test_sampling import BROKEN, LAST_POSITION, How, filtered, hows, possible, records
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address
+from pagewire.services.executor.devices.pytorch_sampling import uniforms
+from pagewire.shared.sampling_parameters import NOT_FINITE
+from tests.services.executor.devices.test_pytorch_sampling import (
+    BROKEN,
+    LAST_POSITION,
+    How,
+    filtered,
+    hows,
+    possible,
+    records,
+)
 
 
 def draw(
@@ -26,7 +34,7 @@ def draw(
     table["min_length"] = min_length
     stop_ids = np.tile(np.array([*banned, -1]), (count, 1))
     edits = (LogitEdits * count)()
-    sampling = SamplingTable(address(table), address(stop_ids), len(banned) + 1, addressof(edits))
+    sampling = SamplerInput(address(table), address(stop_ids), len(banned) + 1, addressof(edits))
     positions = np.array([how.position for how in hows])
     x = torch.tensor(np.array(logits), dtype=torch.float32)
     slots = np.arange(count)[::-1].copy()

@@ -8,9 +8,9 @@ import pagewire
 from pagewire import AsyncClient, Client, SamplingParams
 from pagewire.client.sync import LoopThread
 from pagewire.shared import subjects
-from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Bus, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
 from pagewire.shared.errors import (
     BusUnavailable,
     ConfigurationError,
@@ -19,9 +19,9 @@ from pagewire.shared.errors import (
     NotPermitted,
     Unavailable,
 )
-from pagewire.shared.frames import encode_frame, error_frame, error_headers
 from pagewire.shared.messages.open import Encoding
 from pagewire.shared.messages.tokenize import DetokenizeReply
+from pagewire.shared.security.api_keys import ApiKeys
 from tests.support.broker import connect_service, running_broker
 from tests.support.responder import MODEL, WORDS, Responder, deltas
 

@@ -8,7 +8,7 @@ import pytest
 
 from pagewire.commands import completion
 from pagewire.commands.parser import COMMANDS, parsers
-from pagewire.shared.config import FIELDS
+from pagewire.shared.settings.config import FIELDS
 
 
 @pytest.fixture(scope="module")

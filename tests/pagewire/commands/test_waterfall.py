@@ -1,8 +1,8 @@
 import pytest
 
 from pagewire.commands import waterfall
-from pagewire.shared.spans import Span
 from pagewire.shared.subjects import owned
+from pagewire.shared.telemetry.span_files import Span
 
 
 def span(name: str, start: float, end: float, trace: str = "t1", request: str = "") -> Span:

@@ -18,13 +18,13 @@ from structlog.testing import capture_logs
 
 from pagewire.embedded import broker as broker_module
 from pagewire.embedded.broker import Broker, PortTaken, find_server
-from pagewire.embedded.nats_config import MAX_PAYLOAD
+from pagewire.embedded.broker_config import MAX_PAYLOAD
 from pagewire.embedded.stack import Stack
 from pagewire.shared import subjects
 from pagewire.shared.bus import nats
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusError, BusUnavailable, ConfigurationError, NotPermitted
-from pagewire.shared.permissions import ROLES
+from pagewire.shared.security.permissions import ROLES
+from pagewire.shared.settings.config import Settings
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service, plain_server, running_broker
 from tests.support.waiting import until
 

@@ -11,8 +11,8 @@ from pagewire.embedded.broker import HOST
 from pagewire.embedded.cluster import Cluster, check_servers
 from pagewire.embedded.stack import PIPELINE, Stack
 from pagewire.shared.bus import nats
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import Settings
 from pagewire.shared.subjects import service_inbox
 from tests.support.broker import CLIENT_INBOX, connect_client, connect_service
 from tests.support.checkpoints import checkpoint

@@ -8,12 +8,12 @@ import pytest
 
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.cluster import Cluster
-from pagewire.shared import api_keys
-from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import nats
 from pagewire.shared.bus.nats import NatsBus
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.security import api_keys
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.settings.config import Settings
 from pagewire.shared.subjects import client_inbox
 from tests.support.broker import connect_service
 from tests.support.waiting import until

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from pagewire.embedded.model_choice import choose_model
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.named_models import DEFAULT
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.named_models import DEFAULT
+from pagewire.shared.settings.config import Settings
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Who may publish and subscribe where, on a real server: every user of the table against every subject of it.
 
-The table is written by hand, so that `shared/permissions.py` has something to agree with.
+The table is written by hand, so that `shared/security/permissions.py` has something to agree with.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.embedded import nats_config
+from pagewire.embedded import broker_config
 from pagewire.embedded.broker import find_server
-from pagewire.shared.api_keys import ApiKeys
 from pagewire.shared.bus import Message, nats
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.errors import ConfigurationError, NotPermitted
-from pagewire.shared.permissions import CLIENT, OPERATOR, ROLES
-from pagewire.shared.runtime import inboxes_of
+from pagewire.shared.process.runtime import inboxes_of
+from pagewire.shared.security.api_keys import ApiKeys
+from pagewire.shared.security.permissions import CLIENT, OPERATOR, ROLES
 from pagewire.shared.subjects import client_inbox
 from tests.support.broker import running_broker
 
@@ -220,7 +220,7 @@ def containers(folder: Path) -> Iterator[Server]:
     for role in ROLES:
         (secrets / role).write_text(PASSWORD + "\n")
     config = folder / "nats.conf"
-    text = nats_config.file(ApiKeys.load(write_keys(folder)).passwords)
+    text = broker_config.file(ApiKeys.load(write_keys(folder)).passwords)
     config.write_text(text.replace("/data", str(folder / "data")))
     place = ["--config", str(config), "--addr", "127.0.0.1", "--port", "-1", "--http_port", "-1"]
     environment = {"PATH": f"{Path(find_server()).parent}:{os.environ['PATH']}", "PAGEWIRE_API_KEY": "1 key"}
@@ -317,4 +317,4 @@ async def test_a_service_answers_who_asks_and_only_once(server: Server) -> None:
 
 
 def test_the_shipped_file_is_what_the_command_prints() -> None:
-    assert (ROOT / "deploy/nats.conf").read_text() == nats_config.file({})
+    assert (ROOT / "deploy/nats.conf").read_text() == broker_config.file({})

@@ -19,8 +19,8 @@ from pagewire.commands import demo
 from pagewire.embedded import stack as stack_module
 from pagewire.embedded.broker import Broker
 from pagewire.embedded.stack import PIPELINE, Stack, check_replicas, program_names, replicas_of
-from pagewire.shared.config import Settings
-from pagewire.shared.named_models import BUNDLED, DEFAULT
+from pagewire.shared.models.named_models import BUNDLED, DEFAULT
+from pagewire.shared.settings.config import Settings
 from tests.pagewire.embedded.test_supervisor import alive
 from tests.pagewire.serving import Served, run, serving
 from tests.support.broker import connect_service

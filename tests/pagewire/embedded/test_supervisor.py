@@ -14,7 +14,7 @@ import pytest
 
 from pagewire.embedded.supervisor import Program, RestartPolicy, Supervisor
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.process import INSTANCE
+from pagewire.shared.process.linux_process import INSTANCE
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -215,7 +215,7 @@ async def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         from pagewire.embedded.supervisor import Program, Supervisor
         code = '''
         import os, pathlib, time
-        from pagewire.shared.process import die_with_parent
+        from pagewire.shared.process.linux_process import die_with_parent
         die_with_parent()
         pathlib.Path({str(tmp_path)!r}, str(os.getpid())).write_text(str(os.getpid()))
         time.sleep(60)

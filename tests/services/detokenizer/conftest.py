@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.services.detokenizer import service
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.services.detokenizer.rig import write_model
 
 

@@ -15,9 +15,6 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.bus.memory_store import MemoryStore
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context, Drain
-from pagewire.shared.heartbeater import Heartbeater
 from pagewire.shared.messages import Decoder, Wire, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
 from pagewire.shared.messages.attach import Attach, Attached
@@ -26,6 +23,9 @@ from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import AbortStream, Encoding, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.plan import Replay
 from pagewire.shared.messages.step import Finish, StepOutput
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.heartbeater import Heartbeater
+from pagewire.shared.settings.config import Settings
 from tests.support.tokenizers import FILES, token_id, tokenizer
 from tests.support.waiting import until
 

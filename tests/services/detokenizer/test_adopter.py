@@ -11,14 +11,14 @@ import pytest
 from pagewire.services.detokenizer.fence import Frozen
 from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.context import Drain
 from pagewire.shared.messages import encode, pack
 from pagewire.shared.messages.attach import AttachState
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState, OpenStream
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.placement import rank
+from pagewire.shared.process.context import Drain
+from pagewire.shared.rendezvous import rank
 from tests.services.detokenizer.rig import HELLO, KEY, REQUEST, Reader, Rig, finish_hello, rig
 from tests.support.waiting import until
 

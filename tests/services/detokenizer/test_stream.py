@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.services.detokenizer.stream import Choice, TokenGap, open_choices
+from pagewire.services.detokenizer.stream import StreamedChoice, TokenGap, open_choices
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.open import Encoding, OpenStream
 from pagewire.shared.messages.step import Finish
@@ -33,11 +33,11 @@ def ids(text: str) -> list[int]:
     return tokenizer("gpt2").encode(text).ids
 
 
-def choice(**values: object) -> Choice:
+def choice(**values: object) -> StreamedChoice:
     return open_choices(vocabulary("gpt2"), msgspec.structs.replace(REQUEST, **values))[0]
 
 
-def feed(target: Choice, tokens: list[int], last: Finish = NONE) -> Choice:
+def feed(target: StreamedChoice, tokens: list[int], last: Finish = NONE) -> StreamedChoice:
     """Pushes tokens as the device does, the last one with its finish."""
     start = len(target.tokens)
     for position, token in enumerate(tokens, start):

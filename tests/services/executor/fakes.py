@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
-from pagewire.services.executor.grammars import Opener
-from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.grammar_opener import Opener
+from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
-from pagewire.services.executor.slots import SlotTable
+from pagewire.services.executor.slot_table import SlotTable
+from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.plan import AddSlot, Plan
 from pagewire.shared.messages.step import StepOutput
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.sampling_parameters import Record, record
 
 CAPACITY = Capacity(num_blocks=32, block_size=4, max_num_seqs=4, max_model_len=40, vocab_size=50)
 PATIENCE = 10.0

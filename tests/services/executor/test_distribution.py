@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
-from pagewire.services.executor.devices.compiled import _pointers
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address
+from pagewire.services.executor.devices.cpu.compiled_backend import _pointers
 from pagewire.services.executor.devices.edits import edit, slot_edits
 from pagewire.services.executor.devices.protocol import Capacity, Edits, Int64
-from pagewire.services.executor.sampling import sample
-from pagewire.shared.sampling import Record, is_penalized, record
+from pagewire.services.executor.devices.pytorch_sampling import sample
+from pagewire.shared.sampling_parameters import Record, is_penalized, record
 from tests.support.distribution import Case, exact
 
 DRAWS = 20_000
@@ -95,7 +95,7 @@ def draw_compiled(case: Case) -> list[int]:
     kernels, one, state = CpuKernels(build.load(), 1), logits(), slot_edits(edits_of(case), CAPACITY)
     records = np.array([record_of(case)])
     edits, stops = (LogitEdits * 1)(_pointers(state)), np.array([case.stops or (-1,)])
-    table = SamplingTable(address(records), address(stops), stops.shape[1], addressof(edits))
+    table = SamplerInput(address(records), address(stops), stops.shape[1], addressof(edits))
     kernels.edit_logits(one, table, np.zeros(1, np.int64), positions(1))
     drawn = kernels.sample(one.repeat(DRAWS, 1), table, np.zeros(DRAWS, np.int64), positions(DRAWS))
     tokens: list[int] = drawn.tolist()

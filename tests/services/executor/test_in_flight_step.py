@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 
 from pagewire.services.executor.devices.protocol import Logprobs, StepBatch
-from pagewire.services.executor.in_flight_step import Columns, InFlightStep
+from pagewire.services.executor.in_flight_step import InFlightStep, OutputColumns
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
-from pagewire.shared.sampling import NOT_FINITE
+from pagewire.shared.sampling_parameters import NOT_FINITE
 
 STEP = InFlightStep(
     batch=StepBatch(
@@ -49,7 +49,7 @@ def test_dead_rows_are_left_out() -> None:
 
 def test_without_a_row_alive_the_columns_are_empty() -> None:
     tokens = np.array([8, 5, 5, -1])
-    assert STEP.columns(tokens, STEP.finishes(tokens), np.zeros(4, np.bool_)) == Columns()
+    assert STEP.columns(tokens, STEP.finishes(tokens), np.zeros(4, np.bool_)) == OutputColumns()
 
 
 def test_rows_of_many_tokens_end_behind_the_token_that_ends_them() -> None:

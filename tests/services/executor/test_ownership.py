@@ -5,7 +5,7 @@ import pytest
 from pagewire.services.executor.ownership import Ownership
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim
-from pagewire.shared.peers import SILENCE
+from pagewire.shared.process.peers import SILENCE
 
 
 def beat(instance: str, term: int) -> Heartbeat:

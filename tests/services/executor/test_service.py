@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from pagewire.services.executor import service, thread
+from pagewire.services.executor import service, step_thread
 from pagewire.services.executor.devices import capacity
-from pagewire.services.executor.sampling import sequence_key
+from pagewire.services.executor.devices.pytorch_sampling import sequence_key
 from pagewire.services.executor.service import Executor
 from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import NoResponders
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.step import StepOutput
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.settings.config import Settings
 from tests.services.executor.fakes import CAPACITY, PATIENCE, FakeDevice, add, plan, sampling, token_at
 from tests.support.waiting import until
 
@@ -70,7 +70,7 @@ Serve = Callable[[FakeDevice], AbstractAsyncContextManager[Bench]]
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     @asynccontextmanager
     async def serve(device: FakeDevice) -> AsyncIterator[Bench]:
-        monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
+        monkeypatch.setattr(step_thread, "open_device", lambda settings, folder: device)
         bench = Bench(device, MemoryBroker())
         await bench.bus.subscribe(f"{subjects.STEPS}.{INSTANCE}", bench.steps.put_nowait)
         running = asyncio.create_task(bench.executor.run())
@@ -223,7 +223,7 @@ async def test_the_service_of_a_device_that_does_not_recover_reports_the_step_an
 ) -> None:
     device = FakeDevice()
     device.failing = True
-    monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
+    monkeypatch.setattr(step_thread, "open_device", lambda settings, folder: device)
 
     bench = Bench(device, MemoryBroker())
     await bench.bus.subscribe(f"{subjects.STEPS}.{INSTANCE}", bench.steps.put_nowait)
@@ -249,7 +249,7 @@ async def test_nobody_answers_a_claim_while_the_device_opens(monkeypatch: pytest
         assert opened.wait(PATIENCE)
         return device
 
-    monkeypatch.setattr(thread, "open_device", open_slowly)
+    monkeypatch.setattr(step_thread, "open_device", open_slowly)
 
     bench = Bench(device, MemoryBroker())
     running = asyncio.create_task(bench.executor.run())
@@ -339,7 +339,7 @@ async def test_the_device_is_opened_beside_a_predecessor_if_memory_has_room(
     room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, resident = FakeDevice(), 1 << 20
-    monkeypatch.setattr(thread, "open_device", lambda settings, folder: device)
+    monkeypatch.setattr(step_thread, "open_device", lambda settings, folder: device)
     monkeypatch.setattr(service, "resident_bytes", lambda pid: resident)
     monkeypatch.setattr(capacity, "free_memory", lambda: 2 * resident - (not room))
     predecessor = await asyncio.create_subprocess_exec("sleep", "60")

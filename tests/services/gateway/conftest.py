@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.services.gateway.http import Gateway, start_gateway
+from tests.services.gateway.http_client import Gateway, start_gateway
 
 
 @pytest.fixture

@@ -6,14 +6,15 @@ from importlib.metadata import version
 import pytest
 
 from pagewire.client.async_client import AsyncClient
-from pagewire.services.gateway import app, health
-from pagewire.services.gateway.authentication import find_tenant
-from pagewire.services.gateway.completions import Completions
-from pagewire.services.gateway.endpoint import Endpoint
-from pagewire.services.gateway.metrics import MetricsPage
-from pagewire.shared import peers
+from pagewire.services.gateway import app
+from pagewire.services.gateway.http.authentication import find_tenant
+from pagewire.services.gateway.metrics.metrics_page import MetricsPage
+from pagewire.services.gateway.routes import health
+from pagewire.services.gateway.routes.completions import Completions
+from pagewire.services.gateway.routes.endpoint import Endpoint
 from pagewire.shared.errors import InvalidRequest
-from tests.services.gateway.http import Gateway, start_gateway
+from pagewire.shared.process import peers
+from tests.services.gateway.http_client import Gateway, start_gateway
 from tests.support.responder import MODEL, settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]

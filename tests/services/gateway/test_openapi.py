@@ -3,7 +3,7 @@ import pytest
 
 from pagewire.services.gateway.openapi import ROUTES, document
 from pagewire.services.gateway.service import APIS
-from tests.services.gateway.http import Gateway
+from tests.services.gateway.http_client import Gateway
 
 
 def test_every_route_with_a_body_is_described() -> None:

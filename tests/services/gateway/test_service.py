@@ -17,15 +17,16 @@ import pytest
 
 from pagewire.client.sync import LoopThread
 from pagewire.services.gateway.service import Gateway
-from pagewire.shared import heartbeater, subjects
+from pagewire.shared import subjects
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import ConfigurationError, Internal, Overloaded
-from pagewire.shared.listener import listen
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.peers import Peers
-from pagewire.shared.runtime import Shutdown, run_service
+from pagewire.shared.process import heartbeater
+from pagewire.shared.process.listener import listen
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.process.runtime import Shutdown, run_service
+from pagewire.shared.settings.config import Settings
 from tests.support.responder import MODEL, WORDS, Responder, deltas, final
 from tests.support.waiting import until
 

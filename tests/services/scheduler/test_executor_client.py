@@ -13,7 +13,7 @@ from pagewire.shared.errors import StorageRefused
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.plan import Claim, Claimed, Plan
-from pagewire.shared.peers import Peers
+from pagewire.shared.process.peers import Peers
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -9,15 +9,14 @@ from types import MappingProxyType
 
 import pytest
 
-from pagewire.services.scheduler import backlog_reporter, service_rate
-from pagewire.services.scheduler.beam_search.algorithm import BeamSearch
+from pagewire.services.scheduler import backlog_reporter
+from pagewire.services.scheduler.policy import service_rate
+from pagewire.services.scheduler.policy.beam_search.ranking import BeamSearch
 from pagewire.services.scheduler.request_manager import LOOKAHEAD
 from pagewire.services.scheduler.service import Scheduler
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import STEP_TOKENS, Settings
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import Internal, InvalidRequest
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.abort import AbortedSequences, AbortReason, AbortSequences
@@ -30,8 +29,10 @@ from pagewire.shared.messages.plan import Claim, Claimed, Plan, Replay
 from pagewire.shared.messages.prefixes import CachedPrefixes
 from pagewire.shared.messages.step import Finish, StepOutput
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.peers import SILENCE
 from pagewire.shared.prefix_hashes import SPAN, prefix_hashes
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.process.peers import SILENCE
+from pagewire.shared.settings.config import STEP_TOKENS, Settings
 from tests.support.beam import run_search
 from tests.support.executor import ModelExecutor, generate, next_logprobs
 from tests.support.waiting import until

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from pagewire.services.scheduler.limits import Limits
-from pagewire.services.scheduler.policy import Policy
+from pagewire.services.scheduler.policy.policy import Policy
+from pagewire.services.scheduler.policy.term_limits import TermLimits
 from pagewire.services.scheduler.request import Request
 from pagewire.services.scheduler.service_meter import ServiceMeter
 from pagewire.shared.messages.work import Sampling, WorkItem
-from pagewire.shared.sampling import pack_record
-from tests.services.scheduler.cases import sequence
+from pagewire.shared.sampling_parameters import pack_record
+from tests.services.scheduler.policy.cases import sequence
 
 SLOTS, LENGTH, STEP = 8, 40, 0.1
 
@@ -33,7 +33,7 @@ def request(number: int) -> Request:
 @pytest.mark.parametrize("kept", [0, 1, 5])
 def test_a_request_that_has_ended_is_counted_once(kept: int) -> None:
     """However many samples it is kept for because its detokenizer has not read its last token."""
-    policy = Policy(1, Limits(num_blocks=64, block_size=16, max_num_seqs=SLOTS, budget=512, window=8))
+    policy = Policy(1, TermLimits(num_blocks=64, block_size=16, max_num_seqs=SLOTS, budget=512, window=8))
     policy.running += [sequence(4) for _ in range(SLOTS)]
     meter, now = ServiceMeter(0.0), 0.0
     running: dict[int, Request] = {}

@@ -14,7 +14,7 @@ from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
 from pagewire.shared.errors import BusUnavailable
 from pagewire.shared.messages import encode
 from pagewire.shared.messages.heartbeat import Heartbeat
-from pagewire.shared.peers import Peers
+from pagewire.shared.process.peers import Peers
 from tests.support.waiting import until
 
 OWN, ANYONE, OTHER = (subjects.work_queue("m", 0, target) for target in ("me", subjects.ANY, "other"))
@@ -98,7 +98,7 @@ async def test_work_of_a_replica_that_lives_is_left_alone_until_it_is_silent(mon
         s.beat("other")
         await asyncio.sleep(0.2)  # several looks: that nothing happens is what is tested
         assert not s.taken
-        monkeypatch.setattr("pagewire.shared.peers.SILENCE", 0.0)
+        monkeypatch.setattr("pagewire.shared.process.peers.SILENCE", 0.0)
         await until(lambda: s.taken == [(OTHER, b"x")])
 
 

@@ -11,13 +11,13 @@ from pagewire.services.tokenizer.service import Tokenizer
 from pagewire.shared import subjects
 from pagewire.shared.bus import Item, Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.messages import Decoder, encode
 from pagewire.shared.messages.client import ErrorFrame
 from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR, Heartbeat
 from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
 from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.settings.config import Settings
 
 MODEL = "bundled"
 QUEUE = subjects.work_queue(MODEL, 0, subjects.ANY)

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from pagewire.services.tokenizer.encoder import INLINE_CHARACTERS, Encoder, ToIds, to_ids
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.support.model_folders import model_folder
 from tests.support.tokenizers import NAMES, texts, tokenizer
 

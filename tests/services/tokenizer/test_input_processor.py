@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.services.tokenizer.input_processor import PROMPT_TAIL, Caller, digest_of, open_stream, work_item
-from pagewire.shared.client_requests import decode_request
+from pagewire.shared.client_protocol.client_requests import decode_request
 from pagewire.shared.messages import Decoder, encode, pack, unpack
 from pagewire.shared.messages.client import ChatMessage, GenerateRequest, SamplingParams
 from pagewire.shared.messages.open import Encoding, OpenStream

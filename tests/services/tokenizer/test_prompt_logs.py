@@ -6,7 +6,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from pagewire.shared.config import Settings
+from pagewire.shared.settings.config import Settings
 from tests.services.tokenizer.harness import serving
 
 pytestmark = pytest.mark.anyio

@@ -16,16 +16,15 @@ from opentelemetry.trace import format_span_id
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from pagewire.services.tokenizer import dispatcher, input_processor, service, store_monitor
+from pagewire.services.tokenizer import input_processor, service
+from pagewire.services.tokenizer.dispatch import dispatcher, store_monitor
 from pagewire.services.tokenizer.encoder import Encoder
 from pagewire.services.tokenizer.input_processor import InputProcessor
 from pagewire.services.tokenizer.request_tasks import MAX_REQUESTS
 from pagewire.services.tokenizer.service import Tokenizer
-from pagewire.shared import subjects, telemetry
+from pagewire.shared import subjects
 from pagewire.shared.bus import Message
 from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
-from pagewire.shared.config import Settings
-from pagewire.shared.context import Context, Drain
 from pagewire.shared.errors import ConfigurationError, NoResponders, StorageRefused
 from pagewire.shared.messages import Decoder, encode, unpack
 from pagewire.shared.messages.backlog import Backlog
@@ -33,10 +32,13 @@ from pagewire.shared.messages.client import BATCH_INBOX, FRESH, ErrorFrame, Mode
 from pagewire.shared.messages.heartbeat import Heartbeat
 from pagewire.shared.messages.open import Encoding, OpenState
 from pagewire.shared.messages.tokenize import TokenizeReply
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.placement import rank
-from pagewire.shared.sampling import unpack_record
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.process.context import Context, Drain
+from pagewire.shared.rendezvous import rank
+from pagewire.shared.sampling_parameters import unpack_record
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import tracing
 from tests.services.tokenizer.harness import GENERATE, MODEL, FakeDetokenizer, Setup, serving
 from tests.support.model_folders import SIMPLE_TEMPLATE, change, model_folder
 from tests.support.switched_store import switched_broker
@@ -319,7 +321,7 @@ async def test_the_detokenizers_refusals_reach_the_client(state: OpenState, code
 
 
 async def test_without_a_detokenizer_the_service_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagewire.services.tokenizer.dispatcher.SUCCESSOR_TIMEOUT", 0.1)
+    monkeypatch.setattr("pagewire.services.tokenizer.dispatch.dispatcher.SUCCESSOR_TIMEOUT", 0.1)
     async with serving() as setup:
         setup.detokenizer.beat(ready=False)
         frame = await setup.refused({"prompt": "x"})
@@ -503,8 +505,8 @@ async def test_the_trace_of_the_client_goes_on(monkeypatch: pytest.MonkeyPatch) 
     spans = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
-    monkeypatch.setattr(telemetry, "_on", True)
+    monkeypatch.setattr(tracing, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(tracing, "_on", True)
     trace, caller = "1" * 32, "2" * 16
 
     async with serving() as setup:

@@ -15,7 +15,6 @@ from pagewire.shared import subjects
 from pagewire.shared.bus import Headers, Item, Message, nats, nats_store
 from pagewire.shared.bus.nats import NatsBus
 from pagewire.shared.bus.streams import WORK_STREAM
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import (
     BusError,
     BusUnavailable,
@@ -25,6 +24,7 @@ from pagewire.shared.errors import (
     RequestTimeout,
     StorageRefused,
 )
+from pagewire.shared.settings.config import Settings
 from tests.support.broker import CLIENT_INBOX, connect_service
 from tests.support.freezing import freeze
 from tests.support.waiting import until

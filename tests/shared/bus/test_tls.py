@@ -13,10 +13,10 @@ import pytest
 
 from pagewire import AsyncClient
 from pagewire.embedded.broker import find_server
-from pagewire.shared import credentials
 from pagewire.shared.bus import nats
-from pagewire.shared.config import Settings
 from pagewire.shared.errors import BusUnavailable, ConfigurationError, Unavailable
+from pagewire.shared.security import credentials
+from pagewire.shared.settings.config import Settings
 from tests.support.certificates import Authority, Identity
 from tests.support.wire import FakeServer
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from pagewire.shared.model_folder import BUNDLED
+from pagewire.shared.models.model_folder import BUNDLED
 from tools.bundled_model.vocabulary import EOS, end_of_text, train_tokenizer
 
 TRAINED = train_tokenizer(["the cat sat on the mat, and the cat's hat was flat"] * 3, 275)

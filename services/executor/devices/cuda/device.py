@@ -8,22 +8,22 @@ import structlog
 import torch
 
 from pagewire.services.executor.devices.candidates import reduce_candidates
-from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket, Buckets, OneShape
-from pagewire.services.executor.devices.cuda.columns import StepColumns
-from pagewire.services.executor.devices.cuda.outputs import NOTHING, OutputRing, Pending, Report, Reports
+from pagewire.services.executor.devices.cuda.output_ring import NOTHING, OutputRing, PendingCopy, Report, Reports
 from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.staging import Int32
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
-from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPool
+from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
-from pagewire.services.executor.devices.grammar import SequenceGrammar
 from pagewire.services.executor.devices.logprobs import LogprobsMode, prompt_slices, reduce_logprobs
 from pagewire.services.executor.devices.masks import Masks
 from pagewire.services.executor.devices.protocol import NO_ROWS, Bool, Capacity, Edits, Int64, StepBatch
+from pagewire.services.executor.devices.pytorch_sampling import process
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
 from pagewire.services.executor.models.model import CausalLM
-from pagewire.services.executor.sampling import process
-from pagewire.shared.sampling import RECORD, Record
+from pagewire.shared.sampling_parameters import RECORD, Record
 
 DEPTH = 2
 """Maximum steps in flight: the host prepares one step while the device computes another."""
@@ -74,7 +74,7 @@ class CudaDevice:
         self._model = model
         self._pool = pool
         self._runtime = runtime
-        self._tables = SlotTables(capacity, runtime.device)
+        self._tables = GpuSlots(capacity, runtime.device)
         self._columns = StepColumns(runtime, slots, _COPIES)
         self._memory = StepMemory(slots, capacity.vocab_size, runtime.device)
         self._outputs = OutputRing(runtime, DEPTH, slots)
@@ -91,7 +91,7 @@ class CudaDevice:
         self._records: Record = np.zeros(slots, RECORD)
         self._edited: Bool = np.zeros(slots, np.bool_)
         self._masks = Masks(capacity, MASK_THREADS)
-        self._unseen: tuple[Pending, list[tuple[int, SequenceGrammar]]] | None = None
+        self._unseen: tuple[PendingCopy, list[tuple[int, SequenceGrammar]]] | None = None
         """The last step with rows that have a grammar, and those of them whose tokens the grammars do not know yet."""
 
     @property
@@ -151,7 +151,7 @@ class CudaDevice:
         numbers = self._on_device(np.array([*sources, *targets], np.int64))
         self._pool.copy(numbers[: len(sources)], numbers[len(sources) :])
 
-    def launch(self, batch: StepBatch) -> Pending:
+    def launch(self, batch: StepBatch) -> PendingCopy:
         """See `Device.launch`. The batch's token id is ignored where any earlier step sampled the token."""
         self._add_new_tokens(batch)
         places, values = _last_writes(self._changes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from pagewire.kernels.part import PARTS
+from pagewire.kernels.gpu_arch import PARTS
 from pagewire.shared.errors import ConfigurationError
 
 DRIVERS = {"12": 525, "13": 580}

@@ -8,28 +8,28 @@ import torch
 
 from pagewire.services.executor.devices.candidates import MAX_CANDIDATES
 from pagewire.services.executor.devices.capacity import check_length, log_pool, pool_blocks
-from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.cuda.buckets import Bucket
-from pagewire.services.executor.devices.cuda.columns import StepColumns
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend
 from pagewire.services.executor.devices.cuda.flashinfer_limits import check_model, find_flashinfer, refused
-from pagewire.services.executor.devices.cuda.model import with_kernels
-from pagewire.services.executor.devices.cuda.quantized import CudaPacking
+from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
+from pagewire.services.executor.devices.cuda.quantized_linear import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, Runtime
+from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from pagewire.services.executor.devices.cuda.step import Forward, Sampler, StepMemory
-from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPool
+from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.defaults import GPU, slots_of
 from pagewire.services.executor.devices.logprobs import LogprobsMode
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.models.config import Common, parse, weights_dtype
+from pagewire.services.executor.models.config_json import Common, parse, weights_dtype
 from pagewire.services.executor.models.model import CausalLM
 from pagewire.services.executor.models.registry import build_model, is_native, load_model
-from pagewire.shared.config import Settings, uses_flashinfer
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import max_model_len, read_config
+from pagewire.shared.models.model_folder import max_model_len, read_config
+from pagewire.shared.settings.config import Settings, uses_flashinfer
 
 FP8 = torch.float8_e4m3fn
 FP8_SINCE = (8, 9)
@@ -137,7 +137,7 @@ def _run_padding(model: CausalLM, capacity: Capacity, tokens: int, backend: Back
     """Runs a step of padding only, which takes as much memory as the largest step, and the allocator keeps it."""
     slots = capacity.max_num_seqs
     tokens = min(tokens, slots * capacity.max_model_len)  # more positions than the slots have are in no step
-    tables, columns = SlotTables(capacity, runtime.device), StepColumns(runtime, slots, depth=1)
+    tables, columns = GpuSlots(capacity, runtime.device), StepColumns(runtime, slots, depth=1)
     memory = StepMemory(slots, capacity.vocab_size, runtime.device)
     forward = Forward(model, backend, tables, columns, memory, Bucket(min(slots, tokens), tokens, decode=False))
     forward.plan(NO_ROWS)

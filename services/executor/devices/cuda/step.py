@@ -10,14 +10,14 @@ import torch
 import triton
 
 from pagewire.kernels.attention_layer import Batch
-from pagewire.kernels.bookkeeping import bookkeeping
-from pagewire.kernels.edit_logits import edit_logits
-from pagewire.kernels.sampler import TILE, sample
-from pagewire.kernels.step_inputs import StepInputs, step_inputs
-from pagewire.services.executor.devices.cuda.attention import Backend, StepAttention
+from pagewire.kernels.triton.sampling.edit_logits import edit_logits
+from pagewire.kernels.triton.sampling.sampler import TILE, sample
+from pagewire.kernels.triton.step.bookkeeping import bookkeeping
+from pagewire.kernels.triton.step.step_inputs import StepInputs, step_inputs
 from pagewire.services.executor.devices.cuda.buckets import Bucket
-from pagewire.services.executor.devices.cuda.columns import StepColumns
-from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
+from pagewire.services.executor.devices.cuda.step_attention import Backend, StepAttention
+from pagewire.services.executor.devices.cuda.step_columns import StepColumns
 from pagewire.services.executor.models.model import CausalLM
 
 
@@ -53,7 +53,7 @@ class Forward:
         self,
         model: CausalLM,
         backend: Backend,
-        tables: SlotTables,
+        tables: GpuSlots,
         columns: StepColumns,
         memory: StepMemory,
         bucket: Bucket,
@@ -109,9 +109,7 @@ class Sampler:
         logits: float32 [R, V], the edited logits of the last token of each row after a run, until the next run of any.
     """
 
-    def __init__(
-        self, model: CausalLM, tables: SlotTables, columns: StepColumns, memory: StepMemory, rows: int
-    ) -> None:
+    def __init__(self, model: CausalLM, tables: GpuSlots, columns: StepColumns, memory: StepMemory, rows: int) -> None:
         device = tables.memory.device
         self._model, self._tables, self._memory = model, tables, memory
         self._slots, self._cu_queries = columns.slots[:rows], columns.cu_queries[: rows + 1]

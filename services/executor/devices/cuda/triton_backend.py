@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from pagewire.kernels import split_attention
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.kernels.paged_attention import paged_attention
-from pagewire.kernels.plan_splits import capacity as programs
-from pagewire.kernels.split_attention import SplitPlan
-from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.kernels.triton.attention import decode_attention
+from pagewire.kernels.triton.attention.decode_attention import SplitPlan
+from pagewire.kernels.triton.attention.paged_attention import paged_attention
+from pagewire.kernels.triton.attention.plan_splits import capacity as programs
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.runtime import Runtime
+from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.protocol import Capacity, StepBatch
 
 
@@ -34,7 +34,7 @@ class TritonAttention:
             return
         itemsize = self._pool.dtype.itemsize
         for layer, plan in self._plans.items():
-            split_attention.plan_batch(layer, self._batches[0], itemsize, plan)
+            decode_attention.plan_batch(layer, self._batches[0], itemsize, plan)
 
     def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
         """See `BucketAttention`."""
@@ -44,8 +44,8 @@ class TritonAttention:
         shortest = 1
         if self._split and not attention.chunk:
             plan = self._plans[attention]
-            split_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks)
-            shortest = split_attention.most_queries(attention) + 1
+            decode_attention.split_attention(attention, batch, plan, query, keys, values, out, sinks)
+            shortest = decode_attention.most_queries(attention) + 1
         if not self._decode or attention.chunk:
             paged_attention(attention, batch, query, keys, values, out, minimum=shortest, sinks=sinks)
         return out
@@ -59,7 +59,7 @@ class TritonBackend:
     def __init__(self, pool: KVPool, capacity: Capacity, runtime: Runtime) -> None:
         self.pool = pool
         self._plans = {
-            layer: split_attention.new_plan(
+            layer: decode_attention.new_plan(
                 layer, capacity.max_num_seqs, programs(runtime.multiprocessors, layer.kv_heads), runtime.device
             )
             for layer in dict.fromkeys(pool.layers)

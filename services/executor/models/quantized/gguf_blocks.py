@@ -9,7 +9,7 @@ import torch
 
 from pagewire.kernels.scales import Multiples
 from pagewire.services.executor.models.quantized.layouts import IntegerWeights
-from pagewire.shared.gguf.reader import TensorType
+from pagewire.shared.models.gguf.reader import TensorType
 
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]

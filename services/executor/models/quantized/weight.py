@@ -18,7 +18,7 @@ FLOATS = ("F32", "BF16", "F16")
 MATRIX = (None, None)
 """The shape of any matrix."""
 
-Shape = Sequence[int | None]
+ShapePattern = Sequence[int | None]
 """A shape in which None stands for any size."""
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -90,7 +90,7 @@ def modules_with(files: StoredTensors, suffix: str) -> list[str]:
     return [name.removesuffix(f".{suffix}") for name in files.names() if name.endswith(f".{suffix}")]
 
 
-def require(files: StoredTensors, name: str, dtypes: Collection[str], *shapes: Shape) -> tuple[int, ...]:
+def require(files: StoredTensors, name: str, dtypes: Collection[str], *shapes: ShapePattern) -> tuple[int, ...]:
     """Returns the shape of a tensor that must be there, with one of `dtypes` and one of `shapes`.
 
     Raises:
@@ -137,5 +137,5 @@ def check_pattern(pattern: str) -> None:
         raise ValueError(f"{pattern!r} is no regular expression") from error
 
 
-def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
+def _fits(shape: tuple[int, ...], wanted: ShapePattern) -> bool:
     return len(shape) == len(wanted) and all(size in (None, own) for own, size in zip(shape, wanted, strict=True))

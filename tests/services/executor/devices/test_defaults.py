@@ -7,9 +7,9 @@ import pytest
 from pagewire.bench.shapes import write_folder
 from pagewire.services.executor.devices import open_device
 from pagewire.services.executor.devices.defaults import CPU, GPU, defaults_of, offline, slots_of
-from pagewire.services.scheduler.limits import limits_of
-from pagewire.shared.config import Settings
+from pagewire.services.scheduler.policy.term_limits import limits_of
 from pagewire.shared.messages.plan import Claimed
+from pagewire.shared.settings.config import Settings
 
 
 @pytest.mark.parametrize(

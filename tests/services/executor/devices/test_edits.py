@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.kernels.cpu import build
-from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplingTable, address
-from pagewire.services.executor.devices.compiled import _pointers
+from pagewire.kernels.cpu.kernels import CpuKernels, LogitEdits, SamplerInput, address
+from pagewire.services.executor.devices.cpu.compiled_backend import _pointers
 from pagewire.services.executor.devices.edits import SlotEdits, bits_of, edit, seen_of, slot_edits, words_of
 from pagewire.services.executor.devices.protocol import Capacity, Edits
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.sampling_parameters import Record, record
 
 VOCABULARY = 70
 CAPACITY = Capacity(1, 1, 4, 40, VOCABULARY)
@@ -95,7 +95,7 @@ def test_both_samplers_edit_as_it_is_written(
     found = np.stack([record(), row])
     ids, table = np.array([[-1, -1], [5, 60]]), (LogitEdits * 2)()
     table[1] = _pointers(state)
-    sampling = SamplingTable(address(found), address(ids), 2, addressof(table))
+    sampling = SamplerInput(address(found), address(ids), 2, addressof(table))
     kernels.edit_logits(native, sampling, np.array([1, 0]), np.array([position, position]))
     np.testing.assert_allclose(native[0].numpy(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(native[1], torch.tensor(logits, dtype=torch.float32)), "a slot without edits"

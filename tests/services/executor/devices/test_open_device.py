@@ -9,8 +9,8 @@ import pytest
 from pagewire.kernels.cpu import build
 from pagewire.services.executor.devices import capacity, open_device
 from pagewire.services.executor.devices.capacity import free_memory, pool_blocks
-from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import load
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
 
 GIB = 1 << 30

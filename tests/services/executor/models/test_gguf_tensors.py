@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from pagewire.services.executor.models.gguf_tensors import dequantize, open_gguf
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.gguf.reader import TENSOR_TYPES, TensorType
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.gguf.reader import TENSOR_TYPES, TensorType
+from pagewire.shared.models.model_folder import read_config
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import CONFIGS, checkpoint
 from tests.support.gguf_files import KINDS, from_checkpoint, random_blocks, random_model
@@ -145,7 +145,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 path = Path(sys.argv[1])
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10

@@ -11,8 +11,8 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 from pagewire.services.executor.models.multimodal import decoder_names
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import eos_ids, read_config
-from pagewire.shared.multimodal import text_part
+from pagewire.shared.models.model_folder import eos_ids, read_config
+from pagewire.shared.models.text_config import text_part
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import VOCABULARY, tokenizer
 from tests.support.device import Row

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 
 Tensors = dict[str, torch.Tensor]

@@ -14,8 +14,8 @@ from pagewire.services.tokenizer.chat.renderer import ChatRenderer
 from pagewire.services.tokenizer.chat.templates import DEFAULT, ChatTemplates
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import GenerateRequest
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.services.tokenizer.chat.conversations import CONVERSATIONS, parts, said
 from tests.support.model_folders import TEMPLATES
 

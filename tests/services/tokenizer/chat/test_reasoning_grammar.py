@@ -5,9 +5,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from pagewire.services.tokenizer.chat.reasoning_grammar import reasoning_grammar
 from pagewire.services.tokenizer.chat.tool_use import Progress
-from pagewire.services.tokenizer.grammars import grammar_of
+from pagewire.services.tokenizer.validation.grammar_checker import grammar_of
 from pagewire.shared.chat.formats import TOOL_TAGS
-from pagewire.shared.grammars import GrammarCompiler
+from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages.client import StructuredOutputsParams
 from tests.pipeline.test_grammars import FORMS
 from tests.support.checkpoints import EOS, tokenizer

@@ -5,8 +5,8 @@ import pytest
 
 from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import BUNDLED
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import BUNDLED
+from pagewire.shared.models.tokenizer_files import load_tokenizer
 from tests.support.model_folders import change, model_folder
 
 

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewire.services.tokenizer.chat.formats import Formats
+from pagewire.services.tokenizer.chat.format_recognition import Formats
 from pagewire.services.tokenizer.chat.tool_grammar import tool_grammar
 from pagewire.services.tokenizer.chat.tool_use import chat_format, check_tools
 from pagewire.shared.errors import InvalidRequest

@@ -23,18 +23,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from pagewire.bench.shapes import SHAPES
-from pagewire.kernels.compile import configurations
-from pagewire.kernels.jit import Configuration
-from pagewire.kernels.part import SHARED_MEMORY
-from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.kernels.gpu_arch import SHARED_MEMORY
+from pagewire.kernels.triton.compile import configurations
+from pagewire.kernels.triton.jit import Configuration
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.model import with_kernels
+from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
 from pagewire.services.executor.devices.cuda.open import BACKENDS
 from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime, Moment
+from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.protocol import Capacity, Edits
 from pagewire.services.executor.models.registry import build_model
-from pagewire.shared.sampling import record
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.devices.cuda import fake_flashinfer
 from tests.services.executor.devices.cuda.twins import batch_of
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pagewire.services.executor.devices.cpu import CpuDevice
+from pagewire.services.executor.devices.cpu.device import CpuDevice
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from tests.services.executor.devices.cuda.twins import GREEDY, Host, Text, batch_of, cpu_device, cuda_device
 from tests.support.checkpoints import checkpoint, reference_logits

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.kernels.sampling_table import CHECKED_STOP_IDS
+from pagewire.kernels.triton.sampling.sampling_columns import CHECKED_STOP_IDS
 from pagewire.services.executor.devices.protocol import Edits, Logprobs
-from pagewire.services.executor.sampling import sequence_key
-from pagewire.shared.sampling import NOT_FINITE, record
+from pagewire.services.executor.devices.pytorch_sampling import sequence_key
+from pagewire.shared.sampling_parameters import NOT_FINITE, record
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     GREEDY,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pagewire.kernels.edit_logits import edit_logits
-from pagewire.kernels.sampler import TILE, sample
-from pagewire.services.executor.devices.cuda.tables import SlotTables
+from pagewire.kernels.triton.sampling.edit_logits import edit_logits
+from pagewire.kernels.triton.sampling.sampler import TILE, sample
+from pagewire.services.executor.devices.cuda.slot_tables import GpuSlots
 from tests.services.executor.devices.cuda.twins import runtime
 from tests.services.executor.test_distribution import (
     CAPACITY,
@@ -28,7 +28,7 @@ SOME = 12
 
 def draw_cuda(case: Case, draws: int) -> list[int]:
     device = runtime().device
-    tables = SlotTables(CAPACITY, device)
+    tables = GpuSlots(CAPACITY, device)
     for places, values in tables.added(0, [0], record_of(case), case.stops, edits_of(case)):
         tables.memory[torch.from_numpy(places).to(device)] = torch.from_numpy(np.ascontiguousarray(values)).to(device)
     so_far = torch.tensor([PROMPT + OUTPUT], dtype=torch.int32, device=device)

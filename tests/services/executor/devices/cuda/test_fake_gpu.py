@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.kernels.part import PARTS, SHARED_MEMORY
+from pagewire.kernels.gpu_arch import PARTS, SHARED_MEMORY
 from tests.services.executor.devices.cuda.fake_gpu import LAYERS, Operations
 
 CAPTURED = {

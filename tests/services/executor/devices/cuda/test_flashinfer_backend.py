@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from pagewire.kernels.attention_layer import Attention, Batch
-from pagewire.services.executor.devices.cuda.attention import KVPool
 from pagewire.services.executor.devices.cuda.buckets import Bucket
 from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInferBackend, rows_of
 from pagewire.services.executor.devices.cuda.runtime import HostMoment, HostRuntime
+from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import NO_ROWS, Capacity
 from pagewire.services.executor.models.model import ModelSpec
@@ -23,7 +23,7 @@ from tests.services.executor.devices.cuda import fake_flashinfer
 from tests.services.executor.devices.cuda.one_layer import OneLayer, Rows
 from tests.services.executor.devices.cuda.test_bfloat16 import PROMPT, following
 from tests.services.executor.devices.cuda.test_device import texts
-from tests.services.executor.devices.cuda.test_loop import PROMPTS, client
+from tests.services.executor.devices.cuda.test_step_loop import PROMPTS, client
 from tests.services.executor.devices.cuda.twins import GREEDY, Host, batch_of, cpu_device, cuda_device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs FlashInfer itself")

@@ -13,9 +13,9 @@ from pagewire.kernels.attention_layer import Attention
 from pagewire.services.executor.devices.cuda.flashinfer_limits import check_model, find_flashinfer
 from pagewire.services.executor.devices.cuda.open import check_backend
 from pagewire.services.executor.models.model import ModelSpec
-from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.settings.config import load
 from tests.services.executor.devices.cuda import fake_flashinfer
 from tests.support.checkpoints import checkpoint
 

@@ -4,19 +4,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import CpuDevice
-from pagewire.services.executor.devices.cuda.attention import KVPool
+from pagewire.services.executor.devices.cpu.cores import Cores
+from pagewire.services.executor.devices.cpu.device import CpuDevice
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
+from pagewire.services.executor.devices.cpu.slots import CpuSlots
 from pagewire.services.executor.devices.cuda.device import CudaDevice
 from pagewire.services.executor.devices.cuda.open import FP8_SINCE, check_cache, open_cuda
+from pagewire.services.executor.devices.cuda.step_attention import KVPool
 from pagewire.services.executor.devices.protocol import Int64, StepBatch
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.devices.slots import DeviceSlots
 from pagewire.services.executor.models.model import AttentionFn, ModelSpec
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.settings.config import load
 from tests.services.executor.devices.cuda.twins import (
     BLOCK_SIZE,
     CAPACITY,
@@ -42,7 +42,7 @@ TOLERANCE = 1e-4
 class Rounding(PyTorchBackend):
     """Keys and values lose what fp8 cannot hold."""
 
-    def attention(self, batch: StepBatch, slots: DeviceSlots, positions: Int64) -> AttentionFn:
+    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
         plain = super().attention(batch, slots, positions)
 
         def rounded(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from pagewire.services.executor.devices.cuda.flashinfer_backend import FlashInfe
 from pagewire.services.executor.devices.cuda.flashinfer_limits import HEAD_SIZES
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
-from pagewire.shared.config import load
 from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.settings.config import load
 from tests.services.executor.devices.cuda.one_layer import OneLayer, Rows
 from tests.services.executor.devices.cuda.twins import GREEDY, batch_of, cuda_device
 from tests.support.checkpoints import checkpoint

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.grammars import GrammarOpener
-from pagewire.shared.grammars import GrammarCompiler
+from pagewire.services.executor.grammar_opener import GrammarOpener
+from pagewire.shared.grammar_compiler import GrammarCompiler
 from pagewire.shared.messages import pack
 from pagewire.shared.messages.step import Finish
 from pagewire.shared.messages.work import Sampling
-from pagewire.shared.model_folder import eos_ids
-from pagewire.shared.sampling import record
-from pagewire.shared.tokenizer import load_tokenizer
+from pagewire.shared.models.model_folder import eos_ids
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.sampling_parameters import record
 from tests.services.executor.devices.cuda.twins import cpu_device, cuda_device
 from tests.services.executor.devices.cuda.two_slots import TwoSlots
 from tests.services.executor.fakes import sampling

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pagewire.services.executor.devices.cores import Cores
-from pagewire.services.executor.devices.cpu import CpuDevice
-from pagewire.services.executor.devices.cuda.attention import Backend, KVPool
+from pagewire.services.executor.devices.cpu.cores import Cores
+from pagewire.services.executor.devices.cpu.device import CpuDevice
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.cuda.device import CudaDevice
-from pagewire.services.executor.devices.cuda.model import with_kernels
-from pagewire.services.executor.devices.cuda.quantized import CudaPacking
+from pagewire.services.executor.devices.cuda.fused_layers import with_kernels
+from pagewire.services.executor.devices.cuda.quantized_linear import CudaPacking
 from pagewire.services.executor.devices.cuda.runtime import CudaRuntime, HostRuntime, Runtime
+from pagewire.services.executor.devices.cuda.step_attention import Backend, KVPool
 from pagewire.services.executor.devices.cuda.triton_backend import TritonBackend
 from pagewire.services.executor.devices.protocol import Capacity, Device, Edits, StepBatch
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
-from pagewire.services.executor.models.config import DtypeSetting
+from pagewire.services.executor.models.config_json import DtypeSetting
 from pagewire.services.executor.models.model import ModelSpec
 from pagewire.services.executor.models.registry import load_model
-from pagewire.shared.model_folder import read_config
-from pagewire.shared.sampling import Record, record
+from pagewire.shared.models.model_folder import read_config
+from pagewire.shared.sampling_parameters import Record, record
 from tests.support.checkpoints import CONTEXT, VOCABULARY, checkpoint
 
 SLOTS, BLOCK_SIZE, BLOCKS = 4, 16, 40

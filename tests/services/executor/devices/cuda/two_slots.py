@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from pagewire.services.executor.devices.protocol import Device
-from pagewire.services.executor.grammars import Opener
-from pagewire.services.executor.inbox import PlanInbox
-from pagewire.services.executor.loop import StepLoop
+from pagewire.services.executor.grammar_opener import Opener
+from pagewire.services.executor.plan_inbox import PlanInbox
 from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.step_loop import StepLoop
 from pagewire.shared.messages import unpack
 from pagewire.shared.messages.step import NO_TOKEN, Finish
 from pagewire.shared.messages.work import Sampling

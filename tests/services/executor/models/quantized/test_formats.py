@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.models.compiled import Linear
-from pagewire.services.executor.models.packing import CpuPacking
+from pagewire.services.executor.devices.cpu.compiled_model import Linear
+from pagewire.services.executor.devices.cpu.weight_packing import CpuPacking
 from pagewire.services.executor.models.registry import load_model
 from pagewire.services.executor.models.tensors import open_tensors
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 from tests.services.executor.conftest import Drive
 from tests.support.checkpoints import checkpoint
 from tests.support.quantized import Method, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4, set_config, write

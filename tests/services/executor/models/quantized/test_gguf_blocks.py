@@ -6,7 +6,7 @@ import torch
 from pagewire.kernels.cpu.packed import pack_integers
 from pagewire.services.executor.models.gguf_tensors import PLAIN, dequantize
 from pagewire.services.executor.models.quantized.gguf_blocks import unpack_integers
-from pagewire.shared.gguf.reader import TENSOR_TYPES, TensorType
+from pagewire.shared.models.gguf.reader import TENSOR_TYPES, TensorType
 from tests.support.gguf_files import random_blocks
 
 

@@ -13,7 +13,7 @@ from pagewire.services.executor.models.quantized.formats import MODELOPT_FILE, f
 from pagewire.services.executor.models.quantized.weight import Header
 from pagewire.services.executor.models.registry import load_model
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 from tests.support.checkpoints import checkpoint
 from tests.support.quantized import Method, awq, compressed_tensors, fp8, gptq, modelopt, mxfp4, set_config, write
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.self_test import SelfTest
 from pagewire.services.executor.models.transformers_backend.loading import load_decoder
 from pagewire.shared.errors import ConfigurationError
-from pagewire.shared.model_folder import read_config
+from pagewire.shared.models.model_folder import read_config
 from tests.families.sweep import cases, save
 from tests.families.tiny import tiny_config
 from tests.services.executor.conftest import Drive

@@ -9,10 +9,10 @@ import transformers
 
 from pagewire.kernels.cpu import build
 from pagewire.kernels.cpu.kernels import CpuKernels
-from pagewire.services.executor.devices.compiled import CompiledBackend
-from pagewire.services.executor.devices.pytorch import PyTorchBackend
+from pagewire.services.executor.devices.cpu.compiled_backend import CompiledBackend
+from pagewire.services.executor.devices.cpu.compiled_model import CompiledLM
+from pagewire.services.executor.devices.cpu.pytorch_backend import PyTorchBackend
 from pagewire.services.executor.devices.self_test import SelfTest, prove
-from pagewire.services.executor.models.compiled import CompiledLM
 from pagewire.services.executor.models.decoder import DecoderLM
 from pagewire.services.executor.models.transformers_backend.loading import finish
 from pagewire.services.executor.models.transformers_backend.model import TransformersLM

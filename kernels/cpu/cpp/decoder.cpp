@@ -1,0 +1,165 @@
+// A decoder in one call, from ids to hidden states. For small batches, a call from Python takes longer than its work.
+
+#include <algorithm>
+#include <chrono>
+
+#include "kernels.hpp"
+#include "vector.hpp"
+
+struct Layer {
+    Norm attention_in, attention_out, mlp_in, mlp_out, q_norm, k_norm;  // all but one or two may be without weights
+    Matrix qkv, o, up, down;
+    const Experts* experts;  // in place of `up` and `down`, or null
+    const float* table;      // cosines and sines by position; null: heads are not rotated
+    int64_t rotated;         // numbers of a head that are rotated
+    int64_t window;          // see `AttentionShape`
+    int64_t group;           // index of the batch with its block tables
+    double scale, soft_cap;
+};
+
+struct Decoder {
+    const Layer* layers;
+    int64_t count, width, heads, kv_heads, dim, block_size;
+    const Weights* embedding;  // [vocabulary, width]
+    const Weights* places;     // [positions, width] is added to the embeddings, or null
+    Norm norm;                 // follows the last layer
+    double eps, embedding_scale;
+    int64_t parallel;  // whether attention and feed-forward layer read the same hidden states
+    int64_t together;  // whether q_norm and k_norm are of all heads as one
+    int64_t gated, activation;
+    int64_t dtype, threads;  // `dtype` applies to the KV
+};
+
+struct Pool {
+    void *keys, *values;  // KV of one layer
+};
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// The hidden states of one call, and buffers for the results of a layer.
+class Run {
+public:
+    Run(const Decoder& model, const Batch* batches, const int64_t* ids, const int64_t* positions, int64_t tokens,
+        double* seconds)
+        : model(model), batches(batches), positions(positions), tokens(tokens), seconds(seconds) {
+        int64_t wide = 0, narrow = 0;
+        for (int64_t i = 0; i < model.count; i++) {
+            wide = std::max({wide, model.layers[i].qkv.outputs, model.layers[i].up.outputs});
+            narrow = std::max({narrow, model.layers[i].o.inputs, model.layers[i].down.inputs});
+        }
+        projected = allocate(tokens * wide);
+        inner = allocate(tokens * narrow);
+        normed = allocate(tokens * model.width);
+        delta = allocate(tokens * model.width);
+        x = allocate(tokens * model.width);
+        embed(model.embedding, ids, x.get(), tokens, model.threads);
+        if (model.embedding_scale != 1.0)
+            for (int64_t i = 0; i < tokens * model.width; i++) x[i] *= (float)model.embedding_scale;
+        if (model.places) {
+            embed(model.places, positions, normed.get(), tokens, model.threads);
+            add(x.get(), normed.get(), tokens, model.width, model.threads);
+        }
+    }
+
+    // `delta` is what the previous layer adds to the hidden states x, and then what this one adds.
+    void layer(const Layer& layer, const Pool& pool, bool first) {
+        linear(enter(first ? nullptr : delta.get(), layer.attention_in), layer.qkv, projected.get());
+        attention(layer, pool);
+        linear(inner.get(), layer.o, delta.get());
+        leave(layer.attention_out);
+        const float* in;
+        if (model.parallel) {
+            in = enter(nullptr, layer.mlp_in);
+            add(x.get(), delta.get(), tokens, model.width, model.threads);
+        } else {
+            in = enter(delta.get(), layer.mlp_in);
+        }
+        feed_forward(layer, in);
+        leave(layer.mlp_out);
+    }
+
+    void finish(float* out) { norm(delta.get(), model.norm, out); }
+
+private:
+    // Adds `delta`, unless it is null, to x. Returns x, normalised if there is a norm.
+    const float* enter(const float* delta, Norm in) {
+        if (in.weight) {
+            norm(delta, in, normed.get());
+            return normed.get();
+        }
+        if (delta) add(x.get(), delta, tokens, model.width, model.threads);
+        return x.get();
+    }
+
+    // Normalises what a layer adds.
+    void leave(Norm out) {
+        if (!out.weight) return;
+        normalize(delta.get(), model.width, nullptr, out, model.eps, delta.get(), model.width, tokens, 1, model.width,
+                  model.threads);
+    }
+
+    void norm(const float* delta, Norm norm, float* out) {
+        normalize(x.get(), model.width, delta, norm, model.eps, out, model.width, tokens, 1, model.width, model.threads);
+    }
+
+    void feed_forward(const Layer& layer, const float* in) {
+        if (layer.experts) {
+            double began = now();
+            mix_experts(layer.experts, in, delta.get(), tokens, model.threads);
+            seconds[0] += now() - began;
+            return;
+        }
+        linear(in, layer.up, projected.get());
+        activate(projected.get(), inner.get(), model.activation, model.gated, tokens, layer.down.inputs, model.threads);
+        linear(inner.get(), layer.down, delta.get());
+    }
+
+    void linear(const float* in, const Matrix& matrix, float* out) {
+        double began = now();
+        ::linear(in, matrix.parts, matrix.count, out, tokens, matrix.outputs, model.threads);
+        seconds[0] += now() - began;
+    }
+
+    void attention(const Layer& layer, const Pool& pool) {
+        int64_t heads = model.heads, kv_heads = model.kv_heads, dim = model.dim, stride = (heads + 2 * kv_heads) * dim;
+        float *q = projected.get(), *k = q + heads * dim, *v = k + kv_heads * dim;
+        if (layer.q_norm.weight) {
+            int64_t parts = model.together ? 1 : heads, kv_parts = model.together ? 1 : kv_heads;
+            normalize(q, stride, nullptr, layer.q_norm, model.eps, q, stride, tokens, parts, heads * dim / parts,
+                      model.threads);
+            normalize(k, stride, nullptr, layer.k_norm, model.eps, k, stride, tokens, kv_parts, kv_heads * dim / kv_parts,
+                      model.threads);
+        }
+        if (layer.table)
+            rotate(q, stride, layer.table, positions, tokens, heads + kv_heads, dim, layer.rotated, model.threads);
+        AttentionShape shape = {heads,         kv_heads,    dim,          dim,         model.block_size, layer.window, 0,
+                       model.dtype, model.threads, layer.scale, layer.soft_cap};
+        Inputs inputs = {q, k, v, stride, stride, stride, nullptr, inner.get()};
+        double began = now();
+        attend(&batches[layer.group], &shape, &inputs, pool.keys, pool.values);
+        seconds[1] += now() - began;
+    }
+
+    const Decoder& model;
+    const Batch* batches;
+    const int64_t* positions;
+    int64_t tokens;
+    double* seconds;
+    Buffer x, projected, inner, normed, delta;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Computes hidden states `out` [tokens, width] of `ids` at `positions`. Each group of layers has one of `batches`, which
+// differ in their block tables. Adds to `seconds` the time in matrix products and in attention.
+void decode(const Decoder* model, const Pool* pools, const Batch* batches, const int64_t* ids, const int64_t* positions,
+            int64_t tokens, float* out, double* seconds) {
+    Run run(*model, batches, ids, positions, tokens, seconds);
+    for (int64_t i = 0; i < model->count; i++) run.layer(model->layers[i], pools[i], i == 0);
+    run.finish(out);
+}
+}

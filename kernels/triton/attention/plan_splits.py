@@ -1,0 +1,151 @@
+"""Decides how many programs share the context of each decoding sequence, on the device, once per step.
+
+The time of a decode is the time to read the KV cache, and a GPU runs a limited number of programs at once. So long
+contexts are split such that all programs end at about the same time, at any batch size. The host needs no lengths, so
+the kernel can be captured in a CUDA graph. Planning by work items follows FlashInfer (Ye et al., 2025).
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from pagewire.kernels.triton.jit import Configuration, jit
+
+CANDIDATES: tl.constexpr = tl.constexpr(32)
+FEWEST = 64
+"""Rows of the smallest form of the kernel: fewer forms, and fewer rows take as long."""
+
+
+def capacity(multiprocessors: int, kv_heads: int) -> int:
+    """Returns the programs per KV head that a GPU runs at once; two fit on a multiprocessor."""
+    return max(1, 2 * multiprocessors // kv_heads)
+
+
+def most_items(rows: int, capacity: int) -> int:
+    """Returns the maximum work items per KV head of a plan, which is the size of grids and of partial results."""
+    return rows + 4 * capacity
+
+
+def split_tiles(tiles: list[int], capacity: int) -> int:
+    """Returns the tiles per work item that minimise the time of a step, given the tiles of each sequence's context.
+
+    Tries item sizes from the smallest that `most_items` allows upwards. The cost of a size is the number of waves of
+    `capacity` items times the length of an item, plus one tile per item for its start and its part of the reduction.
+    """
+    smallest = max(1, -(-sum(tiles) // (4 * capacity)))
+    step = max(1, smallest // 8)
+
+    def cost(size: int) -> int:
+        items = sum(-(-count // size) for count in tiles)
+        return -(-items // capacity) * (min(size, max(tiles, default=1)) + 1)
+
+    return min((smallest + candidate * step for candidate in range(int(CANDIDATES.value))), key=cost)
+
+
+@jit
+def plan_splits_kernel(
+    item_rows: tl.tensor,
+    cu_splits: tl.tensor,
+    split_size: tl.tensor,
+    lengths: tl.tensor,
+    cu_queries: tl.tensor,
+    items: tl.int32,
+    rows: tl.int32,
+    capacity: tl.int32,
+    limit: tl.int32,
+    tile: tl.int32,
+    window: tl.int32,
+    ROWS: tl.constexpr,
+) -> None:
+    """One program plans the whole batch."""
+    row = tl.arange(0, ROWS)
+    mask = row < rows
+    for start in range(0, items, ROWS):
+        tl.store(item_rows + start + row, -1, mask=start + row < items)
+    length = tl.load(lengths + row, mask=mask, other=0)
+    queries = tl.load(cu_queries + row + 1, mask=mask, other=0) - tl.load(cu_queries + row, mask=mask, other=0)
+    begin = tl.where(window > 0, tl.maximum(length - queries - window + 1, 0) // tile * tile, 0)
+    short = (queries > 0) & (queries <= limit)
+    tiles = tl.where(short, tl.maximum((length - begin + tile - 1) // tile, 1), 0)
+    longest = tl.maximum(tl.max(tiles, 0), 1)
+    smallest = tl.maximum((tl.sum(tiles, 0) + 4 * capacity - 1) // (4 * capacity), 1)
+    step = tl.maximum(smallest // 8, 1)
+
+    best = smallest
+    least = smallest * 0 + 0x7FFFFFFF
+    for candidate in range(CANDIDATES):
+        size = smallest + candidate * step
+        count = tl.sum((tiles + size - 1) // size, 0)
+        cost = (count + capacity - 1) // capacity * (tl.minimum(size, longest) + 1)
+        best = tl.where(cost < least, size, best)
+        least = tl.minimum(cost, least)
+
+    splits = (tiles + best - 1) // best
+    tl.store(split_size, best)
+    tl.store(cu_splits, 0)
+    ends = tl.cumsum(splits, 0)
+    tl.store(cu_splits + 1 + row, ends, mask=mask)
+    tl.debug_barrier()  # other threads have written -1 to the same items
+    for split in range(tl.max(splits, 0)):
+        tl.store(item_rows + ends - splits + split, row, mask=split < splits)
+
+
+def plan_splits(
+    lengths: torch.Tensor,
+    cu_queries: torch.Tensor,
+    capacity: int,
+    limit: int,
+    tile: int,
+    window: int,
+    item_rows: torch.Tensor,
+    cu_splits: torch.Tensor,
+    split_size: torch.Tensor,
+) -> None:
+    """Splits the contexts of sequences with 1 to `limit` queries into items of `split_size` tiles of `tile` positions.
+
+    All tensors are int32. Reads `lengths` [R], in positions, and `cu_queries` [R + 1]. Writes `item_rows`
+    [`most_items`], the row of each item and -1 behind the last one, `cu_splits` [R + 1], the index of each row's first
+    item, and `split_size` [1], in tiles. A row with no queries or too many has no items.
+    """
+    rows = len(lengths)
+    plan_splits_kernel[(1,)](
+        item_rows,
+        cu_splits,
+        split_size,
+        lengths,
+        cu_queries,
+        len(item_rows),
+        rows,
+        capacity,
+        limit,
+        tile,
+        window,
+        ROWS=max(FEWEST, triton.next_power_of_2(rows)),
+    )
+
+
+def reference(
+    lengths: torch.Tensor, cu_queries: torch.Tensor, capacity: int, limit: int, tile: int, window: int
+) -> tuple[torch.Tensor, int]:
+    """Returns `cu_splits` and `split_size` of `plan_splits`."""
+    tiles = []
+    for length, queries in zip(lengths.tolist(), cu_queries.diff().tolist(), strict=True):
+        begin = max(length - queries - window + 1, 0) // tile * tile if window else 0
+        tiles.append(max(1, -(-(length - begin) // tile)) if 0 < queries <= limit else 0)
+    size = split_tiles(tiles, capacity)
+    splits = torch.tensor([0] + [-(-count // size) for count in tiles])
+    return splits.cumsum(0).int(), size
+
+
+def configurations() -> list[Configuration]:
+    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
+    return [
+        Configuration(
+            name=f"{rows} rows",
+            kernel=plan_splits_kernel,
+            tensors=dict.fromkeys(("item_rows", "cu_splits", "split_size", "lengths", "cu_queries"), "i32"),
+            constants={"ROWS": rows},
+            spills=False,
+        )
+        for rows in (FEWEST << octave for octave in range(5))
+    ]

@@ -1,0 +1,374 @@
+"""Matrix product with weights as integers of 4 or 8 bits, which are widened in the inner loop.
+
+The products of a group are summed before its scale multiplies them, so that the codes take part exactly. Two codes are
+widened at a time, as bits of a float whose last place is 1. Source: Kim et al., Who Says Elephants Can't Run, 2022.
+Few rows leave multiprocessors idle, so several programs share the inputs of an output, see `split_inputs`.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+
+from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
+from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.last_program import is_last_program
+from pagewire.kernels.triton.layers.linear_tiles import tiles
+from pagewire.kernels.triton.layers.split_inputs import counters_of, splits_of, store_split, sum_of_splits
+
+LAYOUTS = {4: ((4, 32), (4, 16), (2, 32), (2, 16)), 8: ((2, 32), (2, 16))}
+"""Codes in a word of 16 bits and words of a tile, by the bits of a code, the best layout first."""
+
+
+@jit
+def widened(  # type: ignore[no-untyped-def]
+    words: tl.tensor, values: tl.tensor, PART: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, ASM: tl.constexpr
+):
+    """Returns code PART of each word less the code of zero, in the dtype of `values`."""
+    if ASM is None:
+        code = (words.to(tl.int32) >> (BITS * PART)) & ((1 << BITS) - 1)
+        return (code.to(tl.float32) - ZERO).to(values.dtype)
+    return tl.inline_asm_elementwise(ASM[PART], "=r,r", [words], dtype=values.dtype, is_pure=True, pack=2)
+
+
+@jit
+def prefetch(  # type: ignore[no-untyped-def]
+    codes: tl.tensor,
+    begin: tl.tensor,
+    output: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Asks for the first codes of a program, in lines of 128 bytes, so that they come while an earlier kernel runs."""
+    PER_STEP: tl.constexpr = max(1, BLOCK_N * TILE // 64)
+    line = tl.arange(0, 128)
+    step = begin + tl.minimum(line // PER_STEP, STEPS - 1)
+    place = tl.minimum((step * OUTPUTS + output) * TILE + line % PER_STEP * 64, SIZE - 1)
+    address = (codes + place).to(tl.int64, bitcast=True)
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@jit
+def scaled_products(  # type: ignore[no-untyped-def]
+    x_start: tl.tensor,
+    code_start: tl.tensor,
+    scales: tl.tensor,
+    minima: tl.tensor,
+    output: tl.tensor,
+    live: tl.tensor,
+    real: tl.tensor,
+    begin: tl.tensor,
+    STEPS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    ZERO: tl.constexpr,
+    ASM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Returns the products [BLOCK_N, BLOCK_M] of the inputs of STEPS steps from step `begin` on.
+
+    Weights are the first operand, which tensor cores read from registers. One loop over all inputs: with one over
+    groups around one over tiles, loads would overlap within a group only.
+    """
+    BITS: tl.constexpr = 16 // PER_WORD
+    WIDTH: tl.constexpr = TILE * PER_WORD
+    PARTS: tl.constexpr = min(PER_WORD, GROUP // TILE)
+    total = tl.zeros((output.shape[0], live.shape[0]), tl.float32)
+    products = tl.zeros((output.shape[0], live.shape[0]), tl.float32)
+    inputs = tl.zeros((TILE, live.shape[0]), tl.float32)
+    group = begin * WIDTH // GROUP
+    scale = tl.load(scales + group * OUTPUTS + output, mask=real, other=0.0)
+    for step in range(begin, begin + STEPS):
+        words = tl.load(code_start + step * (OUTPUTS * TILE), mask=real[:, None], other=0)
+        for part in tl.static_range(PER_WORD):
+            first = step * WIDTH + part * TILE
+            values = tl.load(x_start + first, mask=live[None, :], other=0.0)
+            weights = widened(words, values, part, BITS, ZERO, ASM)
+            if GROUP < INPUTS and part % PARTS == 0:
+                # One group ahead, or every group would wait for its scale.
+                following = (first + PARTS * TILE) // GROUP
+                next_scale = tl.load(
+                    scales + following * OUTPUTS + output, mask=real & (following < INPUTS // GROUP), other=0.0
+                )
+                products = tl.dot(weights, values, input_precision="ieee")
+                inputs = values.to(tl.float32)
+            else:
+                products = tl.dot(weights, values, products, input_precision="ieee")
+                inputs += values.to(tl.float32)
+            if GROUP < INPUTS and part % PARTS == PARTS - 1:
+                total += products * scale[:, None]
+                scale = next_scale
+                if minima is not None:
+                    minimum = tl.load(minima + first // GROUP * OUTPUTS + output, mask=real, other=0.0)
+                    total += minimum[:, None] * tl.sum(inputs, 0)[None, :]
+    if GROUP == INPUTS:
+        total = products * scale[:, None]
+        if minima is not None:
+            total += tl.sum(inputs, 0)[None, :] * tl.load(minima + output, mask=real, other=0.0)[:, None]
+    return total
+
+
+@jit
+def integer_linear_kernel(
+    out: tl.tensor,
+    x: tl.tensor,
+    codes: tl.tensor,
+    scales: tl.tensor,
+    minima: tl.tensor,
+    bias: tl.tensor,
+    partial: tl.tensor,
+    counters: tl.tensor,
+    rows: tl.int32,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    ZERO: tl.constexpr,
+    ASM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """One program: BLOCK_M rows, BLOCK_N outputs, and one of SPLITS shares of the inputs."""
+    STEPS: tl.constexpr = INPUTS // (TILE * PER_WORD) // SPLITS
+    begin = tl.program_id(2) * STEPS
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live, real = row < rows, output < OUTPUTS
+    column = tl.arange(0, TILE)
+    code_start = codes + (output[:, None] * TILE + column[None, :])
+    x_start = x + (row.to(tl.int64)[None, :] * INPUTS + column[:, None])
+    if ASM is not None:
+        prefetch(codes, begin, tl.program_id(1) * BLOCK_N, OUTPUTS, BLOCK_N, TILE, STEPS, OUTPUTS * INPUTS // PER_WORD)
+    wait_for_previous(PDL)
+    total = scaled_products(
+        x_start, code_start, scales, minima, output, live, real, begin,
+        STEPS, OUTPUTS, INPUTS, GROUP, PER_WORD, ZERO, ASM, TILE,
+    )  # fmt: skip
+    if SPLITS > 1:
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        store_split(total, partial, tile, tl.program_id(2), SPLITS)
+        if not is_last_program(counters + tile, SPLITS):
+            return
+        total = sum_of_splits(total, partial, tile, SPLITS)
+    if bias is not None:
+        total += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[:, None]
+    place = row.to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=live[None, :] & real[:, None])
+
+
+def widening(dtype: torch.dtype, bits: int, zero: int) -> tuple[str, ...] | None:
+    """Returns the instructions that widen code 0, 1, ... of two words at a time to `dtype`; None: there are none.
+
+    A bf16 number from 128 to 255 has a last place of 1, one from 2048 to 4095 of 16, and an fp16 number from 1024 to
+    2047 of 1: the bits of a code are put there, and what is too much is subtracted.
+    """
+    if triton.knobs.runtime.interpret or dtype not in {torch.bfloat16, torch.float16}:
+        return None
+    kind, one = ("bf16x2", 0x3F803F80) if dtype == torch.bfloat16 else ("f16x2", 0x3C003C00)
+
+    def number(value: float) -> int:
+        """Returns the bits of two copies of a number."""
+        return (int(torch.tensor(value, dtype=dtype).view(torch.int16)) & 0xFFFF) * 0x10001
+
+    def half(shift: int, mask: int, base: int, subtracted: float, target: str) -> str:
+        """Returns what writes `base` with the masked bits of the words in place, less a number, to a register."""
+        shifted = f"shr.b32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
+        return (
+            f"{shifted} lop3.b32 t, t, {mask * 0x10001}, {base * 0x10001}, 0xEA; mov.b32 z, {number(-subtracted)};"
+            f" fma.rn.{kind} {target}, t, o, z;"
+        )
+
+    found = []
+    for part in range(16 // bits):
+        if dtype == torch.float16:
+            body = half(bits * part, (1 << bits) - 1, 0x6400, 1024 + zero, "$0")
+        elif bits == 4:
+            body = half(4 * part, 15, 0x4300, 128 + zero, "$0")
+        else:
+            low, high = half(8 * part, 15, 0x4300, 128 + zero % 16, "l"), zero // 16 * 16
+            body = f"{low} {half(8 * part + 4, 15, 0x4500, 2048 + high, 't')} fma.rn.{kind} $0, l, o, t;"
+        found.append(f"{{ .reg .b32 t, l, o, z; mov.b32 o, {one}; {body} }}")
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerMatrix:
+    """Weights [N, K] in the kernel's layout: scales * (codes - zero) + minima."""
+
+    codes: torch.Tensor
+    """int16 [steps, N, tile], words of 16 bits. The code at bit 0 of word w is that of input w of a step, the next code
+    that of input w + tile, and so on: each dot product reads `tile` inputs in a row.
+    """
+    scales: torch.Tensor
+    """float32 [groups, N]."""
+    minima: torch.Tensor | None
+    """float32 [groups, N]."""
+    per_word: int
+    """Codes in a word."""
+    zero: int
+    """The code of the weight 0, where there are no minima."""
+    counters: torch.Tensor
+    """See `split_inputs.counters_of`."""
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return self.codes.shape[1]
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return self.codes.shape[0] * self.per_word * self.tile
+
+    @property
+    def group(self) -> int:
+        """Number of inputs that share a scale."""
+        return self.inputs // self.scales.shape[0]
+
+    @property
+    def tile(self) -> int:
+        """Inputs of one dot product."""
+        return self.codes.shape[2]
+
+
+def layout_of(bits: int, group: int, inputs: int) -> tuple[int, int]:
+    """Returns codes in a word and words of a tile. A tile's words hold whole groups, or lie in one.
+
+    Raises:
+        ValueError: no layout has such groups.
+    """
+    for per_word, tile in LAYOUTS[4 if bits == 4 else 8]:
+        width = per_word * tile
+        if group % tile == 0 and inputs % width == 0 and (group % width == 0 or width % group == 0):
+            return per_word, tile
+    raise ValueError(f"groups of {group} inputs of {inputs} fill no tile of the kernel")
+
+
+def pack(codes: torch.Tensor, bits: int, scales: torch.Tensor, zero: int, minima: torch.Tensor | None) -> IntegerMatrix:
+    """Returns weights in the kernel's layout: codes of 4 bits in a quarter of a word, all others in a half.
+
+    Args:
+        codes: uint8 [N, K].
+        bits: of a code.
+        scales: float32 [N, groups].
+        zero: the code of 0 without minima.
+        minima: float32 [N, groups] or None.
+
+    Raises:
+        ValueError: no layout has such groups.
+    """
+    outputs, inputs = codes.shape
+    per_word, tile = layout_of(bits, inputs // scales.shape[1], inputs)
+    parts = codes.view(outputs, -1, per_word, tile).int()
+    words = parts[:, :, 0]
+    for part in range(1, per_word):
+        words = words | parts[:, :, part] << (16 // per_word * part)
+    lowest = None if minima is None else minima.T.contiguous()
+    counters = counters_of(outputs, codes.device)
+    return IntegerMatrix(
+        words.to(torch.int16).transpose(0, 1).contiguous(), scales.T.contiguous(), lowest, per_word, zero, counters
+    )
+
+
+def integer_linear(x: torch.Tensor, weights: IntegerMatrix, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Writes x @ weights.T + bias to `out` [T, N]; `x` [T, K] is contiguous."""
+    block_m, block_n, warps, stages = tiles(len(x), x.element_size(), grouped=True)
+    grid = triton.cdiv(len(x), block_m), triton.cdiv(weights.outputs, block_n)
+    splits = splits_of(grid[0] * grid[1], len(weights.codes))
+    partial = x.new_empty(grid[0] * grid[1] * splits * block_m * block_n if splits > 1 else 0, dtype=torch.float32)
+    integer_linear_kernel[(*grid, splits)](
+        out,
+        x,
+        weights.codes,
+        weights.scales,
+        weights.minima,
+        bias,
+        partial,
+        weights.counters,
+        len(x),
+        OUTPUTS=weights.outputs,
+        INPUTS=weights.inputs,
+        GROUP=weights.group,
+        PER_WORD=weights.per_word,
+        ZERO=weights.zero,
+        ASM=widening(x.dtype, 16 // weights.per_word, weights.zero),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        TILE=weights.tile,
+        SPLITS=splits,
+        num_warps=warps,
+        num_stages=stages,
+        **launch_options(),
+    )
+
+
+def reference(x: torch.Tensor, weights: IntegerMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+    """Returns `integer_linear` in float64."""
+    bits = 16 // weights.per_word
+    words = weights.codes.int()
+    parts = [(words >> (bits * part)) & ((1 << bits) - 1) for part in range(weights.per_word)]
+    codes = torch.stack(parts, 2).transpose(0, 1).flatten(1)
+    groups = (codes.double() - weights.zero).view(weights.outputs, -1, weights.group)
+    groups = groups * weights.scales.T.double()[:, :, None]
+    if weights.minima is not None:
+        groups = groups + weights.minima.T.double()[:, :, None]
+    product = x.double() @ groups.flatten(1).T
+    return product if bias is None else product + bias.double()
+
+
+INPUTS = 4096
+OUTPUTS = 6144
+"""Inputs and outputs of the products in `configurations`."""
+
+
+def configurations() -> list[Configuration]:
+    """Returns forms that devices launch, for `pagewire.kernels.triton.compile`: a product of Llama-3-8B per format."""
+    formats = (
+        ("int4 groups of 128", "bf16", 4, 8, 128, False),
+        ("int4 groups of 32 with minima", "bf16", 4, 0, 32, True),
+        ("int4 groups of 32 with minima in float32", "fp32", 4, 0, 32, True),
+        ("int8 groups of 16", "fp16", 8, 16, 16, False),
+        ("int8 per output", "bf16", 8, 128, 4096, False),
+    )
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    found = []
+    for (name, dtype, bits, zero, group, lowest), rows in product(formats, (1, 32, 64, 512)):
+        block_m, block_n, warps, stages = tiles(rows, dtypes[dtype].itemsize, grouped=True)
+        per_word, tile = layout_of(bits, group, INPUTS)
+        grid = triton.cdiv(rows, block_m) * triton.cdiv(OUTPUTS, block_n)
+        tensors = {"out": dtype, "x": dtype, "codes": "i16", "scales": "fp32", "partial": "fp32", "counters": "i32"}
+        constants = {
+            "bias": None,
+            "OUTPUTS": OUTPUTS,
+            "INPUTS": INPUTS,
+            "GROUP": group,
+            "PER_WORD": per_word,
+            "ZERO": zero,
+            "ASM": widening(dtypes[dtype], bits, zero),
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "TILE": tile,
+            "SPLITS": splits_of(grid, INPUTS // (per_word * tile)),
+        }
+        found.append(
+            Configuration(
+                name=f"{name}, {rows} rows",
+                kernel=integer_linear_kernel,
+                tensors=tensors | ({"minima": "fp32"} if lowest else {}),
+                constants=constants | ({} if lowest else {"minima": None}),
+                options={"num_warps": warps, "num_stages": stages},
+                spills=False,
+            )
+        )
+    return found

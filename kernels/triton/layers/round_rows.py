@@ -1,0 +1,96 @@
+"""Rounds activations to eight bits, with a scale per row and group of inputs."""
+
+import torch
+import triton
+import triton.language as tl
+
+from pagewire.kernels.gpu_arch import parts_with
+from pagewire.kernels.triton.dependent_launch import launch_options, wait_for_previous
+from pagewire.kernels.triton.jit import Configuration, jit
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Largest number of each dtype, to which the largest of a group is scaled."""
+LEAST = 1e-10
+"""Scale of a group of zeros."""
+TILE = 1024
+
+
+@jit
+def round_rows_kernel(
+    out: tl.tensor,
+    scales: tl.tensor,
+    x: tl.tensor,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LARGEST: tl.constexpr,
+    INTEGERS: tl.constexpr,
+    LEAST: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    """One program: one group of one row."""
+    wait_for_previous(PDL)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    start = row * INPUTS + group * GROUP
+    column = tl.arange(0, TILE)
+    largest = tl.zeros((TILE,), tl.float32)
+    for first in range(0, GROUP, TILE):
+        values = tl.load(x + start + first + column, mask=first + column < GROUP, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(values))
+    scale = tl.maximum(tl.max(largest, 0) / LARGEST, LEAST)
+    tl.store(scales + row * (INPUTS // GROUP) + group, scale)
+    for first in range(0, GROUP, TILE):
+        real = first + column < GROUP
+        values = tl.load(x + start + first + column, mask=real, other=0.0).to(tl.float32) / scale
+        values = tl.floor(values + 0.5) if INTEGERS else tl.minimum(tl.maximum(values, -LARGEST), LARGEST)
+        tl.store(out + start + first + column, values.to(out.dtype.element_ty), mask=real)
+
+
+def round_rows(x: torch.Tensor, group: int, out: torch.Tensor, scales: torch.Tensor) -> None:
+    """Writes x / scale, rounded, to `out` [T, K] and the scales to `scales` float32 [T, K / group].
+
+    The dtype of `out` is one of `LARGEST`; `x` [T, K] is contiguous. Halves are rounded up for integers.
+    """
+    rows, inputs = x.shape
+    round_rows_kernel[rows, inputs // group](
+        out,
+        scales,
+        x,
+        INPUTS=inputs,
+        GROUP=group,
+        LARGEST=LARGEST[out.dtype],
+        INTEGERS=out.dtype == torch.int8,
+        LEAST=LEAST,
+        TILE=min(TILE, triton.next_power_of_2(group)),
+        **launch_options(),
+    )
+
+
+def reference(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns `out` and `scales` of `round_rows`."""
+    groups = x.float().view(len(x), -1, group)
+    scales = (groups.abs().amax(2) / LARGEST[dtype]).clamp_min(LEAST)
+    values = groups / scales[:, :, None]
+    rounded = (values + 0.5).floor() if dtype == torch.int8 else values.clamp(-LARGEST[dtype], LARGEST[dtype])
+    return rounded.flatten(1).to(dtype), scales
+
+
+def configurations() -> list[Configuration]:
+    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
+    found = []
+    for name, stored, dtype, group in (
+        ("int8 per row", "i8", torch.int8, 4096),
+        ("fp8 per row", "fp8e4nv", torch.float8_e4m3fn, 4096),
+        ("fp8 per 128", "fp8e4nv", torch.float8_e4m3fn, 128),
+    ):
+        constants = {
+            "INPUTS": 4096,
+            "GROUP": group,
+            "LARGEST": LARGEST[dtype],
+            "INTEGERS": dtype == torch.int8,
+            "LEAST": LEAST,
+            "TILE": min(TILE, group),
+        }
+        tensors = {"out": stored, "scales": "fp32", "x": "bf16"}
+        found.append(Configuration(name, round_rows_kernel, tensors, constants, parts=parts_with(stored)))
+    return found

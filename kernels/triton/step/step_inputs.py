@@ -1,0 +1,167 @@
+"""Prepares the inputs of a step on the device from the slots' state, so that a decode needs no data from the host."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from pagewire.kernels.triton.jit import Configuration, jit
+from pagewire.kernels.triton.step.sequence_state import STATE_TENSORS, SequenceState
+
+BLOCK = 256
+
+
+@jit
+def step_inputs_kernel(
+    ids: tl.tensor,
+    positions: tl.tensor,
+    places: tl.tensor,
+    num_computed_tokens: tl.tensor,
+    ends: tl.tensor,
+    lengths: tl.tensor,
+    slots: tl.tensor,
+    cu_queries: tl.tensor,
+    state_tokens: tl.tensor,
+    known: tl.tensor,
+    computed: tl.tensor,
+    limit: tl.tensor,
+    alive: tl.tensor,
+    block_tables: tl.tensor,
+    rows: tl.int32,
+    count: tl.int32,
+    context: tl.int32,
+    table_width: tl.int32,
+    dummy: tl.int32,
+    halvings: tl.int32,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program: BLOCK rows and BLOCK tokens. A token finds its row by binary search, all lanes at once."""
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+
+    mask = lane < rows
+    width = tl.load(cu_queries + lane + 1, mask=mask, other=0) - tl.load(cu_queries + lane, mask=mask, other=0)
+    slot = tl.load(slots + lane, mask=mask, other=0)
+    start = tl.load(computed + slot, mask=mask, other=0)
+    end = start + width
+    total = tl.load(known + slot, mask=mask, other=0)
+    room = tl.minimum(tl.load(limit + slot, mask=mask, other=0), total)
+    runs = (tl.load(alive + slot, mask=mask, other=0) != 0) & (width > 0) & (end <= room)
+    tl.store(num_computed_tokens + lane, tl.where(runs, start, -1), mask=mask)
+    tl.store(ends + lane, tl.where(runs & (end == total), end, -1), mask=mask)
+    tl.store(lengths + lane, tl.where(runs, end, 0), mask=mask)
+
+    low = lane * 0
+    high = low + rows
+    for _ in range(halvings):
+        open_ = low < high
+        middle = (low + high) // 2
+        before = tl.load(cu_queries + middle, mask=open_, other=0) <= lane
+        low = tl.where(open_ & before, middle + 1, low)
+        high = tl.where(open_ & (before == 0), middle, high)
+    row = low - 1
+    owned = (row < rows) & (lane < tl.load(cu_queries + rows)) & (lane < count)
+    slot = tl.load(slots + row, mask=owned, other=0)
+    first = tl.load(cu_queries + row, mask=owned, other=0)
+    width = tl.load(cu_queries + row + 1, mask=owned, other=0) - first
+    start = tl.load(computed + slot, mask=owned, other=0)
+    room = tl.minimum(tl.load(limit + slot, mask=owned, other=0), tl.load(known + slot, mask=owned, other=0))
+    runs = owned & (tl.load(alive + slot, mask=owned, other=0) != 0) & (start + width <= room)
+    position = tl.where(runs, start + lane - first, 0)
+    token = tl.load(state_tokens + slot.to(tl.int64) * context + position, mask=runs, other=0)
+    entry = slot.to(tl.int64) * table_width + position // BLOCK_SIZE
+    block = tl.load(block_tables + entry, mask=runs, other=0)
+    block = tl.where(runs, block, dummy).to(tl.int64)
+    offset = tl.where(runs, position, lane) % BLOCK_SIZE
+    mask = lane < count
+    tl.store(ids + lane, token, mask=mask)
+    tl.store(positions + lane, position, mask=mask)
+    tl.store(places + lane, block * BLOCK_SIZE + offset, mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The inputs of a step of R rows and T tokens; int32 except for `places`."""
+
+    ids: torch.Tensor
+    """[T] token ids; 0 for padding and rows that do not run."""
+    positions: torch.Tensor
+    """[T] positions within the sequences; 0 for padding and rows that do not run."""
+    places: torch.Tensor
+    """int64 [T] targets of keys and values, block * block_size + offset; in the dummy block where `ids` is padding."""
+    num_computed_tokens: torch.Tensor
+    """[R] first position that the row writes; -1 if the row is dead, empty, or beyond its limit."""
+    ends: torch.Tensor
+    """[R] position of the token that the row samples; -1 if the row samples none."""
+    lengths: torch.Tensor
+    """[R] number of cached positions after the step; 0 if the row does not run."""
+
+
+def step_inputs(
+    state: SequenceState, slots: torch.Tensor, cu_queries: torch.Tensor, dummy: int, block_size: int, inputs: StepInputs
+) -> None:
+    """Fills `inputs` for rows that compute the next `cu_queries.diff()` positions of `slots`.
+
+    `slots` [R], without duplicates, and `cu_queries` [R + 1] are int32. A row runs only if its slot is alive, all its
+    tokens are known, and its limit allows all its positions. `dummy` is a block that belongs to no sequence.
+    """
+    rows, count = len(slots), len(inputs.ids)
+    step_inputs_kernel[(triton.cdiv(max(rows, count), BLOCK),)](
+        inputs.ids,
+        inputs.positions,
+        inputs.places,
+        inputs.num_computed_tokens,
+        inputs.ends,
+        inputs.lengths,
+        slots,
+        cu_queries,
+        state.tokens,
+        state.known,
+        state.computed,
+        state.limit,
+        state.alive,
+        state.block_tables,
+        rows,
+        count,
+        state.tokens.shape[1],
+        state.block_tables.stride(0),
+        dummy,
+        rows.bit_length(),
+        BLOCK_SIZE=block_size,
+        BLOCK=BLOCK,
+    )
+
+
+def reference(
+    state: SequenceState, slots: torch.Tensor, cu_queries: torch.Tensor, dummy: int, block_size: int, count: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns (id, position, block) of every token and (start, end, length) of every row after `step_inputs`."""
+    tokens = [[0, 0, dummy] for _ in range(count)]
+    rows = []
+    for row, slot in enumerate(slots.tolist()):
+        first, last = cu_queries[row : row + 2].tolist()
+        start, known = int(state.computed[slot]), int(state.known[slot])
+        end = start + last - first
+        if not state.alive[slot] or first == last or end > min(known, int(state.limit[slot])):
+            rows.append([-1, -1, 0])
+            continue
+        rows.append([start, end if end == known else -1, end])
+        for position in range(start, end):
+            block = int(state.block_tables[slot, position // block_size])
+            tokens[first + position - start] = [int(state.tokens[slot, position]), position, block]
+    return tokens, rows
+
+
+def configurations() -> list[Configuration]:
+    """Returns the variants that devices launch, for `pagewire.kernels.triton.compile`."""
+    columns = ("ids", "positions", "num_computed_tokens", "ends", "lengths", "slots", "cu_queries")
+    state = {name: kind for name, kind in STATE_TENSORS.items() if name != "last"}
+    return [
+        Configuration(
+            name="any rows",
+            kernel=step_inputs_kernel,
+            tensors={**dict.fromkeys(columns, "i32"), "places": "i64", **state},
+            constants={"BLOCK_SIZE": 16, "BLOCK": BLOCK},
+        )
+    ]

@@ -1,0 +1,158 @@
+"""What a sweep over every family that `transformers` generates text with has found; see `tests/families`."""
+
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+class Outcome(Enum):
+    """What became of a family."""
+
+    NATIVE = "native"
+    """Exact, by a file of its own."""
+    EXACT = "exact"
+    """Exact, built by transformers."""
+    REFUSED = "refused"
+    """Refused with a line that says why."""
+    WRONG = "wrong"
+    """Served, with other tokens than those of transformers."""
+    CRASHED = "crashed"
+    """Ended by an error that is no refusal."""
+
+
+class Family(msgspec.Struct, frozen=True):
+    """The result of one family."""
+
+    model_type: str
+    """As config.json names it."""
+    architecture: str
+    """Class of transformers."""
+    outcome: Outcome
+    detail: str
+    """What was compared, or why not."""
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """The results of all families."""
+
+    transformers: str
+    """Version."""
+    families: tuple[Family, ...]
+
+    def count(self, *outcomes: Outcome) -> int:
+        """Returns the number of families with one of these outcomes."""
+        return sum(family.outcome in outcomes for family in self.families)
+
+
+def read() -> Sweep:
+    """Returns the last sweep."""
+    return msgspec.json.decode(FILE.read_bytes(), type=Sweep)
+
+
+def write(sweep: Sweep) -> None:
+    """Replaces the last sweep."""
+    FILE.write_bytes(msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n")
+
+
+def summary(sweep: Sweep) -> str:
+    """Returns one line with the numbers of outcomes."""
+    exact = sweep.count(Outcome.NATIVE, Outcome.EXACT)
+    others = ", ".join(
+        f"{sweep.count(kind)} {kind.value}" for kind in (Outcome.REFUSED, Outcome.WRONG, Outcome.CRASHED)
+    )
+    return f"{len(sweep.families)} families of transformers {sweep.transformers}: {exact} exact, {others}"
+
+
+def page(sweep: Sweep) -> str:
+    """Returns `docs/models.md`."""
+    lines = [_HEAD.format(summary=summary(sweep)), _QUANTIZED]
+    for title, outcomes in (("Served", (Outcome.NATIVE, Outcome.EXACT)), ("Refused", (Outcome.REFUSED,))):
+        lines.append(f"## {title}\n")
+        lines.append(
+            "| model_type | architecture | by | what was compared |" if title == "Served" else "| model_type | why |"
+        )
+        lines.append("|---|---|---|---|" if title == "Served" else "|---|---|")
+        for family in sweep.families:
+            if family.outcome not in outcomes:
+                continue
+            detail = family.detail.replace("|", "\\|")
+            by = "Pagewire" if family.outcome == Outcome.NATIVE else "transformers"
+            row = (
+                [family.model_type, family.architecture, by, detail]
+                if title == "Served"
+                else [family.model_type, detail]
+            )
+            lines.append(f"| {' | '.join(row)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_HEAD = """# Models
+
+{summary}. `make models` repeats the sweep and writes this page; `pagewire models --supported` prints it.
+
+A family with a file in `services/executor/models` runs on Pagewire's own layers. Any other decoder is built by
+transformers, with Pagewire's paged attention in its layers: chunked prompts, the prefix cache, preemption, forks and
+beam search work the same. What keeps other state than keys and values, or attends otherwise than once per layer, is
+refused before its weights are read. What passes is compared at start with the model's own attention on a short random
+text, and refused if the two differ by more than rounding. Models with code of their own (`trust_remote_code`) are not
+run, and longrope is exact up to the length that the model was first trained for. Layers with a sliding window or with
+chunks give back the KV blocks that they have left behind, where all layers have keys and values of one shape
+([architecture](architecture.md#blocks-of-layers-with-windows)).
+
+A model that transformers has built is then looked at: what its norms, activations and rotations compute, by trying
+them on numbers. If its layers are those of `services/executor/models/decoder.py`, and that decoder with the same
+weights passes the same comparison, also at the last positions of the context, the model runs on Pagewire's own layers
+too, at their speed. `self_test` in the log says `own_layers=True` then. Weights are shared meanwhile, not copied.
+`pagewire bench cpu_step --against transformers --families …` compares native families with themselves by transformers.
+
+A model that also takes images or sound (`text_config` in config.json, such as Gemma 3, Mistral Small 3.1, Llava,
+Idefics 3, InternVL, Qwen 2.5 VL and Qwen 3 VL) serves text by its decoder, natively where the decoder is; the other
+weights are not read. Images are refused. A decoder that reads prompts in both directions (PaliGemma) is refused.
+
+`--load-format dummy` serves a `config.json` with random weights. `--tokenizer` takes the tokenizer of another folder.
+
+## A native family
+
+Its file turns config.json into a `DecoderSpec` (`spec.py`): sizes, what is normalised and how, rotations and windows
+per layer, experts, and how the checkpoint stores and names the matrices. From that come the layers in PyTorch, the
+fused C++ decoder on a CPU and the Triton kernels on a GPU.
+
+1. Compare the family's file in transformers with the fields of `DecoderSpec`. Most files of `families/` differ from
+   `llama.py`, `sliding.py` or `mistral.py` in a few values: derive from these, as `olmo.py` does. If a field is
+   missing, the family needs code in `decoder.py`, `kernels/cpu/cpp/decoder.cpp` and `devices/cuda/fused_layers.py`;
+   consider leaving it to transformers.
+2. Give config.json's fields the defaults of transformers: published files leave them out.
+3. Add its architecture to `FAMILIES` in `registry.py`, and a tiny checkpoint with unusual values to
+   `tests/support/checkpoints.py`: `pytest tests/services/executor/models/test_families.py` compares logits and tokens.
+4. `python -m tests.families MODEL_TYPE` serves it by the whole pipeline and writes its row of this page.
+
+In the sweep each family is a tiny model with random float32 weights. 8 prompts of mixed lengths, two of which share a
+beginning, are served at once by the whole pipeline with steps of 16 tokens and a KV pool that is too small for them, so
+that prompts are chunked and sequences preempted. All 40 greedy tokens of each must be those of `generate`.
+"""
+
+_QUANTIZED = """## Quantized checkpoints
+
+The `quantization_config` of config.json names the format; GGUF files name theirs themselves. Every format gives the
+weights that its own tool gives, to the bit, in every family. A checkpoint with a missing tensor, another shape or an
+unknown setting is refused before its weights are read.
+
+| `quant_method` | what is read |
+|---|---|
+| `gptq` | 2, 3, 4 and 8 bits, any group size, `desc_act`, the formats `gptq` and `gptq_v2`, `dynamic` |
+| `awq` | 4 bits, any group size, version `gemm` |
+| `compressed-tensors` | `int-quantized` and `naive-quantized` (int8), `pack-quantized` (2 to 8 bits) |
+| | `float-quantized` (fp8), `nvfp4-pack-quantized`, `mxfp4-pack-quantized`, and mixtures of all of these |
+| `fp8`, `fbgemm_fp8` | a scale per tensor, per output or per block (`weight_scale_inv`) |
+| `mxfp4` | experts as gpt-oss stores them |
+| `modelopt` | `NVFP4` and `FP8`, also with the settings in `hf_quant_config.json` |
+
+In native families, integers stay packed on a CPU ([cpu.md](cpu.md)), integers and fp8 on a GPU ([gpu.md](gpu.md)).
+Otherwise weights are dequantized to the model's dtype when they are loaded, and the log says so. The scales of
+activations and of KV caches in such files are not used. Sparse weights, transforms of weights and bitsandbytes are
+refused: use the unquantized model, or a format of the table.
+"""

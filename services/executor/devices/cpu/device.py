@@ -1,0 +1,200 @@
+"""The CPU as a device: eager PyTorch, one step at a time, with a backend for attention and sampling."""
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.devices.candidates import top_candidates
+from pagewire.services.executor.devices.cpu.cores import Cores
+from pagewire.services.executor.devices.cpu.slots import CpuSlots
+from pagewire.services.executor.devices.logprobs import (
+    LogprobsMode,
+    join_logprobs,
+    prompt_slices,
+    unpack_logprobs,
+)
+from pagewire.services.executor.devices.protocol import Candidates, Capacity, Edits, Int64, Logprobs, StepBatch
+from pagewire.services.executor.devices.pytorch_sampling import process
+from pagewire.services.executor.models.model import AttentionFn, CausalLM
+from pagewire.shared.sampling_parameters import Record
+
+
+class Backend(Protocol):
+    """Attention and sampling of a CPU step."""
+
+    layers: list[tuple[Tensor, Tensor]]
+    """The KV pool: keys and values of each layer, which layers of several groups share. The first dimension is blocks,
+    the backend chooses the others."""
+
+    def attention(self, batch: StepBatch, slots: CpuSlots, positions: Int64) -> AttentionFn:
+        """Returns the attention of one step; `positions` [T] are the positions of the batch's tokens."""
+
+    def edit(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> None:
+        """Edits the float32 logits [R, V] of the tokens at `positions` [R] of the slots `rows` [R] in place."""
+
+    def sample(self, logits: Tensor, slots: CpuSlots, rows: Int64, positions: Int64) -> Int64:
+        """Samples the tokens [R] at `positions` [R] of the slots `rows` [R] from float32 logits [R, V]."""
+
+    def reduce_logprobs(self, logits: Tensor, tokens: Tensor, num_logprobs: int, *, normalized: bool = True) -> Tensor:
+        """See `pagewire.services.executor.devices.logprobs.reduce_logprobs`."""
+
+
+def multiplies_bf16(cpuinfo: Path) -> bool:
+    """Returns whether the CPU has instructions for products in bf16, by the flags in `cpuinfo`, which is Linux's
+    /proc/cpuinfo. Without them, float32 is faster in PyTorch, and more exact."""
+    try:
+        flags = set(cpuinfo.read_text().split())
+    except OSError:
+        return False
+    return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A `PendingStep` of a step that has ended. A msgspec struct, which is fast to create."""
+
+    tokens: Int64
+    candidates: Candidates | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    token_counts: Int64 | None = None
+    forced: Mapping[int, Sequence[int]] = {}
+
+    def wait(self) -> Int64:
+        """See `PendingStep.wait`."""
+        return self.tokens
+
+
+class CpuDevice:
+    """A `Device` that computes on the caller's thread, so that a second step in flight would gain nothing."""
+
+    depth = 1
+    recovers = True
+
+    def __init__(
+        self,
+        model: CausalLM,
+        capacity: Capacity,
+        backend: Backend,
+        cores: Cores,
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+    ) -> None:
+        self.capacity = capacity
+        self.busy = 0.0
+        self._model = model
+        self._slots = CpuSlots(capacity)
+        self._backend = backend
+        self._cores = cores
+        self._mode = mode
+
+    def add(
+        self,
+        slot: int,
+        blocks: Sequence[int],
+        sampling: Record,
+        stop_ids: Sequence[int] = (),
+        edits: Edits | None = None,
+    ) -> None:
+        """See `Device.add`."""
+        self._slots.add(slot, blocks, sampling, stop_ids, edits)
+
+    def extend(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        """See `Device.extend`."""
+        self._slots.extend(slots, blocks)
+
+    def remove(self, slot: int) -> None:
+        """Does nothing: the next `add` overwrites the slot."""
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Device.copy`."""
+        shared = {id(pool): pool for pool in chain.from_iterable(self._backend.layers)}
+        for pool in shared.values():
+            pool[list(targets)] = pool[list(sources)]
+
+    def launch(self, batch: StepBatch) -> Done:
+        """See `Device.launch`. The step has ended when this method returns."""
+        began = time.perf_counter()
+        self._cores.adjust(began)
+        slots, positions, ends = batch.slots, batch.positions, batch.ends
+        masks = self._slots.masks.start(slots[batch.samples])
+        attend = self._backend.attention(batch, self._slots, positions)
+        # Called directly, without the hooks of nn.Module: there are none, and the check takes time.
+        hidden = self._model.forward(torch.from_numpy(batch.token_ids), torch.from_numpy(positions), attend)
+        prompt = self._prompt_logprobs(batch, hidden)
+        rows = batch.samples.nonzero()[0]
+        if len(rows) < len(batch.token_ids):
+            hidden = hidden[torch.from_numpy(batch.query_lens.cumsum()[rows] - 1)]
+        if masks is not None:
+            masks.result()
+        if len(rows) == len(slots):
+            tokens, candidates, logprobs = self._pick(hidden, rows, slots, ends)
+        else:
+            tokens, candidates, logprobs = np.full(len(slots), -1, np.int64), None, None
+            if len(rows):
+                tokens[rows], candidates, logprobs = self._pick(hidden, rows, slots[rows], ends[rows])
+        forced: dict[int, list[int]] = {}
+        if masks is not None:
+            forced = {int(rows[index]): ids for index, ids in self._slots.masks.forced(slots[rows]).items()}
+        self.busy += time.perf_counter() - began
+        return Done(tokens, candidates, logprobs, prompt, forced=forced)
+
+    def _prompt_logprobs(self, batch: StepBatch, hidden: Tensor) -> Logprobs | None:
+        parts = []
+        for places, ids, rows, positions, counts in prompt_slices(
+            batch, self._slots.records["num_prompt_logprobs"], self.capacity.vocab_size
+        ):
+            logits = self._model.logits(hidden[torch.from_numpy(places)])
+            reduced = self._backend.reduce_logprobs(logits, torch.from_numpy(ids), int(counts.max()))
+            parts.append(unpack_logprobs(reduced.numpy(), rows, positions, counts))
+        return join_logprobs(parts)
+
+    def _pick(
+        self, hidden: Tensor, rows: Int64, slots: Int64, positions: Int64
+    ) -> tuple[Int64, Candidates | None, Logprobs | None]:
+        """Samples the tokens at `positions` [R] of `slots` [R], in the step's `rows` [R], from hidden states [R, D]."""
+        if self._slots.greedy(slots, positions) and (tokens := self._model.argmax(hidden)) is not None:
+            return tokens, None, None
+        logits = self._model.logits(hidden)
+        edited = self._slots.any_edits(slots, positions)
+        reporting = self._slots.num_logprobs[slots].nonzero()[0]
+        reported = logits
+        if len(reporting) and not self._mode.processed and (edited or len(reporting) < len(rows)):
+            reported = logits[torch.from_numpy(reporting)]
+        if edited:
+            self._backend.edit(logits, self._slots, slots, positions)
+        if len(reporting) and self._mode.processed:
+            reported = process(logits[torch.from_numpy(reporting)], self._slots.records[slots[reporting]])
+        counts = self._slots.num_candidates[slots]
+        candidates = top_candidates(logits, rows, counts) if counts.any() else None
+        tokens = self._backend.sample(logits, self._slots, slots, positions)
+        if edited:
+            self._slots.append(slots, positions, tokens)
+        if not len(reporting):
+            return tokens, candidates, None
+        return tokens, candidates, self._logprobs(reported, tokens, rows, slots, positions, reporting)
+
+    def _logprobs(
+        self, logits: Tensor, tokens: Int64, rows: Int64, slots: Int64, positions: Int64, reporting: Int64
+    ) -> Logprobs | None:
+        """Returns what is reported of the `tokens` [R] with the indices `reporting` [M], whose logits are [M, V]."""
+        sampled = (tokens[reporting] >= 0).nonzero()[0]
+        if not len(sampled):
+            return None
+        some = reporting[sampled]
+        counts = self._slots.num_logprobs[slots[some]]
+        if len(sampled) < len(reporting):
+            logits = logits[torch.from_numpy(sampled)]
+        chosen, most = torch.from_numpy(tokens[some]), int(counts.max())
+        reduced = self._backend.reduce_logprobs(logits, chosen, most, normalized=self._mode.normalized)
+        return unpack_logprobs(reduced.numpy(), rows[some], positions[some], counts)
+
+    def close(self) -> None:
+        """Drops the model and the KV pool."""
+        del self._model, self._backend
+        self._slots.masks.close()

@@ -1,0 +1,156 @@
+"""Copies sampled ids from the device to the host, on a second stream, while the next step computes."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagewire.services.executor.devices.candidates import unpack_candidates
+from pagewire.services.executor.devices.cuda.runtime import Moment, Runtime
+from pagewire.services.executor.devices.logprobs import join_logprobs, unpack_logprobs
+from pagewire.services.executor.devices.protocol import Bool, Candidates, Int64, Logprobs
+
+
+class Report(NamedTuple):
+    """What a step reports of some tokens beside their ids, on its way to the host."""
+
+    rows: Int64
+    """[M] row in the batch of each token."""
+    positions: Int64
+    """[M] position of each token in its sequence."""
+    counts: Int64
+    """[M] entries wanted of each token."""
+    reduced: Tensor
+    """Result of `reduce_logprobs` on the device, or of `reduce_candidates`."""
+
+
+class Reports(NamedTuple):
+    """All that a step reports."""
+
+    sampled: Sequence[Report] = ()
+    """Of the sampled tokens."""
+    prompts: Sequence[Report] = ()
+    """Of tokens of prompts."""
+    candidates: Sequence[Report] = ()
+    """At most one, of the candidates at the places of sampled tokens."""
+
+
+NOTHING = Reports()
+
+
+class PendingCopy:
+    """A launched step: see `Device.launch`."""
+
+    token_counts = None
+    """Each row samples one token at most."""
+
+    def __init__(
+        self,
+        ring: "OutputRing",
+        tokens: Tensor,
+        began: Moment,
+        ended: Moment,
+        arrived: Moment,
+        reports: Reports,
+        forced: Mapping[int, Sequence[int]],
+    ) -> None:
+        """`reports` are in pinned memory, to which they are copied before `arrived`."""
+        self._ring = ring
+        self._tokens = tokens
+        self._found: Int64 | None = None
+        self._began, self._ended, self._arrived = began, ended, arrived
+        self._reports = reports
+        self.forced = forced
+        """See `PendingStep.forced` of the protocol."""
+        self.candidates: Candidates | None = None
+        """See `PendingStep.candidates` of the protocol."""
+        self.logprobs: Logprobs | None = None
+        """See `PendingStep.logprobs` of the protocol."""
+        self.prompt_logprobs: Logprobs | None = None
+        """See `PendingStep.prompt_logprobs` of the protocol."""
+
+    def tokens(self) -> Int64:
+        """Waits until the step has ended and returns what `wait` returns, before or after `wait`."""
+        if self._found is None:
+            self._arrived.wait()
+            self._found = self._tokens.numpy().astype(np.int64)
+        return self._found
+
+    def wait(self) -> Int64:
+        """Waits until the step has ended and returns the token of each row [R], or -1 where the row sampled none.
+
+        Raises:
+            RuntimeError: an earlier step was not waited for yet, or this one was already.
+        """
+        self._ring.finish(self)
+        tokens = self.tokens()
+        self._ring.busy += self._ended.seconds_since(self._began)
+        sampled, prompts, candidates = self._reports
+        self.logprobs = join_logprobs([_found(report, tokens[report.rows] >= 0) for report in sampled])
+        self.prompt_logprobs = join_logprobs([_found(report) for report in prompts])
+        for report in candidates:
+            self.candidates = unpack_candidates(report.reduced.numpy(), report.rows, report.counts)
+        return tokens
+
+
+def _found(report: Report, kept: Bool | slice = slice(None)) -> Logprobs:
+    columns = report.rows[kept], report.positions[kept], report.counts[kept]
+    return unpack_logprobs(report.reduced.numpy()[kept], *columns)
+
+
+class OutputRing:
+    """Buffers for the ids of `depth` steps of up to `rows` rows, on the device and in pinned memory.
+
+    Attributes:
+        busy: seconds on the device of all steps that were waited for.
+    """
+
+    def __init__(self, runtime: Runtime, depth: int, rows: int) -> None:
+        self.busy = 0.0
+        self._runtime = runtime
+        self._device = torch.zeros(depth, rows, dtype=torch.int32, device=runtime.device)
+        self._host = runtime.pinned(depth, rows)
+        self._pending: deque[PendingCopy] = deque()
+        self._next = 0
+
+    def send(
+        self,
+        tokens: Tensor,
+        began: Moment,
+        reports: Reports = NOTHING,
+        forced: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> PendingCopy:
+        """Enqueues the copy of `tokens` int32 [R] and of `reports` to the host, for the step enqueued after `began`.
+
+        `forced` is on the host already: see `PendingStep.forced`.
+
+        Raises:
+            RuntimeError: `depth` steps are in flight.
+        """
+        if len(self._pending) == len(self._host):
+            raise RuntimeError(f"{len(self._pending)} steps are in flight: wait for the oldest first")
+        index, rows = self._next, len(tokens)
+        kept = self._device[index, :rows]
+        kept.copy_(tokens)  # the next step overwrites `tokens`
+        ended = self._runtime.mark()
+        # Copies follow each other, so that the last one, of the tokens, says that all have arrived.
+        copied = Reports(*([self._copy(report) for report in some] for some in reports))
+        arrived = self._runtime.copy_out(kept, self._host[index, :rows])
+        self._next = (index + 1) % len(self._host)
+        self._pending.append(PendingCopy(self, self._host[index, :rows], began, ended, arrived, copied, forced))
+        return self._pending[-1]
+
+    def _copy(self, report: Report) -> Report:
+        host = self._runtime.pinned(*report.reduced.shape)
+        self._runtime.copy_out(report.reduced, host)
+        return report._replace(reduced=host)
+
+    def finish(self, pending: PendingCopy) -> None:
+        """Removes a step. Called by `PendingCopy.wait`."""
+        if not self._pending or self._pending[0] is not pending:
+            raise RuntimeError("steps are waited for once and in order")
+        self._pending.popleft()

@@ -1,0 +1,71 @@
+"""Opens the grammars of new sequences on threads of its own: compiles them, and takes them past the tokens so far."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import structlog
+from llguidance import LLMatcher
+
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
+from pagewire.services.executor.packed_columns import column
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.grammar_compiler import GrammarCompiler, GrammarError
+from pagewire.shared.messages import unpack
+from pagewire.shared.messages.plan import AddSlot
+from pagewire.shared.sampling_parameters import is_penalized, unpack_record
+
+_log = structlog.get_logger()
+
+
+class Opener(Protocol):
+    """Opens the grammars of sequences."""
+
+    def open(self, added: AddSlot, opened: Callable[[], None]) -> SequenceGrammar:
+        """Returns the grammar of a sequence that has one. When it is ready, `opened` is called on another thread."""
+
+    def close(self) -> None:
+        """Ends the threads."""
+
+
+class GrammarOpener:
+    """An `Opener` for the tokenizer of one model."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._thread = ThreadPoolExecutor(1, "grammar")
+
+    def open(self, added: AddSlot, opened: Callable[[], None]) -> SequenceGrammar:
+        """See `Opener.open`."""
+        output = column(added.tokens)[added.prompt_tokens :].tolist()
+        sampling = added.sampling
+        # What is not sampled has no log-probabilities, and counts of tokens for penalties are kept by the sampler.
+        forces = sampling.logprobs < 0 and not is_penalized(unpack_record(sampling.record))
+        grammar = SequenceGrammar(
+            len(output), sampling.min_tokens, unpack(sampling.stop_ids), sampling.max_tokens, forces=forces
+        )
+
+        def start() -> None:
+            matcher = None
+            try:
+                matcher = self._matcher(added.sampling.grammar, output)
+            finally:  # whatever happens, the sequence does not wait for ever
+                grammar.start(matcher)
+                opened()
+
+        self._thread.submit(start)
+        return grammar
+
+    def close(self) -> None:
+        """See `Opener.close`."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _matcher(self, text: str, output: Sequence[int]) -> LLMatcher | None:
+        try:
+            matcher = self._compiler.compile(text)
+        except (GrammarError, ConfigurationError) as error:
+            _log.warning("grammar_not_compiled", reason=str(error))
+            return None
+        if output:
+            matcher.consume_tokens(list(output))
+        return matcher

@@ -1,0 +1,43 @@
+"""OLMo 2: norms behind attention and feed-forward layer, and of all heads together. OLMo 3: the same with windows."""
+
+from dataclasses import replace
+
+from pagewire.services.executor.models.config_json import Positive
+from pagewire.services.executor.models.families.llama import LlamaConfig
+from pagewire.services.executor.models.families.sliding import Kind, SlidingConfig, ropes_by_kind
+from pagewire.services.executor.models.rope import Rope
+from pagewire.services.executor.models.spec import DecoderSpec, HeadNorm, Placement
+
+
+def _olmo(spec: DecoderSpec) -> DecoderSpec:
+    return replace(spec, placement=Placement.AFTER, head_norm=HeadNorm.TOGETHER)
+
+
+class Olmo2Config(LlamaConfig, frozen=True, kw_only=True):
+    """config.json of OLMo 2."""
+
+    rms_norm_eps: float = 1e-5
+
+    def spec(self) -> DecoderSpec:
+        """See `LlamaConfig.spec`."""
+        return _olmo(LlamaConfig.spec(self))
+
+
+class Olmo3Config(SlidingConfig, frozen=True, kw_only=True):
+    """config.json of OLMo 3."""
+
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 500000.0
+    sliding_window: Positive | None = 4096
+
+    def default_kind(self, layer: int) -> Kind:
+        """See `SlidingConfig.default_kind`."""
+        return "sliding_attention" if (layer + 1) % 4 else "full_attention"
+
+    def ropes(self) -> tuple[Rope | None, ...]:
+        """See `LlamaConfig.ropes`."""
+        return ropes_by_kind(self, self.rope_theta)
+
+    def spec(self) -> DecoderSpec:
+        """See `LlamaConfig.spec`."""
+        return _olmo(SlidingConfig.spec(self))

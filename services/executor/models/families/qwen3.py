@@ -1,0 +1,17 @@
+"""Qwen3: no bias, but normalised heads of q and k."""
+
+from dataclasses import replace
+
+from pagewire.services.executor.models.config_json import Positive
+from pagewire.services.executor.models.families.qwen2 import QwenConfig
+from pagewire.services.executor.models.spec import DecoderSpec, HeadNorm
+
+
+class Qwen3Config(QwenConfig, frozen=True, kw_only=True):
+    """config.json of Qwen3."""
+
+    head_dim: Positive | None = 128
+
+    def spec(self) -> DecoderSpec:
+        """See `LlamaConfig.spec`."""
+        return replace(QwenConfig.spec(self), head_norm=HeadNorm.EACH)

@@ -1,0 +1,401 @@
+"""The slot table: known tokens, computed positions and limits of each running sequence. No I/O, no device."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pagewire.services.executor.devices.edits import words_of
+from pagewire.services.executor.devices.id_lists import IdLists
+from pagewire.services.executor.devices.protocol import Bool, Capacity, Int64, StepBatch, positions_of
+from pagewire.services.executor.in_flight_step import NOTHING, InFlightStep, OutputColumns
+from pagewire.services.executor.packed_columns import column, entries, pairs
+from pagewire.shared.errors import PagewireError
+from pagewire.shared.messages.plan import AddSlot, Fork, Plan
+from pagewire.shared.messages.step import Finish
+from pagewire.shared.sampling_parameters import RECORD
+from pagewire.shared.splitfuse import PendingTokens, compose, pace_forced
+
+_STOP = np.uint8(Finish.STOP)
+_NOT_FINITE = np.uint8(Finish.NOT_FINITE)
+
+
+class PlanViolation(PagewireError):
+    """A plan contradicts the table or the device's capacity.
+
+    Scheduler and executor no longer agree about the state, so the term must end and the executor must be claimed again.
+    """
+
+
+class _NewSequence(NamedTuple):
+    """A sequence that is about to get a slot."""
+
+    slot: int
+    sequence: int
+    tokens: Int64
+    computed: int
+    blocks: Int64
+    limit: int
+    end: int
+    stop_ids: Int64
+    reported_prompt: int = 0
+    """Number of tokens of the prompt if its log-probabilities are reported."""
+
+
+def reports_prompt(added: AddSlot) -> bool:
+    """Returns whether the log-probabilities of a sequence's prompt are reported: by the first completion of a prompt,
+    until it has a token."""
+    wanted = added.sampling.prompt_logprobs >= 0 and added.choice_index == 0 and added.computed == 0
+    return wanted and len(added.tokens) // 4 == added.prompt_tokens
+
+
+class SlotTable:
+    """One sequence per slot:
+
+        free ──(plan adds or forks)──> running ──(stop id, length or logits that are not finite)──> finished
+         ^                                |                                                            |
+         └─────────(plan removes)─────────┴────────────────────────────────────────────────────────────┘
+
+    A finished sequence keeps its slot, without running, until a plan removes it.
+
+    Each sequence has `known` tokens, some of which may still be sampled by a step in flight, and `computed` positions,
+    whose KV is written or will be by a step in flight. A row computes further positions; a row that reaches the last
+    known token samples the next one. Both numbers advance when a step is launched, so that the next step can be
+    launched before the tokens have arrived. If such a token turns out to be a stop id, the sequence's rows in later
+    steps are dead: they are left out when those steps are recorded.
+
+    A device whose rows sample any number of tokens (`Capacity.max_row_tokens`) has no slot in two steps that sample:
+    there, `known` is counted when a step is recorded.
+
+    Tokens that a grammar forces are known when the step is launched that samples the token before them. They are part
+    of its output, and the next rows of the sequence compute several of them at a time: all together where every
+    sequence has a grammar, and otherwise so few that the others hardly wait.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        slots = capacity.max_num_seqs
+        self._capacity = capacity
+        self._budget = 0
+        self._order: Int64 = np.empty(0, np.int64)
+        self._all: Bool = np.ones(slots, np.bool_)  # what every row is in a step without dead rows
+        self._occupied: Bool = np.zeros(slots, np.bool_)
+        self._running: Bool = np.zeros(slots, np.bool_)
+        self._sequences: Int64 = np.zeros(slots, np.int64)
+        self._admissions: Int64 = np.zeros(slots, np.int64)  # number of the admission that holds the slot
+        self._awaited: Bool = np.zeros(slots, np.bool_)  # a step in flight samples an unknown number of tokens
+        self._stopped: Int64 = np.zeros(slots, np.int64)  # the last admission that a stop id ended
+        self._admitted = 0
+        self._changes = 0  # admissions, and ends that a step has reported
+        self._tokens: Int64 = np.zeros((slots, capacity.max_model_len + 1), np.int64)
+        self._known: Int64 = np.zeros(slots, np.int64)
+        self._computed: Int64 = np.zeros(slots, np.int64)
+        self._limits: Int64 = np.zeros(slots, np.int64)
+        self._entries: Int64 = np.zeros(slots, np.int64)  # of the block table
+        self._ends: Int64 = np.zeros(slots, np.int64)
+        self._stop_ids = IdLists(slots)
+        self._forced: set[int] = set()  # slots with forced tokens that no step has computed yet
+        self._structured: Bool = np.zeros(slots, np.bool_)  # whether the sequence of a slot has a grammar
+        self._reported_prompts: dict[int, int] = {}  # length of the prompt whose log-probabilities a slot reports
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is an unfinished sequence, allowed to run or not."""
+        return bool(self._running.any())
+
+    def clear(self) -> None:
+        """Frees every slot."""
+        self._order = self._order[:0]
+        self._reported_prompts.clear()
+        self._forced.clear()
+        self._occupied[:] = self._running[:] = False
+
+    def apply(self, plan: Plan) -> None:
+        """Applies a plan: removed, added, forks, blocks, limits and order, in this order.
+
+        Forks read their source slots as they were before the plan. Slots that the plan's order does not name follow
+        after those that it names, in their previous order.
+
+        Raises:
+            PlanViolation: the plan contradicts the table. Parts of it may have been applied.
+        """
+        try:
+            # Most plans have only some of these fields, and an empty array costs as much as a short one.
+            if plan.copies:
+                self._check_copies(*pairs(plan.copies))
+            forked = [self._from_fork(fork) for fork in plan.forks]
+            if plan.removed:
+                self._free(column(plan.removed))
+            if new := [*map(self._from_plan, plan.added), *forked]:
+                for sequence in new:
+                    self._allocate(sequence)
+                self._order = np.append(self._order, [sequence.slot for sequence in new])
+            if plan.blocks:
+                self._extend(*entries(plan.blocks, 1 + len(self._capacity.windows)))
+            if plan.limits:
+                self._limit(*pairs(plan.limits))
+            if plan.order:
+                self._reorder(column(plan.order))
+        except ValueError as error:
+            raise PlanViolation(f"a packed column is cut off: {error}") from error
+        if plan.budget < 1:
+            raise PlanViolation(f"the plan's budget is {plan.budget} tokens per step")
+        self._budget = plan.budget
+
+    def tokens(self, slot: int) -> Int64:
+        """Returns the tokens that the sequence of a slot came with, for one that no step was launched of."""
+        return self._tokens[slot, : self._known[slot]].copy()
+
+    def hold(self, slot: int) -> None:
+        """Keeps a new sequence, which has a grammar, out of steps until `release`."""
+        self._running[slot] = False
+        self._structured[slot] = True
+
+    def release(self, slot: int) -> None:
+        """Lets a sequence run that was held."""
+        self._running[slot] = True
+
+    def pending(self) -> PendingTokens:
+        """Returns what each unfinished sequence could compute next, in order."""
+        ready = self._running if self._capacity.max_row_tokens == 1 else self._running & ~self._awaited
+        slots, forced = self._order[ready[self._order]], 0
+        if self._forced:  # they go on with a text, and wait for no prompt
+            first = np.isin(slots, list(self._forced))
+            slots, forced = np.concatenate((slots[first], slots[~first])), int(np.count_nonzero(first))
+        computed = self._computed[slots]
+        remaining = self._known[slots] - computed
+        if forced:
+            others = int(np.count_nonzero(~self._structured[slots[forced:]]))
+            remaining[:forced] = pace_forced(remaining[:forced], others)
+        return PendingTokens(slots, remaining, self._limits[slots] - computed)
+
+    def launch(self) -> InFlightStep | None:
+        """Returns the next step, whose positions count as computed from now on; None when no sequence can continue."""
+        slots, query_lens = compose(self.pending(), self._budget)
+        if not len(slots):
+            return None
+        computed, known = self._computed[slots], self._known[slots]
+        ends, positions = computed + query_lens, positions_of(computed, query_lens)
+        owners = slots if len(positions) == len(slots) else np.repeat(slots, query_lens)
+        samples, left = ends == known, None
+        if self._capacity.max_row_tokens > 1:
+            left = np.minimum(self._ends[slots], self._capacity.max_model_len + 1) - known
+            self._awaited[slots[samples]] = True
+        known += samples
+        full = samples & (known == self._ends[slots])
+        if self._forced:
+            self._forced.difference_update(slots[samples].tolist())
+        next_ids = self._next_ids(slots, owners, positions) if self._reported_prompts else None
+        batch = StepBatch(slots, computed, query_lens, self._tokens[owners, positions], samples, next_ids)
+        self._computed[slots] = ends
+        self._known[slots] = known
+        if np.count_nonzero(full):
+            self._running[slots[full]] = False
+        stop_ids = self._stop_ids.table[slots]
+        sequences, admissions = self._sequences[slots], self._admissions[slots]
+        return InFlightStep(batch, sequences, admissions, stop_ids, full, self._changes, left)
+
+    def _next_ids(self, slots: Int64, owners: Int64, positions: Int64) -> Int64 | None:
+        """Returns `StepBatch.next_ids` of a step with these `slots` [R], for tokens of `owners` [T] at `positions`."""
+        reported = [slot for slot in slots.tolist() if slot in self._reported_prompts]
+        if not reported:
+            return None
+        next_ids = np.full(len(positions), -1, np.int64)
+        for slot in reported:
+            of_slot = (owners == slot) & (positions + 1 < self._reported_prompts[slot])
+            next_ids[of_slot] = self._tokens[slot, positions[of_slot] + 1]
+        return next_ids
+
+    def append_forced(self, step: InFlightStep, forced: Mapping[int, Sequence[int]]) -> None:
+        """Appends to sequences of a launched step what follows the tokens that it samples: see `PendingStep.forced`."""
+        for row, tokens in forced.items():
+            slot, begin = int(step.batch.slots[row]), int(step.batch.ends[row]) + 1
+            self._tokens[slot, begin : begin + len(tokens)] = tokens
+            self._known[slot] = begin + len(tokens)
+            self._forced.add(slot)
+
+    def record(
+        self,
+        step: InFlightStep,
+        tokens: Int64,
+        counts: Int64 | None = None,
+        forced: Mapping[int, Sequence[int]] = NOTHING,
+    ) -> OutputColumns:
+        """Records the `tokens` of a step, as `PendingStep.wait` returns them, and returns the columns of its output.
+
+        `counts` [R] is the number of tokens of each row; None: `tokens` has one entry per row, which those that are
+        `forced` follow.
+
+        Steps are recorded in order of launch. A row that was launched after its sequence had ended is dead and left out
+        of the columns. The row of a sequence that a plan has removed meanwhile is in the columns, but does not change
+        the slot's next sequence.
+        """
+        if counts is not None:
+            return self._record_many(step, tokens, counts)
+        batch, finishes = step.batch, step.finishes(tokens)
+        slots = batch.slots
+        if step.changes == self._changes:
+            alive = here = self._all[: len(slots)]
+        else:
+            alive = self._stopped[slots] != step.admissions  # a later admission can only stop in a later step
+            here = alive & (self._admissions[slots] == step.admissions)
+        if np.count_nonzero(finishes):
+            stops = alive & ((finishes == _STOP) | (finishes == _NOT_FINITE))
+            self._stopped[slots[stops]] = step.admissions[stops]
+            self._running[slots[here & stops]] = False
+            self._changes += 1
+        written = here & batch.samples
+        if np.count_nonzero(written) == len(slots):
+            self._tokens[slots, batch.ends] = tokens
+        else:
+            self._tokens[slots[written], batch.ends[written]] = tokens[written]
+        if forced:
+            return step.forced_columns(tokens, forced, finishes, alive)
+        return step.columns(tokens, finishes, None if np.count_nonzero(alive) == len(slots) else alive)
+
+    def _record_many(self, step: InFlightStep, tokens: Int64, counts: Int64) -> OutputColumns:
+        """Does `record` for rows with any number of tokens. None was launched again before this, so none is dead."""
+        batch, slots, ends = step.batch, step.batch.slots, step.batch.ends
+        tokens, counts, finishes = step.cut(tokens, counts)
+        here = self._admissions[slots] == step.admissions
+        sampled = here & batch.samples
+        rows = np.repeat(np.arange(len(slots)), counts)
+        places = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
+        written = here[rows]
+        self._tokens[slots[rows[written]], (ends[rows] + places)[written]] = tokens[written]
+        self._known[slots[sampled]] = (ends + counts)[sampled]
+        self._awaited[slots[sampled]] = False
+        self._running[slots[sampled]] = finishes[sampled] == Finish.NONE
+        again = sampled & (counts == 0)  # the next step computes the last position again, to sample from it
+        self._computed[slots[again]] = ends[again] - 1
+        return step.cut_columns(tokens, counts, finishes)
+
+    def _free(self, slots: Int64) -> None:
+        self._check_occupied(slots)
+        for slot in slots.tolist() if self._reported_prompts else ():
+            self._reported_prompts.pop(slot, None)
+        self._occupied[slots] = self._running[slots] = False
+        self._order = self._order[self._occupied[self._order]]
+
+    def _from_plan(self, added: AddSlot) -> _NewSequence:
+        tokens = column(added.tokens)
+        if not 1 <= added.prompt_tokens <= len(tokens):
+            raise PlanViolation(
+                f"sequence {added.sequence} comes with {len(tokens)} tokens, {added.prompt_tokens} of them its prompt"
+            )
+        if len(added.sampling.record) != RECORD.itemsize:
+            raise PlanViolation(f"sequence {added.sequence} has a sampling record of an unknown layout")
+        self._check_edits(added)
+        end, stop_ids = added.prompt_tokens + added.sampling.max_tokens, column(added.sampling.stop_ids)
+        blocks, reported = column(added.blocks), added.prompt_tokens if reports_prompt(added) else 0
+        return _NewSequence(
+            added.slot, added.sequence, tokens, added.computed, blocks, added.limit, end, stop_ids, reported
+        )
+
+    def _from_fork(self, fork: Fork) -> _NewSequence:
+        source = fork.source
+        self._check_occupied(np.array([source]))
+        if not 0 <= fork.computed <= self._computed[source]:
+            raise PlanViolation(
+                f"sequence {fork.sequence} is forked at {fork.computed} from a slot that has {self._computed[source]}"
+            )
+        tokens = np.concatenate((self._tokens[source, : fork.computed], column(fork.tokens)))
+        blocks, end, stop_ids = column(fork.blocks), int(self._ends[source]), self._stop_ids.table[source].copy()
+        return _NewSequence(fork.slot, fork.sequence, tokens, fork.computed, blocks, fork.limit, end, stop_ids)
+
+    def _allocate(self, new: _NewSequence) -> None:
+        slot, sequence, tokens, computed, blocks, limit, end, stop_ids, reported_prompt = new
+        capacity = self._capacity
+        if not 0 <= slot < capacity.max_num_seqs:
+            raise PlanViolation(f"slot {slot} is not one of the {capacity.max_num_seqs} slots")
+        if self._occupied[slot]:
+            raise PlanViolation(f"slot {slot} is given to sequence {sequence} while it is in use")
+        if not 1 <= len(tokens) <= capacity.max_model_len or len(tokens) >= end:
+            raise PlanViolation(
+                f"sequence {sequence} comes with {len(tokens)} tokens and ends at {end}; "
+                f"the context is {capacity.max_model_len}"
+            )
+        if not 0 <= computed < len(tokens):
+            raise PlanViolation(f"sequence {sequence}: {computed} of {len(tokens)} positions are computed")
+        if (tokens >= capacity.vocab_size).any():
+            raise PlanViolation(f"sequence {sequence} has token ids beyond the vocabulary")
+        self._check_blocks(blocks)
+        held = self._count_entries(blocks)
+        self._check_held(held)
+        self._check_reach(max(limit, computed) - held * capacity.block_size)
+        self._occupied[slot] = self._running[slot] = True
+        self._awaited[slot] = False
+        self._forced.discard(slot)
+        self._structured[slot] = False
+        self._admitted += 1
+        self._changes += 1
+        self._sequences[slot], self._admissions[slot] = sequence, self._admitted
+        self._tokens[slot, : len(tokens)] = tokens
+        self._known[slot] = len(tokens)
+        self._computed[slot] = computed
+        self._ends[slot] = end
+        self._stop_ids.set(slot, stop_ids)
+        if reported_prompt:
+            self._reported_prompts[slot] = reported_prompt
+        self._entries[slot] = held
+        self._limits[slot] = min(limit, capacity.max_model_len)
+
+    def _extend(self, slots: Int64, blocks: Int64) -> None:
+        self._check_occupied(slots)
+        self._check_blocks(blocks)
+        np.add.at(self._entries, slots, 1)
+        self._check_held(int(self._entries[slots].max()))
+
+    def _limit(self, slots: Int64, limits: Int64) -> None:
+        self._check_occupied(slots)
+        held = self._entries[slots] * self._capacity.block_size
+        self._check_reach(int((np.maximum(limits, self._computed[slots]) - held).max()))
+        self._limits[slots] = np.minimum(limits, self._capacity.max_model_len)  # the last block may reach past it
+
+    def _reorder(self, named: Int64) -> None:
+        self._check_occupied(named)
+        others = self._occupied.copy()
+        others[named] = False
+        if len(named) + np.count_nonzero(others) > len(self._order):
+            raise PlanViolation("the plan's order names a slot twice")
+        self._order = np.concatenate((named, self._order[others[self._order]]))
+
+    def _check_edits(self, added: AddSlot) -> None:
+        sampling = added.sampling
+        if len(sampling.bias_ids) != len(sampling.biases):
+            raise PlanViolation(f"sequence {added.sequence} has not one bias per id")
+        named = [column(sampling.bias_ids), column(sampling.allowed_ids)]
+        if sampling.bad_words:
+            named += words_of(column(sampling.bad_words))
+        if any((ids >= self._capacity.vocab_size).any() for ids in named):
+            raise PlanViolation(f"sequence {added.sequence} names token ids beyond the vocabulary")
+
+    def _check_occupied(self, slots: Int64) -> None:
+        known = (slots >= 0) & (slots < len(self._occupied))
+        if not known.all() or not self._occupied[slots].all():
+            raise PlanViolation(f"the plan names slots without a sequence: {slots[:8].tolist()}")
+
+    def _count_entries(self, blocks: Int64) -> int:
+        groups = len(self._capacity.windows)
+        if len(blocks) % groups:
+            raise PlanViolation(f"an entry of a block table has {groups} blocks, and the last one has fewer")
+        return len(blocks) // groups
+
+    def _check_held(self, count: int) -> None:
+        capacity = self._capacity
+        if count > -(-capacity.max_model_len // capacity.block_size):
+            raise PlanViolation(f"a slot holds more blocks than a context of {capacity.max_model_len} needs")
+
+    def _check_reach(self, beyond: int) -> None:
+        """Raises if a slot has positions `beyond` those that its blocks hold."""
+        if beyond > 0:
+            raise PlanViolation("a slot's limit or its computed positions lie beyond its blocks")
+
+    def _check_copies(self, sources: Int64, targets: Int64) -> None:
+        self._check_blocks(sources)
+        self._check_blocks(targets)
+        if np.isin(targets, sources).any() or len(np.unique(targets)) < len(targets):
+            raise PlanViolation("the plan copies to a block that it copies from, or twice to the same")
+
+    def _check_blocks(self, blocks: Int64) -> None:
+        if (blocks >= self._capacity.num_blocks).any():
+            raise PlanViolation(f"block {blocks.max()} is not one of the {self._capacity.num_blocks} blocks")

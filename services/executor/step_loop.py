@@ -1,0 +1,326 @@
+"""The step loop: runs steps on its own thread as long as the lease allows, and applies plans between launches."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import structlog
+
+from pagewire.services.executor.devices.protocol import Device, Edits
+from pagewire.services.executor.devices.pytorch_sampling import sequence_key
+from pagewire.services.executor.devices.sequence_grammar import SequenceGrammar
+from pagewire.services.executor.grammar_opener import Opener
+from pagewire.services.executor.in_flight_step import CandidateColumns, LogprobColumns, OutputColumns
+from pagewire.services.executor.in_flight_steps import InFlightSteps
+from pagewire.services.executor.packed_columns import column, entries
+from pagewire.services.executor.plan_inbox import NewPlans, PlanInbox
+from pagewire.services.executor.results import Counters, PlanRefused, StepMetrics, StepResult
+from pagewire.services.executor.slot_table import PlanViolation, SlotTable, reports_prompt
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.step import NO_TOKEN, StepOutput
+from pagewire.shared.sampling_parameters import Record, is_penalized, unpack_record
+
+_log = structlog.get_logger()
+_NO_TOKEN = pack([NO_TOKEN])
+
+
+class _Sampling(NamedTuple):
+    """How the tokens of a slot are sampled; a fork inherits it."""
+
+    record: Record
+    stop_ids: list[int]
+    edits: Edits | None
+    """Without the sequence's tokens."""
+
+
+class StepLoop:
+    """Applies plans and runs steps. Only the thread of `run` may use this class, except for `overdue`, `broken`,
+    `counters` and `metrics`.
+
+    Up to `Device.depth` steps are in flight: while the device computes one, the host launches the next and packs the
+    output of the previous one. Outputs are emitted in order of launch.
+
+    The slots and blocks that an output frees may be reused at once. When an output answers the removal of a live
+    sequence, no step of that sequence is in flight any more. When an output reports that a sequence has finished, only
+    dead rows of that sequence can be in flight, and the device computes them before any later step.
+
+    A term goes through these states:
+
+        begin ──> running ──(a plan contradicts the slot table, or a step raises)──> stopped
+          ^          |                                                                 |
+          └──────────┴────────────────────(a higher term begins)───────────────────────┘
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        inbox: PlanInbox,
+        emit: Callable[[StepResult | PlanRefused], None],
+        grammars: Opener | None = None,
+    ) -> None:
+        """`grammars` opens those of sequences that have one; None: there are no such sequences."""
+        self._device = device
+        self._grammars = grammars
+        self._opening: dict[int, SequenceGrammar] = {}  # by slot, which is held until its grammar is ready
+        self._inbox = inbox
+        self._emit = emit
+        self._slots = SlotTable(device.capacity)
+        self._held: dict[int, _Sampling] = {}  # by slot in use
+        self._term = 0
+        self._step = 0
+        self._runs = 0  # steps with rows, which the lease counts
+        self._plan = 0
+        self._lease_until = 0
+        self._stopped = False
+        self._unanswered: list[Plan] = []
+        self._in_flight = InFlightSteps(device)
+        self.counters = Counters()
+        self.metrics = StepMetrics()
+        self.broken = False
+        """Whether an exception ends the loop: nothing can run any more."""
+
+    @property
+    def overdue(self) -> bool:
+        """See `InFlightSteps.overdue`."""
+        return self._in_flight.overdue
+
+    def run(self) -> None:
+        """Runs steps until the inbox is closed. An exception ends the loop unless the device recovers from it."""
+        idle = True
+        while (arrived := self._take(wait=idle)) is not None:
+            if arrived.term != self._term:
+                self._begin(arrived.term)
+            try:
+                idle = not self._advance(arrived.plans)
+            except Exception:
+                self._fail(arrived.plans)
+                if self.broken:
+                    raise
+                self._in_flight.abandon()
+                self._stop()
+                idle = True
+        while self._in_flight:
+            self._collect()
+
+    def _fail(self, plans: list[Plan]) -> None:
+        """Reports the sequences that were in a step that has raised, or that were to be added by `plans`."""
+        _log.exception("step_failed", term=self._term, step=self._step, tokens=self._in_flight.positions)
+        failed = self._in_flight.sequences or [added.sequence for plan in plans for added in plan.added]
+        self.broken = not (failed and self._device.recovers)
+        now = time.time()
+        output = StepOutput(self._term, self._step, self._plan, *OutputColumns()[:5], 0, failed=pack(failed))
+        self._emit(StepResult(output, [], now, now))
+
+    def _advance(self, plans: list[Plan]) -> bool:
+        """Applies plans, launches a step if possible, and otherwise collects the oldest one.
+
+        Returns whether there was anything to do; if so, the caller calls again without waiting for a plan.
+        """
+        if self._stopped:
+            return False
+        try:
+            for plan in plans:
+                self._apply(plan)
+        except PlanViolation as error:
+            self._refuse(str(error))
+            return False
+        self._unanswered += plans
+        launched = self._runs < self._lease_until and self._launch()
+        if launched and not self._in_flight.full:
+            return True
+        if self._in_flight:
+            self._collect()
+        elif self._unanswered:
+            self._answer(OutputColumns(), self._plan, self._unanswered, 0.0)
+            self._unanswered = []
+        else:
+            return False
+        return True
+
+    def _launch(self) -> bool:
+        if self._opening:
+            self._let_opened_run()
+        step = self._slots.launch()
+        if step is None:
+            return False
+        self.metrics.lease_left.observe(self._lease_until - self._runs)
+        self._runs += 1
+        if forced := self._in_flight.launch(step, self._plan, self._unanswered):
+            self._slots.append_forced(step, forced)
+        self._unanswered = []
+        return True
+
+    def _let_opened_run(self) -> None:
+        """Lets the sequences run whose grammars are ready by now."""
+        for slot in [slot for slot, grammar in self._opening.items() if grammar.ready]:
+            self._slots.release(slot)
+            del self._opening[slot]
+
+    def _collect(self) -> None:
+        """Waits for the oldest step and emits its output; a step without live rows has one only to answer plans."""
+        step, tokens, ended, plan, plans, elapsed = self._in_flight.collect()
+        columns = self._slots.record(step, tokens, ended.token_counts, ended.forced)
+        counters = self.counters
+        counters.busy_s = self._device.busy
+        counters.steps += 1
+        rows, positions = len(step.batch.slots), len(step.batch.token_ids)
+        counters.rows += rows
+        counters.tokens += positions
+        if positions > rows:
+            counters.prefilled += positions - int(np.count_nonzero(step.batch.query_lens == 1))
+        self.metrics.size.observe(positions)
+        self.metrics.duration.observe(elapsed)
+        counters.sampled += _count_sampled(columns.tokens)
+        if not columns.sequences:
+            self._runs -= 1  # the scheduler counts outputs with rows
+        if ended.prompt_logprobs is not None:
+            for part in step.logprob_columns(ended.prompt_logprobs, columns):
+                self._answer(OutputColumns(), plan, [], 0.0, logprobs=part)
+        if columns.sequences or plans:
+            reported = None if ended.candidates is None else step.candidate_columns(ended.candidates)
+            parts = [] if ended.logprobs is None else step.logprob_columns(ended.logprobs, columns)
+            for part in parts[1:]:
+                self._answer(OutputColumns(), plan, [], 0.0, logprobs=part)
+            self._answer(columns, plan, plans, elapsed, reported, parts[0] if parts else None)
+
+    def _take(self, *, wait: bool) -> NewPlans | None:
+        if not wait:
+            return self._inbox.take(wait=False)
+        began = time.perf_counter()
+        arrived = self._inbox.take(wait=True)
+        if self._slots.has_work:
+            self.counters.waiting_s += time.perf_counter() - began
+        return arrived
+
+    def _begin(self, term: int) -> None:
+        self._empty()
+        self._term, self._stopped = term, False
+        self._step = self._runs = self._plan = self._lease_until = 0
+
+    def _refuse(self, reason: str) -> None:
+        self._stop()
+        self._emit(PlanRefused(self._term, reason))
+
+    def _stop(self) -> None:
+        """Runs nothing until a higher term begins."""
+        self._empty()
+        self._stopped = True
+
+    def _empty(self) -> None:
+        self._in_flight.discard()
+        self._unanswered = []
+        for slot in self._held:
+            self._device.remove(slot)
+        self._held.clear()
+        self._opening.clear()
+        self._slots.clear()
+        self.counters.num_slots = 0
+
+    def _apply(self, plan: Plan) -> None:
+        self._slots.apply(plan)  # first, so that a refused plan never reaches the device
+        if plan.copies:
+            table = unpack(plan.copies)
+            self._device.copy(table[::2], table[1::2])
+        forks = [(fork.slot, unpack(fork.blocks), self._held[fork.source]) for fork in plan.forks]
+        for slot in unpack(plan.removed):
+            self._device.remove(slot)
+            del self._held[slot]
+            self._opening.pop(slot, None)
+        for added in plan.added:
+            self._add(added.slot, unpack(added.blocks), _sampling_of(added, self._open(added)))
+        for fork in forks:
+            self._add(*fork)
+        if plan.blocks:
+            slots, blocks = entries(plan.blocks, 1 + len(self._device.capacity.windows))
+            self._device.extend(slots.tolist(), blocks.tolist())
+        self.counters.num_slots = len(self._held)
+        self._plan, self._lease_until = plan.number, plan.lease_until
+
+    def _open(self, added: AddSlot) -> SequenceGrammar | None:
+        """Begins to open the grammar of a sequence, which runs when that is done; returns None if it has none."""
+        if not added.sampling.grammar or self._grammars is None:
+            return None
+        self._slots.hold(added.slot)
+        grammar = self._opening[added.slot] = self._grammars.open(added, self._inbox.wake)
+        return grammar
+
+    def _add(self, slot: int, blocks: list[int], sampling: _Sampling) -> None:
+        edits = sampling.edits
+        if edits is not None:
+            edits = replace(edits, tokens=self._slots.tokens(slot))
+        self._device.add(slot, blocks, sampling.record, sampling.stop_ids, edits)
+        self._held[slot] = sampling
+
+    def _answer(
+        self,
+        columns: OutputColumns,
+        plan: int,
+        plans: list[Plan],
+        elapsed: float,
+        candidates: CandidateColumns | None = None,
+        logprobs: LogprobColumns | None = None,
+    ) -> None:
+        output = StepOutput(
+            self._term, self._step, plan, *columns[:5], round(elapsed * 1e6), token_counts=columns.token_counts
+        )
+        if candidates is not None or logprobs is not None:
+            counts, ids, likely = candidates or (b"", b"", b"")
+            tokens, ranks, entries, values = logprobs or LogprobColumns()
+            output = msgspec.structs.replace(
+                output,
+                candidate_counts=counts,
+                candidates=ids,
+                logprobs=likely,
+                logprob_tokens=tokens,
+                logprob_ranks=ranks,
+                logprob_ids=entries,
+                logprob_values=values,
+            )
+        self._step += 1
+        ended = time.time()
+        self._emit(StepResult(output, plans, ended - elapsed, ended))
+
+
+def _count_sampled(tokens: bytes) -> int:
+    """Returns how many entries of a packed column are tokens; nearly always it is all of them."""
+    if _NO_TOKEN not in tokens:
+        return len(tokens) // 4
+    return int(np.count_nonzero(np.frombuffer(tokens, "<u4") != NO_TOKEN))
+
+
+def _sampling_of(added: AddSlot, grammar: SequenceGrammar | None) -> _Sampling:
+    complete = sampling_record(added)
+    return _Sampling(complete, unpack(added.sampling.stop_ids), edits_of(added, complete, grammar))
+
+
+def edits_of(added: AddSlot, complete: Record, grammar: SequenceGrammar | None = None) -> Edits | None:
+    """Returns the edits of a sequence with this record, without its tokens; None if there are none."""
+    sampling, penalized = added.sampling, is_penalized(complete)
+    if not (penalized or sampling.bias_ids or sampling.allowed_ids or sampling.bad_words or grammar):
+        return None
+    return Edits(
+        bias_ids=column(sampling.bias_ids),
+        biases=np.frombuffer(sampling.biases, "<f4").copy(),
+        allowed_ids=column(sampling.allowed_ids),
+        bad_words=column(sampling.bad_words),
+        penalized=penalized,
+        num_prompt_tokens=added.prompt_tokens,
+        grammar=grammar,
+    )
+
+
+def sampling_record(added: AddSlot) -> Record:
+    """Returns the sampling record of a sequence: the request's record, completed with the sequence's own columns."""
+    sampling = added.sampling
+    complete = unpack_record(sampling.record)
+    complete["key"] = sequence_key(sampling.seed, added.prompt_index, added.choice_index)
+    if not sampling.grammar:  # which knows where it must end before
+        complete["min_length"] = added.prompt_tokens + sampling.min_tokens
+    complete["num_candidates"] = sampling.candidates
+    complete["num_logprobs"] = sampling.logprobs + 1
+    complete["num_prompt_logprobs"] = sampling.prompt_logprobs + 1 if reports_prompt(added) else 0
+    return complete

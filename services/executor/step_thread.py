@@ -1,0 +1,93 @@
+"""The only thread that uses the device: it opens the device, runs steps, and closes the device."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+from pagewire.services.executor.devices import open_device
+from pagewire.services.executor.devices.protocol import Capacity, Device
+from pagewire.services.executor.grammar_opener import GrammarOpener
+from pagewire.services.executor.plan_inbox import PlanInbox
+from pagewire.services.executor.result_queue import ResultQueue
+from pagewire.services.executor.results import PlanRefused, StepResult
+from pagewire.services.executor.step_loop import StepLoop
+from pagewire.shared.grammar_compiler import GrammarCompiler
+from pagewire.shared.models.model_folder import eos_ids, folder_of, tokenizer_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings.config import Settings
+
+
+class DeviceThread:
+    """A step loop on its own thread, because all calls of a device must come from one thread.
+
+    Attributes:
+        capacity: capacity of the device.
+        steps: the step loop.
+    """
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        device: Device,
+        inbox: PlanInbox,
+        steps: StepLoop,
+        grammars: GrammarOpener,
+    ) -> None:
+        self.capacity: Capacity = device.capacity
+        self.steps = steps
+        self._grammars = grammars
+        self._inbox = inbox
+        self._thread = thread
+        self._stepping = asyncio.get_running_loop().run_in_executor(thread, _run, steps, device)
+
+    @classmethod
+    async def open(
+        cls, settings: Settings, inbox: PlanInbox, deliver: Callable[[StepResult | PlanRefused], None]
+    ) -> "DeviceThread":
+        """Opens the device, which may take minutes, and starts the step loop. `deliver` is called on the event loop.
+
+        Raises:
+            ConfigurationError: the model or the device cannot be opened as configured.
+        """
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "device")
+        try:
+            device, grammars = await loop.run_in_executor(thread, _open, settings)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        steps = StepLoop(device, inbox, ResultQueue(loop, deliver).put, grammars)
+        return cls(thread, device, inbox, steps, grammars)
+
+    async def failure(self) -> None:
+        """Waits until a step fails and raises its exception. The device's state is unknown then."""
+        await asyncio.shield(self._stepping)
+
+    async def close(self) -> None:
+        """Ends the loop after the steps in flight and closes the device."""
+        self._inbox.close()
+        await asyncio.wait({self._stepping})
+        self._thread.shutdown(wait=False)
+        self._grammars.close()
+
+
+def _open(settings: Settings) -> tuple[Device, GrammarOpener]:
+    folder = folder_of(settings)
+    device = open_device(settings, folder)
+    eos = eos_ids(folder)
+    compiler = GrammarCompiler(
+        lambda: load_tokenizer(tokenizer_folder(settings)).backend, device.capacity.vocab_size, eos
+    )
+    gc.collect()
+    gc.freeze()  # the objects of the weights and libraries live until the end
+    return device, GrammarOpener(compiler)
+
+
+def _run(steps: StepLoop, device: Device) -> None:
+    try:
+        with closing(device):
+            steps.run()
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,265 @@
+"""The response types of OpenAI's completions API."""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from pagewire.shared.messages import client
+
+TokenIds = list[int] | msgspec.UnsetType
+
+
+class PromptDetails(msgspec.Struct):
+    """Details of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Number of tokens that a request used."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None
+    """None until the request has ended."""
+
+
+class Timings(msgspec.Struct):
+    """What the parts of a request took, with llama.cpp's names. A time that is not known is 0."""
+
+    queue_ms: float
+    """From its acceptance to the first step with a token of its prompts."""
+    cache_n: int
+    """Tokens of the prompts that were in the prefix cache."""
+    prompt_n: int
+    """Tokens of the prompts that were computed."""
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    """Generated tokens."""
+    predicted_ms: float
+    """From the first generated token to the end."""
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of tokens, as columns."""
+
+    text_offset: list[int]
+    """Where each token begins in the text, in characters."""
+    token_logprobs: list[float | None]
+    """None for the first token of an echoed prompt."""
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+    """The likeliest tokens at each position, and the token itself."""
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the likeliest tokens at a position of a message."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    """UTF-8 of the token."""
+
+
+class ChatTokenLogprob(msgspec.Struct):
+    """A token of a message."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a message."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    """A completion or, in a stream, the next part of one."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's field; only if the request asks for it, and in a stream only in the first part."""
+    token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it, and in a stream only in the first part."""
+
+
+class Completion(msgspec.Struct):
+    """The response to a completion request, or one event of its stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    object: Literal["text_completion"] = "text_completion"
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    """Only beside the usage of a request that has ended."""
+
+
+class FunctionCall(msgspec.Struct, omit_defaults=True):
+    """Which function is called, or in a stream the next part of that."""
+
+    arguments: str
+    """JSON as the model has written it."""
+    name: str | None = None
+    """None in a stream after the first part."""
+
+
+class ToolCall(msgspec.Struct):
+    """A call of a tool."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """The next part of a call of a tool; the first one has all fields."""
+
+    index: int
+    function: FunctionCall
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """The assistant's message."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    """If there is any; also as `reasoning_content`, its older name."""
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    """If there are any."""
+
+
+class ChatChoice(msgspec.Struct):
+    """An answer to a conversation."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
+
+
+class ChatCompletion(msgspec.Struct):
+    """The answer to a chat completion request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """The next part of the assistant's message."""
+
+    role: Literal["assistant"] | None = None
+    """Only in the first event of a choice."""
+    content: str | None = None
+    reasoning: str | None = None
+    """Also as `reasoning_content`, its older name."""
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """The next part of an answer to a conversation."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it."""
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of the stream of a chat completion request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_logprobs: client.PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    """Only if the request asks for it, with the first token."""
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    """vLLM's field; only if the request asks for it, in the first event of a choice."""
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    """Only beside the usage of a request that has ended."""
+
+
+class Model(msgspec.Struct):
+    """A served model."""
+
+    id: str
+    root: str
+    """vLLM's field for the model's path, which its load generator reads; here the name, since paths stay private."""
+    max_model_len: int
+    object: Literal["model"] = "model"
+    created: int = int(time.time())
+    owned_by: str = "pagewire"
+
+
+class ModelList(msgspec.Struct):
+    """The response of `/v1/models`."""
+
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+def usage_of(usage: client.Usage) -> Usage:
+    """Converts the usage to OpenAI's format."""
+    total = usage.prompt_tokens + usage.completion_tokens
+    return Usage(usage.prompt_tokens, usage.completion_tokens, total, PromptDetails(usage.cached_tokens))
+
+
+def timings_of(metrics: client.Metrics | None, usage: client.Usage) -> Timings | msgspec.UnsetType:
+    """Converts the times of a request to llama.cpp's format."""
+    if metrics is None:
+        return msgspec.UNSET
+    prompt, predicted = usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens
+    prompt_ms, predicted_ms = 1e3 * (metrics.prefill_time or 0.0), 1e3 * (metrics.decode_time or 0.0)
+    return Timings(
+        queue_ms=1e3 * (metrics.queued_time or 0.0),
+        cache_n=usage.cached_tokens,
+        prompt_n=prompt,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=prompt_ms / max(prompt, 1),
+        prompt_per_second=1e3 * prompt / prompt_ms if prompt_ms else 0.0,
+        predicted_n=predicted,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=predicted_ms / max(predicted, 1),
+        predicted_per_second=1e3 * predicted / predicted_ms if predicted_ms else 0.0,
+    )

@@ -1,0 +1,113 @@
+"""The metrics that vLLM's dashboards, load balancers and autoscalers read, under vLLM's names, from the same values.
+
+Types and labels are vLLM's; `engine` is the instance id of the executor, or of the detokenizer for what that counts.
+Buckets are finer than vLLM's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from pagewire.services.gateway.metrics.prometheus import family, fits
+from pagewire.shared.messages.metrics import MetricsReport
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Metric, Sample
+
+Label = Callable[[Sample], str | None]
+"""Returns the value of a further label; None: the sample does not count."""
+
+
+class Alias(NamedTuple):
+    """One of vLLM's metrics: the sum of one of ours over the labels that vLLM does not have."""
+
+    metric: Metric
+    label: str = ""
+    """A further label."""
+    value: Label = lambda _: ""
+
+
+def _waits(reasons: dict[str, str]) -> Label:
+    return lambda sample: reasons.get(sample.labels[1])
+
+
+_FINISHES = {"stop": "stop", "length": "length", "cancelled": "abort"}
+_REASONS = {"queued": "capacity", "capacity": "capacity", "preempted": "deferred"}
+
+ALIASES: dict[str, Alias] = {
+    "num_requests_running": Alias(table.RUNNING),
+    "num_requests_waiting": Alias(table.WAITING),
+    "num_requests_waiting_by_reason": Alias(table.WAITING, "reason", _waits(_REASONS)),
+    "kv_cache_usage_perc": Alias(table.KV_USAGE),
+    "num_preemptions": Alias(table.PREEMPTIONS),
+    "prefix_cache_queries": Alias(table.CACHE_QUERIES),
+    "prefix_cache_hits": Alias(table.CACHE_HITS),
+    "prompt_tokens": Alias(table.PROMPT_TOKENS),
+    "prompt_tokens_cached": Alias(table.CACHED_TOKENS),
+    "generation_tokens": Alias(table.GENERATED_TOKENS),
+    "request_success": Alias(table.REQUESTS, "finished_reason", lambda sample: _FINISHES.get(sample.labels[0])),
+    "corrupted_requests": Alias(table.NOT_FINITE),
+    "admission_rejections": Alias(table.ADMISSION_REFUSALS, "reason", lambda _: "queue_wait"),
+    "iteration_tokens_total": Alias(table.STEP_TOKENS),
+    "time_to_first_token_seconds": Alias(table.FIRST_TOKEN),
+    "inter_token_latency_seconds": Alias(table.INTER_TOKEN),
+    "time_per_output_token_seconds": Alias(table.INTER_TOKEN),
+    "request_time_per_output_token_seconds": Alias(table.TIME_PER_TOKEN),
+    "e2e_request_latency_seconds": Alias(table.DURATION),
+    "request_queue_time_seconds": Alias(table.QUEUE_TIME),
+    "request_inference_time_seconds": Alias(table.INFERENCE_TIME),
+    "request_prefill_time_seconds": Alias(table.PREFILL_TIME),
+    "request_decode_time_seconds": Alias(table.DECODE_TIME),
+    "request_prompt_tokens": Alias(table.REQUEST_PROMPT),
+    "request_generation_tokens": Alias(table.REQUEST_GENERATED),
+    "request_max_num_generation_tokens": Alias(table.REQUEST_GENERATED),
+}
+"""By vLLM's name, without the prefix `vllm:` and the `_total` of counters."""
+
+INFO = table.CACHE_INFO
+"""The metric that is `vllm:cache_config_info`."""
+
+
+class VllmMetrics(Collector):
+    """The metrics of `ALIASES`, and the settings of the cache."""
+
+    def __init__(self, reports: Sequence[MetricsReport]) -> None:
+        self._reports = reports
+
+    def describe(self) -> Iterator[Family]:
+        """Says nothing before there are values."""
+        return iter(())
+
+    def collect(self) -> Iterator[Family]:
+        """Yields a family for each metric that has values."""
+        for name, alias in ALIASES.items():
+            labels = ["model_name", "engine", *([alias.label] if alias.label else [])]
+            series = [(list(values), sample) for values, sample in self._sums(alias).items()]
+            if series:
+                yield family(f"vllm:{name}", alias.metric, labels, series)
+        found = [(report, sample) for report in self._reports for sample in report.samples if sample.name == INFO.name]
+        rows = [([report.model, _engine(report), *sample.labels], sample) for report, sample in found]
+        if rows:
+            yield family("vllm:cache_config_info", INFO, ["model_name", "engine", *INFO.labels], rows)
+
+    def _sums(self, alias: Alias) -> dict[tuple[str, ...], Sample]:
+        sums: dict[tuple[str, ...], Sample] = {}
+        for report in self._reports:
+            for sample in report.samples:
+                if sample.name != alias.metric.name or not fits(alias.metric, sample):
+                    continue
+                value = alias.value(sample)
+                if value is None:
+                    continue
+                key = (report.model, _engine(report), *([value] if alias.label else []))
+                known = sums.get(key)
+                counts = [a + b for a, b in zip(known.counts, sample.counts, strict=True)] if known else sample.counts
+                total = sample.value + (known.value if known else 0.0)
+                sums[key] = Sample(sample.name, total, (), counts)
+        return sums
+
+
+def _engine(report: MetricsReport) -> str:
+    """Returns the instance id of the executor that a report is about; of a service without one, its own."""
+    return next((sample.labels[0] for sample in report.samples if sample.name == table.PAIR.name), report.instance)

@@ -1,0 +1,81 @@
+"""Decodes the body of `/v1/chat/completions`, including vLLM's extra fields."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from pagewire.services.gateway.requests.completion_request import StreamOptions
+from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_body, split_sampling
+from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+from pagewire.shared.client_protocol.client_requests import check_free_form
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import ChatMessage, ToolChoice
+
+
+class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields other than sampling parameters. Names and meaning are those of OpenAI, then of vLLM."""
+
+    messages: list[ChatMessage]
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    user: str = ""
+    cache_salt: str = ""
+    request_id: str = ""
+    priority: int = 0
+    max_completion_tokens: TokenLimit | None = None
+    """OpenAI's newer name for `max_tokens`, which it overrides."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    use_beam_search: bool = False
+    """Whether to do a beam search with `n` beams, all of which are returned."""
+    logprobs: bool = False
+    """Whether the log-probabilities of tokens are part of the answer."""
+    top_logprobs: int = 0
+    """Number of the likeliest tokens that are shown with each token; needs `logprobs`."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    """Whether the model may call tools, must call some, or must call a named one."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have more than one call."""
+    include_reasoning: bool = True
+    """Whether the reasoning is part of the answer."""
+    echo: bool = False
+    add_special_tokens: bool = False
+    """Whether the prompt gets the special tokens that the model wants around one, beside those of the template."""
+    truncate_prompt_tokens: int | None = None
+    """Number of last tokens of the prompt that count; -1: as many as the context has room for."""
+    return_token_ids: bool = False
+    """Whether the ids of the prompt and of the answers are part of the answer."""
+
+
+FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)
+_KIND = "chat completion request"
+NOT_BUILT = ("echo",)
+"""Unsupported fields, which are refused unless they have their neutral value."""
+
+
+def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompletionRequest, dict[str, Any]]:
+    """Returns the request in a body, and the body's sampling fields. Without `max_tokens` the context is the limit.
+
+    Raises:
+        InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
+    """
+    own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
+    request = converted(own, ChatCompletionRequest, _KIND)
+    for message in request.messages:
+        check_free_form("messages[].tool_calls", message.tool_calls)
+    for name in NOT_BUILT:
+        if getattr(request, name):
+            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+    if request.use_beam_search:
+        sampling["beam_width"] = sampling.get("n", 1)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: set it to true")
+    if request.logprobs:
+        sampling["logprobs"] = request.top_logprobs
+    newer = request.max_completion_tokens
+    sampling["max_tokens"] = sampling.get("max_tokens") if newer is None else newer
+    return request, sampling

@@ -1,0 +1,70 @@
+"""Decodes the body of `/v1/completions`, including vLLM's extra fields."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pagewire.services.gateway.requests.sampling_fields import converted, read_body, split_sampling
+from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+
+
+class StreamOptions(msgspec.Struct):
+    """Options of a stream. OpenAI's `include_obfuscation` has no meaning here."""
+
+    include_usage: bool = False
+    """Whether a last event has the usage."""
+    continuous_usage_stats: bool = False
+    """Whether every event has the usage so far; needs `include_usage`."""
+
+
+class CompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The fields other than sampling parameters. Names and meaning are those of OpenAI, then of vLLM."""
+
+    prompt: str | Sequence[int | str | Sequence[int]]
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions = msgspec.field(default_factory=StreamOptions)
+    user: str = ""
+    cache_salt: str = ""
+    request_id: str = ""
+    priority: int = 0
+    use_beam_search: bool = False
+    """Whether to do a beam search with `n` beams, all of which are returned."""
+    echo: bool = False
+    """Whether the prompt is part of the text, and its tokens of the log-probabilities."""
+    add_special_tokens: bool = True
+    """Whether a text gets the special tokens that the model wants around a prompt."""
+    truncate_prompt_tokens: int | None = None
+    """Number of last tokens of the prompt that count; -1: as many as the context has room for."""
+    return_token_ids: bool = False
+    """Whether the ids of prompts and completions are part of the answer."""
+    no_tokens: bool = False
+    """Whether `max_tokens` is 0; no field of a body."""
+
+
+FIELDS = frozenset(CompletionRequest.__struct_fields__) - {"no_tokens"}
+_KIND = "completion request"
+
+
+def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[CompletionRequest, dict[str, Any]]:
+    """Returns the request in a body, and the body's sampling fields.
+
+    Raises:
+        InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
+    """
+    own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
+    request = converted(own, CompletionRequest, _KIND)
+    if request.use_beam_search:
+        sampling["beam_width"] = sampling.get("n", 1)
+    if request.echo:
+        _echo(request, sampling)
+    return request, sampling
+
+
+def _echo(request: CompletionRequest, sampling: dict[str, Any]) -> None:
+    """Completes a request whose prompt is part of the answer. Of no tokens at all, one is generated and dropped."""
+    if "logprobs" in sampling:
+        sampling.setdefault("prompt_logprobs", sampling["logprobs"])
+    if sampling.get("max_tokens") == 0:
+        sampling["max_tokens"], request.no_tokens = 1, True

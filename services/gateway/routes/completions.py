@@ -1,0 +1,106 @@
+"""`/v1/completions`."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pagewire.client.async_client import AsyncClient
+from pagewire.client.stream import Stream
+from pagewire.services.gateway.answers.echo import Echo, EchoEvents
+from pagewire.services.gateway.answers.logprobs import completion_logprobs, echoed_logprobs, joined
+from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice, timings_of, usage_of
+from pagewire.services.gateway.answers.sse_events import CompletionEvents
+from pagewire.services.gateway.requests.completion_request import decode
+from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+from pagewire.services.gateway.routes.endpoint import Call
+from pagewire.shared.messages.client import Result
+
+
+class Completions:
+    """The `Api` of OpenAI's completions."""
+
+    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+        """See `Api.read`."""
+        request, sampling = decode(body, unknown)
+        arguments = {
+            "prompt": request.prompt,
+            "model": request.model,
+            "request_id": request.request_id,
+            "priority": request.priority,
+            "user": request.user,
+            "cache_salt": request.cache_salt,
+            "add_special_tokens": request.add_special_tokens,
+            "truncate_prompt_tokens": request.truncate_prompt_tokens,
+            "return_token_ids": request.return_token_ids or (request.echo and "prompt_logprobs" in sampling),
+            **sampling,
+        }
+        return Call(
+            arguments,
+            request.stream,
+            request.stream_options,
+            sampling.get("n", 1),
+            echo=request.echo,
+            no_tokens=request.no_tokens,
+            token_ids=request.return_token_ids,
+        )
+
+    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
+        """See `Api.answer`."""
+        if call.no_tokens:
+            result.usage.completion_tokens = 0
+        prompts = await _texts(client, call.arguments["prompt"], stream.model) if call.echo else []
+        firsts = [""] * len(prompts)
+        if call.echo and result.prompt_token_ids is not None:
+            firsts = [await client.detokenize(ids[:1], stream.model) for ids in result.prompt_token_ids]
+        choices = []
+        for choice in result.choices:
+            prompt = choice.index // call.choices
+            text, found = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
+            offset = len(prompts[prompt]) if call.echo else 0
+            logprobs = None if found is None else completion_logprobs(found, offset)
+            if call.echo and result.prompt_logprobs is not None and logprobs is not None:
+                logprobs = joined(echoed_logprobs(firsts[prompt], result.prompt_logprobs[prompt]), logprobs)
+            answer = CompletionChoice(
+                choice.index,
+                prompts[prompt] + text if call.echo else text,
+                logprobs,
+                finish_reason="length" if call.no_tokens else choice.finish_reason,
+                stop_reason=None if call.no_tokens else choice.stop_reason,
+            )
+            if result.prompt_logprobs is not None:
+                answer.prompt_logprobs = result.prompt_logprobs[prompt]
+            if call.token_ids:
+                answer.token_ids = [] if call.no_tokens else choice.token_ids
+                answer.prompt_token_ids = (result.prompt_token_ids or [])[prompt]
+            choices.append(answer)
+        return Completion(
+            id=f"cmpl-{stream.request_id}",
+            created=int(time.time()),
+            model=stream.model,
+            choices=choices,
+            usage=usage_of(result.usage),
+            timings=timings_of(result.metrics, result.usage),
+        )
+
+    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
+        """See `Api.events`."""
+        reports = "prompt_logprobs" in call.arguments
+        shown = {
+            "counted": counted,
+            "logprobs": "logprobs" in call.arguments,
+            "prompt_ids": stream.prompt_token_ids if call.token_ids else None,
+            "prompt_logprobs": reports,
+        }
+        if not call.echo:
+            return CompletionEvents(stream.request_id, stream.model, **shown)
+        firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids if reports]
+        echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts if reports else None)
+        return EchoEvents(stream.request_id, stream.model, echo, no_tokens=call.no_tokens, **shown)
+
+
+async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -> list[str]:
+    """Returns the text of each prompt of a request."""
+    if isinstance(prompt, str):
+        return [prompt]
+    several: Sequence[Any] = [prompt] if prompt and isinstance(prompt[0], int) else prompt
+    return [one if isinstance(one, str) else await client.detokenize(one, model) for one in several]

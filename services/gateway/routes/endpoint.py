@@ -1,0 +1,224 @@
+"""A route that turns each HTTP request into a request to the pipeline, with a whole answer or a stream of events."""
+
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+import structlog
+from opentelemetry.trace import Span, SpanKind
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pagewire.client.async_client import AsyncClient
+from pagewire.client.stream import Stream
+from pagewire.services.gateway.http import errors
+from pagewire.services.gateway.http.connection import ClientGone, read_body, while_connected
+from pagewire.services.gateway.http.http_counter import STATUS
+from pagewire.services.gateway.http.request_ids import HEADER, given_id, new_id
+from pagewire.services.gateway.requests.completion_request import StreamOptions
+from pagewire.services.gateway.requests.unknown_fields import UnknownFields
+from pagewire.shared import subjects
+from pagewire.shared.errors import Internal, PagewireError
+from pagewire.shared.messages.client import Delta, Final, Result
+from pagewire.shared.telemetry import tracing
+
+CLIENT_GONE = 499
+"""Status in the log of a request whose client has closed the connection, as nginx writes it."""
+FAULT = "the request met a fault of the server: its log has the details"
+TIMEOUT = 600.0
+"""Timeout of an HTTP request, in seconds."""
+
+_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_encode = msgspec.json.Encoder().encode
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A decoded request."""
+
+    arguments: dict[str, Any]
+    """Arguments of `AsyncClient.stream`."""
+    streamed: bool
+    options: StreamOptions
+    choices: int
+    """Completions per prompt."""
+    echo: bool = False
+    """Whether the prompt is part of the text."""
+    no_tokens: bool = False
+    """Whether only the prompt is wanted: the one token that is generated is dropped."""
+    top_logprobs: int = 0
+    """Likeliest tokens that a chat shows at each position."""
+    reasoning: bool = True
+    """Whether the reasoning is part of a chat's answer."""
+    token_ids: bool = False
+    """Whether token ids are part of the answer."""
+    echoed: dict[str, Any] = field(default_factory=dict)
+    """Fields of the request that are repeated in the answer."""
+
+
+class EventStream(Protocol):
+    """The events of one request, encoded."""
+
+    done: ClassVar[bytes]
+    """What is sent after the last event."""
+
+    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
+        """Returns the events before all texts, for a number of choices."""
+
+    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
+        """Returns the events of deltas."""
+
+    def ends(self, final: Final, *, usage: bool) -> bytes:
+        """Returns the events after all texts, with the usage if it is wanted."""
+
+    def failed(self, error: PagewireError) -> bytes:
+        """Returns the events that end a stream with an error."""
+
+
+class Api(Protocol):
+    """The part of an endpoint that depends on the route."""
+
+    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+        """Returns the request in a body, whose unknown fields `unknown` takes. Raises InvalidRequest."""
+
+    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
+        """Returns the response to a request without a stream."""
+
+    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
+        """Returns the events of a stream that has begun; `counted`: every event has the usage so far."""
+
+
+class Endpoint:
+    """ASGI endpoint of one route.
+
+    Attributes:
+        running: number of requests in progress.
+        served: number of requests that have ended.
+    """
+
+    def __init__(self, api: Api, client: AsyncClient, body_limit: int, *, strict: bool = False) -> None:
+        """`strict`: whether unknown fields are refused."""
+        self._api = api
+        self._client = client
+        self._body_limit = body_limit
+        self._strict = strict
+        self.running = 0
+        self.served = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        self.running += 1
+        given = given_id(scope)
+        own_id = new_id(given)
+        headers = [(HEADER, given or own_id.encode())]
+        began, status, stream = time.monotonic(), 200, None
+        caller = _trace_headers(scope)
+        span = tracing.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
+        traceparent = tracing.traceparent(span) or caller.get("traceparent", "")
+        try:
+            unknown = UnknownFields(strict=self._strict)
+            call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
+            if own := call.arguments["request_id"]:
+                if subjects.is_token(own):  # otherwise the pipeline refuses it
+                    headers = [(HEADER, given or own.encode())]
+            else:
+                call.arguments.update(request_id=own_id, fresh=True)
+            client = await self._client.for_tenant(scope.get("tenant", ""))
+            stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
+            headers += unknown.headers()
+            async with while_connected(receive):
+                if call.streamed:
+                    await self._send_events(client, stream, call, send, headers)
+                else:
+                    answer = await self._api.answer(client, call, stream, await stream.result())
+                    await _respond(Response(_encode(answer), 200, None, "application/json"), headers, send)
+        except ClientGone:
+            status = CLIENT_GONE
+        except PagewireError as error:
+            response = errors.response(error, scope["path"])
+            status = response.status_code
+            tracing.fail(span, error)
+            await _respond(response, headers, send)
+        except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
+            _log.error("request_failed", exc_info=error)
+            status = 500
+            fault = Internal(FAULT)
+            tracing.fail(span, fault)
+            await _respond(errors.response(fault, scope["path"]), headers, send)
+        finally:
+            self.running -= 1
+            self.served += 1
+            scope[STATUS] = status
+            request_id = stream.request_id if stream is not None else ""
+            _end_span(span, scope["path"], status, request_id)
+            _log.info(
+                "http_request",
+                path=scope["path"],
+                status=status,
+                request_id=request_id,
+                trace_id=tracing.trace_id(traceparent),
+                ms=round((time.monotonic() - began) * 1000, 1),
+            )
+
+    async def _send_events(
+        self,
+        client: AsyncClient,
+        stream: Stream,
+        call: Call,
+        send: Send,
+        headers: Sequence[tuple[bytes, bytes]],
+    ) -> None:
+        """Sends a stream of events. An error before the first token is raised, so that it sets the response's status.
+
+        While the client reads slowly, each `send` waits, and the stream merges the deltas that arrive meanwhile.
+        """
+        usage = call.options.include_usage
+        async with aclosing(stream.batches()) as batches:
+            first: list[Delta] = await anext(batches, [])
+            counted = usage and call.options.continuous_usage_stats
+            events = await self._api.events(client, call, stream, counted=counted)
+            await send({"type": "http.response.start", "status": 200, "headers": [*_EVENT_STREAM, *headers]})
+            try:
+                beginning = events.beginning(call.choices, stream.prompt_tokens)
+                if body := beginning + events.texts(first, stream.prompt_tokens):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                async for batch in batches:
+                    if body := events.texts(batch, stream.prompt_tokens):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+            except PagewireError as error:
+                end = events.failed(error)
+            else:
+                assert stream.final is not None
+                end = events.ends(stream.final, usage=usage)
+        await send({"type": "http.response.body", "body": end + events.done})
+
+
+async def _respond(response: Response, headers: Sequence[tuple[bytes, bytes]], send: Send) -> None:
+    """Sends a response with more headers."""
+    response.raw_headers.extend(headers)
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+def _end_span(span: Span, path: str, status: int, request_id: str) -> None:
+    """Ends the span of a request, with the attributes of OpenTelemetry's conventions for HTTP."""
+    if span.is_recording():
+        span.set_attributes(
+            {
+                "http.request.method": "POST",
+                "http.route": path,
+                "http.response.status_code": status,
+                "request_id": request_id,
+            }
+        )
+    span.end()
+
+
+def _trace_headers(scope: Scope) -> dict[str, str]:
+    """Returns the header `traceparent`, if the client has sent one."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    return {name.decode(): value.decode("ascii", "replace") for name, value in headers if name == b"traceparent"}

@@ -1,0 +1,334 @@
+"""What runs next: continuous batching over paged KV blocks, without I/O and without torch.
+
+The executor composes its own steps. The policy gives it slots, blocks and a lease, and learns from step outputs what
+was done. The policy keeps four promises:
+
+- A plan is atomic. A block or slot that a plan takes from a live sequence is used again only after a step output has
+  answered that plan. The blocks and the slot of a sequence that a step output reports as finished are free at once.
+- A block is shared only after a step output has confirmed that it is written.
+- Shorter prompts pass longer ones, but each prompt is passed for a bounded number of steps.
+- The oldest sequence is never preempted for a younger one, and each sequence fits into the pool alone. So at any time
+  at least one sequence makes progress.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from pagewire.services.scheduler.policy.beam_search.beam_scheduler import BeamScheduler
+from pagewire.services.scheduler.policy.budget import budget_of
+from pagewire.services.scheduler.policy.prefill_queue import STEPS_AHEAD
+from pagewire.services.scheduler.policy.prefix_cache import CachedPrefix
+from pagewire.services.scheduler.policy.sequence import Sequence, SequenceState
+from pagewire.services.scheduler.policy.sequence_table import SequenceTable
+from pagewire.services.scheduler.policy.term_limits import TermLimits
+from pagewire.services.scheduler.policy.waiting_queue import rank
+from pagewire.shared.messages import pack, unpack
+from pagewire.shared.messages.plan import AddSlot, Plan
+from pagewire.shared.messages.step import NO_TOKEN, RING_STEPS, Finish, StepOutput
+
+MAX_READER_LAG = RING_STEPS // 2
+"""Steps that the slowest reader may be behind before the executor waits for it."""
+URGENT_STEPS = 2
+"""Steps behind the last one reported for whose blocks a younger sequence is preempted."""
+MAX_DELAY = 32
+"""Steps for which shorter prompts may get a slot before a prompt that is next in order."""
+CANDIDATES = 256
+"""Waiting sequences that are looked at for one plan."""
+
+
+class Policy:
+    """Decides which sequences of one term run.
+
+    Attributes:
+        step: last step output read; -1 before the first one.
+        admits: whether waiting sequences get slots.
+        num_steps: steps with rows that were reported. The lease counts these.
+        slowest_reader: last step that every live reader has read; None while nobody reads.
+        now: Unix time in seconds, set by the caller: a sequence that waits past its deadline gets no slot.
+        expired: ids of the sequences that ended so, for the caller to take.
+        max_row_tokens: the most tokens that a row of a step has brought.
+        preempted: ids under which the caller knows the sequences that were preempted, for the caller to take.
+        prefilled: sequences that have sampled in the last step read, for the first time since they got their slot.
+    """
+
+    def __init__(self, term: int, limits: TermLimits) -> None:
+        self.term = term
+        self.limits = limits
+        self.budget = budget_of(limits)
+        self.sequences = SequenceTable(limits)
+        self.pool, self.running, self.waiting = self.sequences.pool, self.sequences.running, self.sequences.waiting
+        self.beam_search = BeamScheduler(self.sequences)
+        self.plan_number = 0
+        self.step = -1
+        self.admits = True
+        self.num_steps = 0
+        self.slowest_reader: int | None = None
+        self.lease_until = 0
+        self.preemptions = 0
+        self.now = 0.0
+        self.expired: list[int] = []
+        self.preempted: list[int] = []
+        self.max_row_tokens = 1
+        self.prefilled: list[Sequence] = []
+        self._last_order: list[int] = []  # slots of two prompts or more: a single one needs no order
+        self._last_budget = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that have not ended."""
+        return len(self.sequences.by_id)
+
+    @property
+    def step_tokens(self) -> int:
+        """Token budget of the next plan."""
+        prefills = self.sequences.prefills
+        return self.budget.tokens(len(self.running) - len(prefills), prefills.remaining_tokens + self.waiting.tokens)
+
+    def add(self, sequence: Sequence) -> None:
+        """Lets a new sequence wait for a slot. The caller has checked `TermLimits.fits`."""
+        self.sequences.add(sequence)
+
+    def abort(self, sequence_id: int) -> bool:
+        """Ends a sequence or a beam search from outside; returns whether it had not ended already."""
+        return self.sequences.abort(sequence_id) or self.beam_search.abort(sequence_id)
+
+    def on_step(self, output: StepOutput) -> None:
+        """Records what a step did. Outputs of one term arrive in order and without a gap."""
+        sequences = self.sequences
+        by_id, needs_blocks = sequences.by_id, sequences.needs_blocks
+        prefills, prefilled, served = sequences.prefills.keys(), [], []
+        self.step = output.step
+        self.num_steps += bool(output.sequences)
+        ids, starts, counts = unpack(output.sequences), unpack(output.starts), unpack(output.counts)
+        self.budget.observe(output.elapsed_us, sum(counts))
+        first, more = output.split_tokens()
+        rows = zip(ids, starts, counts, first, output.finishes, strict=True)
+        longer = self._find(more) if more else ()
+        for i, start, count, token, finish in rows:
+            sequence = by_id.get(i)
+            if sequence is None:
+                continue  # it was aborted, and the executor ran it before it had the plan
+            sequence.num_computed_tokens = computed = start + count
+            sequence.last_step = self.num_steps
+            tokens = sequence.tokens
+            if token != NO_TOKEN and computed == len(tokens):
+                if i in prefills:
+                    prefilled.append(sequences.prefills.pop(i))
+                tokens.append(token)
+                served.append(sequence.user)
+                if computed + 1 >= sequence.allocate_at:
+                    needs_blocks[i] = sequence
+            if finish:
+                sequence.finish = Finish(finish)
+                sequences.finish(sequence)
+                if finish == Finish.NOT_FINITE:
+                    self.beam_search.fail(sequence)
+        self.prefilled = prefilled
+        for user, count in _counted(served):
+            self.waiting.charge(user, count)
+        for sequence, row_tokens in longer:
+            self._append_more(sequence, row_tokens)
+        if output.candidate_counts:
+            self.beam_search.receive(output)
+        sequences.free_answered(output.plan)
+
+    def _find(self, more: dict[int, list[int]]) -> list[tuple[Sequence, list[int]]]:
+        """Returns the sequences that have not ended of those with these ids."""
+        by_id = self.sequences.by_id
+        return [(by_id[i], tokens) for i, tokens in more.items() if i in by_id]
+
+    def _append_more(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Appends the tokens of a row behind its first one, if that was appended."""
+        if len(sequence.tokens) != sequence.num_computed_tokens + 1:
+            return
+        sequence.tokens += tokens
+        self.waiting.charge(sequence.user, len(tokens))
+        self.max_row_tokens = max(self.max_row_tokens, 1 + len(tokens))
+        if sequence.state is SequenceState.RUNNING and len(sequence.tokens) >= sequence.allocate_at:
+            self.sequences.needs_blocks[sequence.id] = sequence
+
+    def schedule(self) -> Plan | None:
+        """Returns the next plan, or None when nothing has changed. The caller repeats the call until it does."""
+        for sequence in list(self.waiting.front):
+            if sequence.state is SequenceState.WAITING and sequence.deadline <= self.now:
+                self._abort_expired(sequence)
+        extended = self._allocate()
+        forks, copies = self.beam_search.fork(self.num_steps)
+        admitted = self._admit()
+        prompts = self.sequences.prefills.in_order(self.num_steps)
+        if prompts:
+            extended += [pair for pair in self._extend_prompts(prompts) if pair[0] not in admitted]
+        removed = self.sequences.pending_frees.removed_slots
+        order = [sequence.slot for sequence in prompts] if len(prompts) > 1 else []
+        lease, budget = self.num_steps + self._window(), self.step_tokens
+        new_order = order != self._last_order
+        new_budget = bool(self.running) and budget != self._last_budget
+        lease_runs_out = self.lease_until - self.num_steps <= self.limits.window // 2 and lease > self.lease_until
+        changed = extended or forks or admitted or removed or new_order or new_budget
+        if not changed and not (self.running and lease_runs_out):
+            return None
+        self.plan_number += 1
+        self.lease_until = max(lease, self.lease_until)
+        plan = Plan(
+            term=self.term,
+            number=self.plan_number,
+            removed=pack(removed),
+            added=tuple(map(self._add_slot, admitted)),
+            blocks=pack(_entries(extended, self.sequences.groups.count)),
+            limits=pack(value for s, _ in extended for value in (s.slot, self.limits.positions_held(s))),
+            order=pack(order) if new_order else b"",
+            budget=budget,
+            lease_until=self.lease_until,
+            forks=tuple(forks),
+            copies=pack(copies),
+        )
+        self._last_budget, self._last_order = budget, order
+        self.sequences.pending_frees.mark_sent(self.plan_number)
+        return plan
+
+    def _window(self) -> int:
+        """Returns how many steps may follow the last one reported without a reader falling out of the ring."""
+        if self.slowest_reader is None:
+            return self.limits.window
+        return max(0, min(self.limits.window, self.slowest_reader + MAX_READER_LAG - self.step))
+
+    def _allocate(self) -> list[tuple[Sequence, list[int]]]:
+        """Gives running sequences blocks for the steps ahead, oldest first, and preempts the youngest where needed.
+
+        Returns the sequences that have new blocks, each with these.
+        """
+        sequences = self.sequences
+        extended: list[tuple[Sequence, list[int]]] = []
+        if not sequences.needs_blocks:
+            return extended
+        coming = sum(map(sequences.count_freeable, sequences.pending_frees))
+        for sequence in sorted(sequences.needs_blocks.values(), key=rank):
+            if sequence.state is not SequenceState.RUNNING:
+                sequences.needs_blocks.pop(sequence.id, None)  # it has been preempted for an older one
+                continue
+            if blocks := sequences.allocate_blocks(sequence):
+                extended.append((sequence, blocks))
+            urgent = self.limits.missing_blocks(sequence, min(self.limits.lookahead, URGENT_STEPS))
+            while urgent > coming and sequence.state is SequenceState.RUNNING:
+                coming += self._preempt(self.running[-1])
+            if sequence.state is SequenceState.RUNNING:
+                coming -= max(0, urgent)
+        return [(sequence, blocks) for sequence, blocks in extended if sequence.state is SequenceState.RUNNING]
+
+    def _extend_prompts(self, prompts: list[Sequence]) -> Iterator[tuple[Sequence, list[int]]]:
+        """Gives the prompts in progress, in this order, the blocks that the steps ahead can fill beside their decodes.
+
+        Their other blocks stay reserved. Yields the prompts that have new blocks, each with these.
+        """
+        decodes = len(self.running) - len(self.sequences.prefills)
+        tokens = self.limits.lookahead * (self.step_tokens - decodes)
+        gives_back = bool(self.sequences.groups.windows)
+        for sequence in prompts:
+            if tokens <= 0:
+                break
+            extends = sequence.num_reserved_blocks or gives_back
+            if extends and (blocks := self.sequences.extend_prompt(sequence, tokens)):
+                yield sequence, blocks
+            tokens -= len(sequence.tokens) - sequence.num_computed_tokens
+
+    def _preempt(self, sequence: Sequence) -> int:
+        """Preempts a sequence; returns how many blocks will become free, or have been reserved for it."""
+        coming = self.sequences.count_freeable(sequence)
+        self.sequences.preempt(sequence)
+        self.preemptions += 1
+        self.preempted.append(sequence.caller_ids[0])
+        return coming
+
+    def _admit(self) -> list[Sequence]:
+        """Gives slots to waiting sequences, in order, while there is room for their blocks, which are reserved."""
+        sequences = self.sequences
+        admitted: list[Sequence] = []
+        if not self.admits or not self.waiting or sequences.pending_frees.blocks_admission or not self._may_have_slot():
+            return admitted
+        plan_bytes = 0
+        cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
+        for sequence in self._candidates():
+            if (sequence.priority, len(sequence.tokens)) >= cutoff:
+                if self._is_overdue(sequence):
+                    break
+                continue
+            prefix = sequences.match_prefix(sequence)
+            if prefix is None:
+                continue  # an equal prompt is being computed: its blocks will be there soon
+            plan_bytes += 4 * len(sequence.tokens) + len(sequence.sampling.grammar)
+            if admitted and plan_bytes > self.limits.max_plan_bytes:
+                break
+            if not self._make_room(sequence, prefix):
+                break
+            sequences.allocate(sequence, prefix, self.num_steps)
+            admitted.append(sequence)
+            cutoff = sequences.prefills.cutoff(STEPS_AHEAD * self.step_tokens)
+            if not self._may_have_slot():
+                break
+        return admitted
+
+    def _candidates(self) -> Iterator[Sequence]:
+        """Yields the waiting sequences that may get a slot, in order, and ends those that have expired."""
+        yield from list(self.waiting.front)
+        for sequence in islice(self.waiting.in_order(), CANDIDATES):
+            if sequence.deadline <= self.now:
+                self._abort_expired(sequence)
+            else:
+                yield sequence
+
+    def _is_overdue(self, sequence: Sequence) -> bool:
+        """Returns whether a sequence that prompts in progress keep from its slot must not be passed any longer."""
+        if sequence.delayed_since < 0:
+            sequence.delayed_since = self.num_steps
+        return self.num_steps - sequence.delayed_since >= MAX_DELAY
+
+    def _may_have_slot(self) -> bool:
+        """Returns whether there may be a slot: a free one, or that of a beam that can be evicted."""
+        return self.sequences.num_free_slots > 0 or bool(self.beam_search)
+
+    def _make_room(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
+        """Evicts beams until a slot and blocks are free; returns False if they do not suffice."""
+        while True:
+            spare = self.limits.watermark if self.running else 0
+            if self.sequences.num_free_slots > 0 and self.sequences.has_room(sequence, prefix, spare):
+                return True
+            if not self.beam_search.evict(sequence):
+                return False
+
+    def _add_slot(self, sequence: Sequence) -> AddSlot:
+        return AddSlot(
+            slot=sequence.slot,
+            sequence=sequence.id,
+            tokens=pack(sequence.tokens),
+            prompt_tokens=sequence.num_prompt_tokens,
+            computed=sequence.num_computed_tokens,
+            blocks=pack(sequence.blocks),
+            limit=self.limits.positions_held(sequence),
+            sampling=sequence.sampling,
+            prompt_index=sequence.prompt_index,
+            choice_index=sequence.choice_index,
+            trace=sequence.trace,
+        )
+
+    def _abort_expired(self, sequence: Sequence) -> None:
+        """Ends a sequence whose deadline has passed, with all others that the caller knows by it."""
+        self.abort(sequence.caller_ids[0])
+        self.expired += sequence.caller_ids
+
+
+def _counted(users: list[str]) -> Iterable[tuple[str, int]]:
+    """Returns the users with the number of times that each occurs."""
+    if users and users.count(users[0]) == len(users):  # nearly always; a Counter takes several times as long
+        return ((users[0], len(users)),)
+    return Counter(users).items()
+
+
+def _entries(extended: list[tuple[Sequence, list[int]]], groups: int) -> Iterator[int]:
+    """Yields the slot of each new entry of a block table, and its blocks."""
+    for sequence, blocks in extended:
+        slot = sequence.slot
+        for i, block in enumerate(blocks):
+            if i % groups == 0:
+                yield slot
+            yield block

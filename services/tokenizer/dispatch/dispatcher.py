@@ -1,0 +1,281 @@
+"""Dispatches a request: first a detokenizer opens the client's stream, then the work queue stores the work.
+
+In this order the client always gets an answer: once the queue has acknowledged the work, the request is not lost, and
+the detokenizer that sends the frames is already there.
+"""
+
+import asyncio
+import time
+from collections.abc import MutableSet, Set
+from enum import Enum
+
+import msgspec
+
+from pagewire.services.tokenizer.dispatch.admission import Admission
+from pagewire.services.tokenizer.dispatch.replica_router import ReplicaRouter
+from pagewire.services.tokenizer.dispatch.store_monitor import StoreMonitor
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Headers
+from pagewire.shared.errors import (
+    BusError,
+    ConnectionLost,
+    DuplicateRequest,
+    MessageTooLarge,
+    NoResponders,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    RequestTimeout,
+    StorageRefused,
+    Unavailable,
+)
+from pagewire.shared.messages import Decoder, encode
+from pagewire.shared.messages.heartbeat import AWAITS_SUCCESSOR
+from pagewire.shared.messages.open import AbortStream, Opened, OpenState, OpenStream, StoredWork
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.rendezvous import rank
+
+ANSWER_TIMEOUT = 2.0
+"""Seconds that a detokenizer has to answer: the time after which a silent service counts as gone."""
+STOOD_STILL = 0.25
+"""Seconds by which a timer is late if the process was frozen."""
+BROKER_ANSWERS_WITHIN = 0.25
+"""Seconds in which a broker that works answers a ping, also on a busy machine."""
+ABORT_TIMEOUT = 6.0
+"""Seconds in which a detokenizer must answer an abort, across reconnections."""
+ABORT_INTERVAL = 0.5
+"""Seconds between two attempts to abort."""
+OPEN_TIMEOUT = 15.0
+"""Seconds in which a live detokenizer must open a stream. It cannot while the records have no leader."""
+RECONNECT_TIMEOUT = 5.0
+"""Seconds in which a stream is opened although the connection is lost, as when the broker restarts."""
+RECONNECT_INTERVAL = 0.05
+"""Seconds between two looks for a new connection, or for a detokenizer."""
+ABSENCE = 1.0
+"""Seconds that a live detokenizer may be absent from the broker: in a cluster it moves when its server dies."""
+ELECTION_INTERVAL = 0.5
+"""Seconds between two attempts to open a stream while the records have no leader."""
+SUCCESSOR_TIMEOUT = 8.0
+"""Seconds that a request waits for a detokenizer: one that restarts is ready after 2, on a busy machine later."""
+RETRY_AFTER_MS = 1000
+STORED_KEPT = 16_384
+"""Ids of stored requests that are kept. Clients that wait for a result send their requests again."""
+
+_opened = Decoder(Opened)
+
+
+class Outcome(Enum):
+    """What became of a dispatched request. Whatever it is, the detokenizer sends the client everything from here on."""
+
+    STORED = "stored"
+    """The work queue has the request."""
+    ATTACHED = "attached"
+    """The same request runs or has ended already."""
+    ABORTED = "aborted"
+    """The request is not served: the detokenizer tells the client why."""
+
+
+class Dispatcher:
+    """Dispatches the requests for one model.
+
+    Attributes:
+        stopping: whether the server takes no new requests. A client may still send one again that has been accepted.
+    """
+
+    def __init__(
+        self, bus: Bus, peers: Peers, router: ReplicaRouter, monitor: StoreMonitor, admission: Admission, model: str
+    ) -> None:
+        """`model` is the model's token in subjects."""
+        self.stopping = False
+        self._monitor = monitor
+        self._bus = bus
+        self._peers = peers
+        self._router = router
+        self._admission = admission
+        self._model = model
+        self._stored: dict[str, None] = {}
+        """Ids of the requests that were stored last."""
+
+    async def dispatch(
+        self, opening: OpenStream, work: WorkItem, headers: Headers, refusal: Overloaded | None = None
+    ) -> Outcome:
+        """Opens the stream at the detokenizer that ranks first for the request id, then stores the work.
+
+        With `refusal`, only the stream of a known request is attached to; for a new one, `refusal` is raised.
+
+        Raises:
+            DuplicateRequest: the request id is taken by another body.
+            Overloaded: the request is not admitted, or the detokenizer has too many streams.
+            PayloadTooLarge: a message does not fit.
+            Unavailable: no detokenizer answers. Whatever is raised, the client has not been told yet.
+        """
+        joins = self.stopping or refusal is not None
+        item = encode(opening)
+        encoded = encode(msgspec.structs.replace(opening, joins=True)) if joins else item
+        began = time.monotonic()
+        excluded: set[str] = set()
+        missing: set[str] = set()
+        while instance := await self._choose(work.request_id, excluded, missing, began, joins=joins):
+            try:
+                state = await self._open(instance, encoded, headers)
+            except NoResponders:
+                missing.add(instance)  # it has no stream of the client
+                continue
+            except MessageTooLarge as error:
+                raise PayloadTooLarge("stop strings and prompts do not fit into a message: send less") from error
+            except BusError:
+                # The detokenizer may have opened the stream all the same: if it is alive, it tells the client.
+                lost = Unavailable("the detokenizer does not answer: send the request again", RETRY_AFTER_MS)
+                if self._peers.gone(instance) or not await self._try_abort(instance, work.request_id, lost):
+                    excluded.add(instance)  # it sends nothing any more: another one can open the stream
+                    continue
+                return Outcome.ABORTED
+            match state:
+                case OpenState.ATTACHED:
+                    return Outcome.ATTACHED
+                case OpenState.CONFLICT:
+                    _, request_id = subjects.owner_and_text(work.request_id)
+                    raise DuplicateRequest(f"request_id {request_id} is taken by another request: choose another")
+                case OpenState.FULL:
+                    retry = self._admission.retry_after_ms(work.priority)
+                    raise Overloaded("too many streams are open: send the request again later", retry)
+                case OpenState.UNAVAILABLE:
+                    raise Unavailable("the records of ended requests cannot be read: send it again", RETRY_AFTER_MS)
+                case OpenState.ABSENT:
+                    excluded.add(instance)
+                case OpenState.WAITING if work.request_id in self._stored:
+                    return Outcome.ATTACHED
+                case OpenState.OPENED | OpenState.WAITING:
+                    stored = msgspec.structs.replace(work, detokenizer=instance, opening=item)
+                    return await self._store(stored, headers)
+        if self.stopping:
+            raise Unavailable("the server is stopping: send the request again later", RETRY_AFTER_MS)
+        if refusal is not None:
+            raise refusal
+        raise Unavailable("no detokenizer is there: send the request again", RETRY_AFTER_MS)
+
+    async def _choose(
+        self, request_id: str, excluded: Set[str], missing: MutableSet[str], began: float, *, joins: bool
+    ) -> str:
+        """Returns the ready detokenizer that ranks first and is not excluded; empty if none comes in time.
+
+        If none is ready, one that drains is chosen while it awaits its successor.
+        With `joins`, no other one is waited for once one has said that it does not know the request.
+        Those that are `missing` on the bus come last: after a restart of the broker they may not have subscribed again
+        yet. Waits if there is none: this tokenizer may be new, or the only detokenizer may have a successor soon.
+        """
+        while True:
+            alive = self._peers.alive("detokenizer")
+            ready = {beat.instance for beat in alive if beat.ready} - excluded
+            ready = ready or {beat.instance for beat in alive if beat.load.get(AWAITS_SUCCESSOR)} - excluded
+            if ranked := rank(request_id, ready - missing):
+                return ranked[0]
+            timeout = RECONNECT_TIMEOUT if ready else SUCCESSOR_TIMEOUT
+            if (joins and excluded) or time.monotonic() - began >= timeout:
+                return ""
+            missing.clear()
+            await asyncio.sleep(RECONNECT_INTERVAL)
+
+    async def _open(self, instance: str, opening: bytes, headers: Headers) -> OpenState:
+        """Opens the stream. Asking twice does no harm, so a detokenizer that is alive is asked again in six cases.
+
+        - It is absent from the broker: it may be moving to another server.
+        - The connection is lost. The detokenizer may have the stream, and may not have subscribed again yet.
+        - It does not answer, although its heartbeats arrive: a server that was lost may have lost a message, too.
+        - It does not answer, and neither does the broker.
+        - This process was frozen for longer than an answer may take, so that it has not read the answer.
+        - It cannot read the records of ended requests, because they have no leader.
+        """
+        subject = f"{subjects.DETOKENIZER}.{instance}.open"
+        lost, began = False, time.monotonic()
+        while True:
+            asked = time.monotonic()
+            try:
+                answer = await self._bus.request(subject, opening, timeout=ANSWER_TIMEOUT, headers=headers)
+            except (ConnectionLost, NoResponders) as error:
+                lost |= isinstance(error, ConnectionLost)
+                gone = self._peers.gone(instance) if lost else self._peers.find(instance) is None
+                if gone or time.monotonic() - began >= (RECONNECT_TIMEOUT if lost else ABSENCE):
+                    raise
+                await asyncio.sleep(RECONNECT_INTERVAL)
+            except RequestTimeout:
+                lost = True
+                if (now := time.monotonic()) - asked > ANSWER_TIMEOUT + STOOD_STILL:
+                    began = now
+                    continue
+                alive = self._has_spoken(instance, asked) or await self._broker_was_silent()
+                if not alive or time.monotonic() - began >= OPEN_TIMEOUT:
+                    raise
+            else:
+                state = OpenState(_opened.decode(answer.data).state)
+                leaderless = state is OpenState.UNAVAILABLE and not self._monitor.refusal
+                if not leaderless or time.monotonic() - began >= OPEN_TIMEOUT:
+                    return state
+                await asyncio.sleep(ELECTION_INTERVAL)
+
+    async def _broker_was_silent(self) -> bool:
+        """Returns whether it was the broker that did not answer, as one that is frozen; returns when it does again."""
+        asked = time.monotonic()
+        try:
+            await self._bus.flush(timeout=ANSWER_TIMEOUT)
+        except BusError:
+            return True
+        return time.monotonic() - asked > BROKER_ANSWERS_WITHIN
+
+    def _has_spoken(self, instance: str, since: float) -> bool:
+        """Returns whether a heartbeat of a detokenizer has arrived since a time, so that it is not frozen."""
+        beat, age = self._peers.last(instance)
+        return beat is not None and time.monotonic() - age > since
+
+    async def _store(self, work: WorkItem, headers: Headers) -> Outcome:
+        if self._monitor.refusal:
+            return await self._abort(work.detokenizer, work.request_id, _refused(self._monitor.refusal))
+        queue = subjects.work_queue(self._model, work.priority, self._router.choose(work))
+        try:
+            number = await self._bus.store.put_work(queue, encode(work), headers=headers)
+        except MessageTooLarge:
+            too_large = PayloadTooLarge("the prompts do not fit into a message: send fewer or shorter ones")
+            return await self._abort(work.detokenizer, work.request_id, too_large)
+        except StorageRefused as refusal:
+            return await self._abort(work.detokenizer, work.request_id, _refused(refusal.reason))
+        except BusError:
+            unstored = Unavailable("the work queue does not answer: send the request again", RETRY_AFTER_MS)
+            return await self._abort(work.detokenizer, work.request_id, unstored)
+        self._admission.on_stored(work.priority, number)
+        self._bus.publish(f"{subjects.DETOKENIZER}.{work.detokenizer}.stored", encode(StoredWork(work.request_id)))
+        self._stored[work.request_id] = None
+        if len(self._stored) > STORED_KEPT:
+            del self._stored[next(iter(self._stored))]
+        return Outcome.STORED
+
+    async def _abort(self, instance: str, request_id: str, error: RequestError) -> Outcome:
+        """Has the detokenizer end the stream with `error`; raises `error` if the detokenizer does not answer."""
+        if await self._try_abort(instance, request_id, error):
+            return Outcome.ABORTED
+        raise error from None
+
+    async def _try_abort(self, instance: str, request_id: str, error: RequestError) -> bool:
+        """Has the detokenizer end the stream with `error`; returns whether it has answered.
+
+        The abort is repeated: without it, the client of a stream without work would wait until its deadline.
+        """
+        subject = f"{subjects.DETOKENIZER}.{instance}.abort"
+        abort = encode(AbortStream(request_id, error.kind, error.message))
+        try:
+            async with asyncio.timeout(ABORT_TIMEOUT):
+                while True:
+                    try:
+                        await self._bus.request(subject, abort, timeout=ANSWER_TIMEOUT)
+                    except BusError as failure:
+                        if isinstance(failure, NoResponders) and self._peers.gone(instance):
+                            return False
+                        await asyncio.sleep(ABORT_INTERVAL)
+                    else:
+                        return True
+        except TimeoutError:
+            return False
+
+
+def _refused(reason: str) -> Unavailable:
+    return Unavailable(f"the work queue takes nothing now ({reason}): send the request again later", RETRY_AFTER_MS)

@@ -1,0 +1,120 @@
+"""Which replica of a model a request is sent to.
+
+The replica that has most of the prompt's prefix cached gets the request, as in SGLang's router, unless it is busier
+than the least busy replica by more than `SLACK`: then it is faster to compute the prefix again than to wait.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.messages import Decoder, unpack
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.messages.prefixes import CachedPrefixes
+from pagewire.shared.messages.work import WorkItem
+from pagewire.shared.prefix_hashes import prefix_hashes
+from pagewire.shared.process.peers import Peers
+from pagewire.shared.rendezvous import rank
+
+SLACK = 0.25
+"""Share of its slots by which a replica may be busier than the least busy one and still get what it has cached."""
+
+_prefixes = Decoder(CachedPrefixes)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One scheduler and its executor, as far as a tokenizer knows."""
+
+    instance: str
+    slots: int
+    """Sequences that it runs at once."""
+    load: int
+    """Sequences that it runs, and that wait for it."""
+    cached: AbstractSet[int]
+    """Hashes of prefixes that it has computed lately."""
+
+
+def route(request_id: str, hashes: Sequence[int], replicas: Sequence[Replica]) -> str:
+    """Returns the target of a request whose prompt has these `pagewire.shared.prefix_hashes`.
+
+    `ANY` with fewer than two replicas, and when every replica runs as much as it can and none has the prefix: then the
+    first replica with a free slot takes the request. Tokenizers and the simulation call this function.
+    """
+    if len(replicas) < 2:
+        return subjects.ANY
+    least = min(replica.load / replica.slots for replica in replicas)
+    near = {r.instance: r for r in replicas if r.load / r.slots <= least + SLACK}
+    # `max` keeps the first of equals; the order by request id keeps the tokenizers from all choosing the same replica.
+    best = max(
+        (near[instance] for instance in rank(request_id, near)),
+        key=lambda replica: (matched(hashes, replica.cached), -replica.load / replica.slots),
+    )
+    full = best.load >= best.slots
+    return subjects.ANY if full and not matched(hashes, best.cached) else best.instance
+
+
+def matched(hashes: Sequence[int], cached: AbstractSet[int]) -> int:
+    """Returns how many spans of the prompt are cached, counted from its beginning."""
+    return next((length for length in range(len(hashes), 0, -1) if hashes[length - 1] in cached), 0)
+
+
+class ReplicaRouter:
+    """Routes the requests for one model.
+
+    Heartbeats and cached prefixes may be half a second old, so a target is only a hint: every replica gives the same
+    text.
+    """
+
+    def __init__(self, bus: Bus, model: str) -> None:
+        """`model` is the model's token in subjects."""
+        self._bus = bus
+        self._model = model
+        self._peers = Peers(bus)
+        self._alive: set[str] = set()
+        self._cached: dict[str, tuple[int, frozenset[int]]] = {}
+        """Slots and prefix hashes of each replica."""
+        self._sent: dict[str, tuple[Heartbeat, int]] = {}
+        """The last heartbeat of each replica, and how many sequences were sent there since."""
+
+    async def listen(self) -> None:
+        """Subscribes to the heartbeats and the cached prefixes of schedulers."""
+        await self._peers.listen("scheduler")
+        await self._bus.subscribe(f"{subjects.PREFIXES}.{self._model}.*", self._on_prefixes)
+
+    def choose(self, work: WorkItem) -> str:
+        """Returns the target of a request, and counts the request as sent there."""
+        if len(self._cached) < 2:
+            return subjects.ANY
+        replicas = self._replicas()
+        hashes = prefix_hashes(work.prompts[0], work.cache_salt) if len(replicas) > 1 else []
+        target = route(work.request_id, hashes, replicas)
+        if target != subjects.ANY:
+            beat, sent = self._sent[target]
+            self._sent[target] = beat, sent + len(work.prompts) * max(work.n, work.sampling.beam_width)
+        return target
+
+    def _replicas(self) -> list[Replica]:
+        """Returns the replicas that could run a request of this model now."""
+        alive = {beat.instance: beat for beat in self._peers.alive("scheduler")}
+        for instance in self._alive - alive.keys():
+            self._sent.pop(instance, None)
+            self._cached.pop(instance, None)
+        self._alive = set(alive)
+        found = []
+        for instance, beat in alive.items():
+            if beat.ready and instance in self._cached:
+                slots, cached = self._cached[instance]
+                last, sent = self._sent.get(instance, (beat, 0))
+                sent = sent if last is beat else 0
+                self._sent[instance] = beat, sent
+                load = beat.load.get("running", 0) + beat.load.get("waiting", 0)
+                found.append(Replica(instance, slots, int(load) + sent, cached))
+        return found
+
+    def _on_prefixes(self, message: Message) -> None:
+        prefixes = _prefixes.try_decode(message.data)
+        if prefixes is not None:
+            self._cached[prefixes.scheduler] = (prefixes.slots, frozenset(unpack(prefixes.hashes)))

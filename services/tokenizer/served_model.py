@@ -1,0 +1,96 @@
+"""The served model, as far as a tokenizer knows it."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from pagewire.services.tokenizer.chat.format_recognition import Formats
+from pagewire.services.tokenizer.chat.templates import ChatTemplates, find_chat_template
+from pagewire.services.tokenizer.encoder import Encoder
+from pagewire.services.tokenizer.validation.generation_config import GenerationDefaults, generation_defaults
+from pagewire.services.tokenizer.validation.grammar_checker import GrammarChecker
+from pagewire.shared import subjects
+from pagewire.shared.grammar_compiler import GrammarCompiler
+from pagewire.shared.messages.client import ModelInfo
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.tokenizer_files import load_tokenizer
+from pagewire.shared.settings.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One served model."""
+
+    names: tuple[str, ...]
+    """Names in requests; the first is its own, the others are aliases."""
+    encoder: Encoder
+    grammars: GrammarChecker
+    chat: ChatTemplates
+    formats: Formats
+    """Of tool calls and reasoning."""
+    generation: GenerationDefaults
+    eos: frozenset[int]
+    """Tokens that end a text."""
+    max_model_len: int
+    """Context, in tokens."""
+    vocab_size: int
+    """Token ids are below this."""
+    longest_token: int
+    """Characters of the longest token."""
+    revision: str
+
+    @classmethod
+    def load(cls, settings: Settings) -> Self:
+        """Reads the model folder. Blocks, for as long as the files or a download take.
+
+        Raises:
+            ConfigurationError: the folder or a setting cannot be used.
+        """
+        path = model_folder.folder_of(settings)
+        config = model_folder.read_config(path)
+        tokenizer = load_tokenizer(model_folder.tokenizer_folder(settings))
+        vocab_size: int = config.get("vocab_size", tokenizer.backend.get_vocab_size())
+        chat = find_chat_template(tokenizer, settings.chat_template)
+        eos = model_folder.eos_ids(path)
+        own_defaults = model_folder.read_generation_config(path) if settings.generation_config == "auto" else {}
+        return cls(
+            names=tuple(model_folder.served_names(settings)),
+            encoder=Encoder(tokenizer.backend),
+            grammars=GrammarChecker(GrammarCompiler(lambda: tokenizer.backend, vocab_size, eos)),
+            chat=chat,
+            formats=Formats.find(settings, chat, tokenizer.backend),
+            generation=generation_defaults(own_defaults, vocab_size),
+            eos=eos,
+            max_model_len=model_folder.max_model_len(settings, config),
+            vocab_size=vocab_size,
+            longest_token=max(map(len, tokenizer.backend.get_vocab()), default=1),
+            revision=model_folder.revision(path),
+        )
+
+    @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.names[0]
+
+    @property
+    def token(self) -> str:
+        """The name as a token of subjects."""
+        return subjects.model_token(self.name)
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """All names as tokens of subjects."""
+        return frozenset(map(subjects.model_token, self.names))
+
+    @property
+    def infos(self) -> list[ModelInfo]:
+        """What clients are told about the model, by each of its names."""
+        return [
+            ModelInfo(
+                name,
+                f"{subjects.GENERATE}.{subjects.model_token(name)}",
+                self.max_model_len,
+                self.revision,
+                root=self.name,
+            )
+            for name in self.names
+        ]

@@ -1,0 +1,200 @@
+"""The form of a text that a request asks for, as one grammar, checked before the request is dispatched."""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from llguidance import LLMatcher, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
+
+from pagewire.services.tokenizer.validation.json_schemas import JsonSchema, closed, stricter
+from pagewire.shared.client_protocol.client_requests import check_free_form
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.grammar_compiler import MAX_GRAMMAR, GrammarCompiler, GrammarError
+from pagewire.shared.messages.client import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # only in the stubs
+
+FIELD = "structured_outputs"
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""The fields of which a request has one."""
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
+"""Whitespace between the tokens of JSON: bounded, because models may write nothing else for ever."""
+MAX_CHOICES = 1024
+"""Maximum texts to choose from."""
+THREADS = 2
+"""Grammars that are compiled at a time."""
+
+
+class _Structure(msgspec.Struct):
+    begin: str
+    end: str
+    schema: JsonSchema = msgspec.field(default_factory=dict)
+
+
+class _StructuralTag(msgspec.Struct):
+    structures: list[_Structure]
+    triggers: list[str]
+
+
+class _Grammars(msgspec.Struct):
+    """llguidance's own form: the text matches the first one."""
+
+    grammars: list[dict[str, Any]]
+
+
+class GrammarChecker:
+    """Compiles the grammars of requests on threads of its own, to refuse those that cannot be compiled."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grammar")
+
+    async def grammar(self, params: StructuredOutputsParams | None, prefix: str = "") -> str:
+        """Returns the grammar that a request asks for, which can be compiled; empty: none.
+
+        `prefix`: see `grammar_of`.
+
+        Raises:
+            InvalidRequest: there is not exactly one, or it cannot be compiled; the message says why.
+        """
+        if params is None:
+            return ""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._checked, params, prefix)
+
+    def close(self) -> None:
+        """Ends the threads; what waits for them is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _checked(self, params: StructuredOutputsParams, prefix: str) -> str:
+        kind = kind_of(params)
+        grammar = grammar_of(params, prefix=prefix)
+        try:
+            self._compiler.compile(grammar)
+        except GrammarError as error:
+            substitute = self._substitute(params, prefix) if kind in {"json", "structural_tag"} else ""
+            if not substitute:
+                raise InvalidRequest(f"{FIELD}.{kind} cannot be compiled: {error}") from error
+            return substitute
+        return grammar
+
+    def _substitute(self, params: StructuredOutputsParams, prefix: str) -> str:
+        """Returns a grammar of stricter schemas than those of a request; empty: they cannot be compiled either."""
+        try:
+            grammar = grammar_of(params, strict=True, prefix=prefix)
+            self._compiler.compile(grammar)
+        except (GrammarError, InvalidRequest):
+            return ""
+        return grammar
+
+
+def kind_of(params: StructuredOutputsParams) -> str:
+    """Returns the name of the only field of `KINDS` that a request has.
+
+    Raises:
+        InvalidRequest: it has none, or several.
+    """
+    given = [kind for kind in KINDS if getattr(params, kind) not in (None, False)]
+    if len(given) != 1:
+        raise InvalidRequest(f"{FIELD} must have exactly one of {', '.join(KINDS)}, not {', '.join(given) or 'none'}")
+    return given[0]
+
+
+def grammar_of(params: StructuredOutputsParams, *, strict: bool = False, prefix: str = "") -> str:
+    """Returns the grammar that a request asks for, as `GrammarCompiler` compiles it.
+
+    Args:
+        params: what the request asks for.
+        strict: see `stricter`.
+        prefix: Lark of the whole text, in which `@answer` stands for that grammar; empty: the text is no more than it.
+
+    Raises:
+        InvalidRequest: not exactly one form is given, or it is too long or malformed; the message names the field.
+    """
+    kind = kind_of(params)
+    check_free_form(f"{FIELD}.{kind}", getattr(params, kind))
+    try:
+        grammar = _grammar(params, strict)
+        if prefix:
+            grammar = _behind(prefix, grammar)
+    except (ValueError, TypeError, RecursionError, AssertionError) as error:
+        raise InvalidRequest(f"{FIELD}.{kind} is malformed: {error}") from error
+    if len(grammar) > MAX_GRAMMAR:
+        raise InvalidRequest(f"{FIELD}.{kind} has {len(grammar)} characters, at most {MAX_GRAMMAR} are allowed")
+    return grammar
+
+
+def _grammar(params: StructuredOutputsParams, strict: bool) -> str:
+    if params.json is not None or params.json_object:
+        schema = {"type": "object"} if params.json is None else _schema(params.json, params, strict)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_options(params))
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        return LLMatcher.grammar_from_lark(_choice(params.choice))
+    if params.grammar is not None:
+        given = params.grammar
+        return given if given.lstrip().startswith("{") else LLMatcher.grammar_from_lark(_lark(given))
+    assert params.structural_tag is not None
+    return _structural_tag(params.structural_tag, params, strict)
+
+
+def _lark(grammar: str) -> str:
+    try:
+        return any_to_lark(grammar)
+    except Exception as error:  # the library raises nothing narrower for malformed GBNF
+        raise ValueError(error) from error
+
+
+def _behind(prefix: str, grammar: str) -> str:
+    given = msgspec.json.decode(grammar, type=_Grammars).grammars if grammar.lstrip().startswith("{") else ()
+    first, *others = given or [{"lark_grammar": grammar}]
+    return msgspec.json.encode(_Grammars([{"lark_grammar": prefix}, first | {"name": "answer"}, *others])).decode()
+
+
+def _choice(texts: list[str]) -> str:
+    if not texts or not all(texts):
+        raise ValueError("there must be at least one text, and none may be empty")
+    if len(texts) > MAX_CHOICES:
+        raise ValueError(f"there are {len(texts)} texts, at most {MAX_CHOICES} are allowed")
+    return "start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(texts))
+
+
+def _options(params: StructuredOutputsParams) -> "JsonCompileOptions":
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE}
+
+
+def _schema(given: str | JsonSchema, params: StructuredOutputsParams, strict: bool) -> JsonSchema:
+    schema = _decoded(given)
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a schema is an object")  # noqa: TRY004 a value of a request
+    if params.disable_additional_properties:
+        schema = closed(schema)
+    rewritten: JsonSchema = stricter(schema) if strict else schema
+    return rewritten
+
+
+def _decoded(given: object) -> object:
+    if not isinstance(given, str):
+        return given
+    value = msgspec.json.decode(given)
+    check_free_form(FIELD, value)
+    return value
+
+
+def _structural_tag(given: str | dict[str, Any], params: StructuredOutputsParams, strict: bool) -> str:
+    tag = msgspec.convert(_decoded(given), _StructuralTag)
+    tags = []
+    for structure in tag.structures:
+        trigger = next((text for text in tag.triggers if text and structure.begin.startswith(text)), None)
+        if trigger is None:
+            raise ValueError(f"no trigger begins {structure.begin!r}")
+        schema = _schema(structure.schema, params, strict)
+        body = {"x-guidance": _options(params), **schema} if isinstance(schema, dict) else schema
+        tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=json.dumps(body), end=structure.end))
+    return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))

@@ -1,0 +1,265 @@
+"""Which requests are refused, and what the others ask to continue. Pure, like `sampling_checks`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from pagewire.services.tokenizer.chat.chat_template import Conversation
+from pagewire.services.tokenizer.chat.conversation import conversation_of
+from pagewire.services.tokenizer.validation import sampling_checks
+from pagewire.shared import subjects
+from pagewire.shared.errors import ContextLength, InvalidRequest, PayloadTooLarge
+from pagewire.shared.messages.client import GenerateRequest, SamplingParams
+
+MAX_TIMEOUT_MS = 24 * 3600 * 1000
+"""A day."""
+PRIORITIES = range(-(2**31), 2**31)
+"""32 bits."""
+MAX_USER = 256
+"""Characters."""
+MAX_SALT = 256
+"""Characters."""
+MAX_PROMPTS = 256
+"""Prompts in one request."""
+MAX_SEQUENCES = 256
+"""Completions of all prompts of a request together, or their beams."""
+HEADROOM = 16 * 1024
+"""Bytes left in every message for headers and for the fields that do not grow with the tokens."""
+SLOT_BYTES = 5
+"""Bytes per token in a plan: the id, and its share of a block table."""
+LOGPROB_BYTES = 100
+"""Bytes per log-probability in a result in JSON, with the token's id and text."""
+RESULT_BYTES = 24
+"""Bytes per token in a result: a JSON id of 8 and text of 16. Ten languages need 5 to 11 together, escapes more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompts:
+    """Prompts as text."""
+
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompts:
+    """Prompts as token ids."""
+
+    prompts: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, which the chat template turns into one prompt."""
+
+    conversation: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """The limits of the model and of the bus."""
+
+    max_model_len: int
+    """Tokens of a prompt and one of its completions together."""
+    vocab_size: int
+    """Token ids are below this."""
+    max_payload: int
+    """Bytes of a message."""
+    max_new_tokens: int | None = None
+    """Tokens to generate where a request names no number; None: as many as the context leaves."""
+    longest_token: int = 1024
+    """Characters of the longest token."""
+
+
+def validate(
+    request: GenerateRequest, vocab_size: int, max_logprobs: int = 20
+) -> TextPrompts | TokenPrompts | ChatPrompt:
+    """Checks every field, and returns what the request asks to continue. `max_logprobs` is the deployment's.
+
+    Raises:
+        InvalidRequest: names the field and its range.
+    """
+    if request.request_id is not None and not subjects.is_token(request.request_id):
+        raise InvalidRequest("request_id must have 1 to 64 characters out of A-Z, a-z, 0-9, _ and -")
+    if not 1 <= request.timeout_ms <= MAX_TIMEOUT_MS:
+        raise InvalidRequest(f"timeout_ms must be between 1 and {MAX_TIMEOUT_MS}, not {request.timeout_ms}")
+    if request.priority not in PRIORITIES:
+        raise InvalidRequest(f"priority must be an integer of 32 bits, not {request.priority}")
+    if len(request.user) > MAX_USER:
+        raise InvalidRequest(f"user must have at most {MAX_USER} characters, not {len(request.user)}")
+    if len(request.cache_salt) > MAX_SALT:
+        raise InvalidRequest(f"cache_salt must have at most {MAX_SALT} characters, not {len(request.cache_salt)}")
+    sampling_checks.check(request.sampling, vocab_size, max_logprobs)
+    if request.stream and sampling_checks.num_sequences(request.sampling) > request.sampling.n:
+        raise InvalidRequest("best_of is not for streams, because the best is known at the end: leave out stream")
+    truncated = request.truncate_prompt_tokens
+    if truncated is not None and truncated != -1 and truncated < 1:
+        raise InvalidRequest(f"truncate_prompt_tokens must be at least 1, or -1, not {truncated}")
+    return prompts_of(request)
+
+
+def prompts_of(request: GenerateRequest) -> TextPrompts | TokenPrompts | ChatPrompt:
+    """Returns what a request asks to continue.
+
+    Raises:
+        InvalidRequest: not exactly one of `prompt` and `messages`, nothing in it, several kinds mixed, or too many.
+    """
+    prompt, messages = request.prompt, request.messages
+    if messages is not None and prompt is None:
+        return ChatPrompt(conversation_of(request, messages))
+    if prompt is None or messages is not None:
+        raise InvalidRequest("give exactly one of prompt and messages")
+    if isinstance(prompt, str):
+        return TextPrompts([prompt])
+    if not prompt:
+        raise InvalidRequest("prompt is empty: give text, token ids, or several of either")
+    if _all_ids(prompt):
+        return TokenPrompts([prompt])
+    return _batch(prompt)
+
+
+def check_texts(texts: Sequence[str], limits: RequestLimits) -> None:
+    """Checks that no text is longer than a context full of the longest token: encoding it would be in vain.
+
+    Raises:
+        ContextLength: a text is too long.
+    """
+    longest, room = max(map(len, texts)), limits.max_model_len * limits.longest_token
+    if longest > room:
+        raise ContextLength(
+            f"the prompt has {longest} characters, more than {room}, the most that the context of "
+            f"{limits.max_model_len} tokens can hold: shorten the prompt"
+        )
+
+
+def check_lengths(prompt_lengths: Sequence[int], limits: RequestLimits) -> None:
+    """Checks that every prompt leaves room in the context.
+
+    Raises:
+        ContextLength: a prompt fills the context.
+    """
+    longest = max(prompt_lengths)
+    if longest >= limits.max_model_len:
+        raise ContextLength(
+            f"the prompt has {longest} tokens and the context {limits.max_model_len}, of which one must be left to "
+            "generate: shorten the prompt"
+        )
+
+
+def truncate(
+    prompts: Sequence[Sequence[int]], tokens: int | None, params: SamplingParams, limits: RequestLimits
+) -> Sequence[Sequence[int]]:
+    """Returns the last `tokens` tokens of each prompt: see `GenerateRequest.truncate_prompt_tokens`.
+
+    Raises:
+        InvalidRequest: the context does not hold as many.
+    """
+    if tokens is None:
+        return prompts
+    if tokens > limits.max_model_len:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens is {tokens}, more than the context of {limits.max_model_len} tokens: set it lower"
+        )
+    kept = max(1, limits.max_model_len - (params.max_tokens or 1)) if tokens == -1 else tokens
+    return [prompt[-kept:] for prompt in prompts]
+
+
+def check_ids(prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Checks that every prompt has tokens, and that the model has these tokens.
+
+    Raises:
+        InvalidRequest: names the prompt.
+    """
+    for index, ids in enumerate(prompts):
+        if not ids:
+            raise InvalidRequest(f"prompt {index} is empty: give at least one token")
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= vocab_size:
+            token = low if low < 0 else high
+            raise InvalidRequest(f"prompt {index} has token {token}, outside the vocabulary of {vocab_size} tokens")
+
+
+def tokens_to_generate(
+    prompt_lengths: Sequence[int], params: SamplingParams, limits: RequestLimits, *, return_token_ids: bool = False
+) -> int:
+    """Returns `max_tokens` of the request, by default the model's own number, and at most what the context leaves.
+
+    Raises:
+        InvalidRequest: too many completions, or `min_tokens` beyond the context.
+        ContextLength: a prompt fills the context, or `max_tokens` does not fit behind it.
+        PayloadTooLarge: the work or the result could not fit into a message.
+    """
+    sequences = len(prompt_lengths) * sampling_checks.num_sequences(params)
+    running = max(sequences, len(prompt_lengths) * (params.beam_width or 0))
+    if running > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"the request asks for {running} completions or beams, at most {MAX_SEQUENCES} are allowed"
+        )
+    check_lengths(prompt_lengths, limits)
+    longest = max(prompt_lengths)
+    room = limits.max_model_len - longest
+    default = min(room, limits.max_new_tokens or room)
+    max_tokens = default if params.max_tokens is None else params.max_tokens
+    if max_tokens > room:
+        raise ContextLength(
+            f"the prompt has {longest} tokens and max_tokens is {max_tokens}, the context has {limits.max_model_len}: "
+            f"shorten the prompt or set max_tokens to at most {room}"
+        )
+    if params.min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens {params.min_tokens} exceeds the {max_tokens} tokens that the context leaves")
+    ids = RESULT_BYTES * sum(prompt_lengths) if return_token_ids else 0
+    _check_payload(prompt_lengths, sequences, max_tokens, params, limits, ids)
+    return max_tokens
+
+
+def _check_payload(
+    prompt_lengths: Sequence[int],
+    sequences: int,
+    max_tokens: int,
+    params: SamplingParams,
+    limits: RequestLimits,
+    returned: int,
+) -> None:
+    """`returned`: bytes of the prompts' ids in the result."""
+    max_payload = limits.max_payload
+    room = max_payload - HEADROOM
+    work = 4 * sum(prompt_lengths)
+    slot = SLOT_BYTES * (max(prompt_lengths) + max_tokens)
+    if max(work, slot) > room:
+        raise PayloadTooLarge(
+            f"the request needs messages of {max(work, slot) + HEADROOM} bytes, the broker takes {max_payload}: "
+            "send fewer or shorter prompts"
+        )
+    prompts = returned
+    of_prompt = sampling_checks.num_logprobs(params.prompt_logprobs, limits.vocab_size)
+    if of_prompt is not None:
+        prompts += sum(prompt_lengths) * (SLOT_BYTES + LOGPROB_BYTES * (of_prompt + 1))
+        if prompts > room:
+            raise PayloadTooLarge(
+                f"prompt_logprobs could need a message of {prompts + HEADROOM} bytes, the broker takes {max_payload}: "
+                "send fewer or shorter prompts, or ask for fewer log-probabilities"
+            )
+    of_token = sampling_checks.num_logprobs(params.logprobs, limits.vocab_size)
+    per_token = RESULT_BYTES + (0 if of_token is None else LOGPROB_BYTES * (of_token + 1))
+    result = per_token * sequences * max_tokens + prompts
+    if result > room:
+        raise PayloadTooLarge(
+            f"the result could need a message of {result + HEADROOM} bytes, the broker takes {max_payload}: "
+            f"set max_tokens to at most {max((room - prompts) // (per_token * sequences), 0)}, "
+            "or ask for fewer completions"
+        )
+
+
+def _batch(prompts: Sequence[int | str | Sequence[int]]) -> TextPrompts | TokenPrompts:
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt has {len(prompts)} prompts, at most {MAX_PROMPTS} fit into one request")
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) == len(prompts):
+        return TextPrompts(texts)
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str | int)]
+    if len(ids) == len(prompts):
+        return TokenPrompts(ids)
+    raise InvalidRequest("prompt has several kinds: give either texts or lists of token ids")
+
+
+def _all_ids(prompt: Sequence[int | str | Sequence[int]]) -> TypeGuard[Sequence[int]]:
+    return all(isinstance(entry, int) for entry in prompt)

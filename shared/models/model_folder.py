@@ -1,0 +1,219 @@
+"""Finds a model, which is a folder in Hugging Face format or a GGUF file, and reads its configuration."""
+
+import hashlib
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models.fetch import fetch
+from pagewire.shared.models.gguf import config as gguf_config
+from pagewire.shared.models.gguf.reader import SUFFIX, GgufModel, model_name
+from pagewire.shared.models.named_models import BUNDLED as BUNDLED_NAME
+from pagewire.shared.models.named_models import DEFAULT, NAMED_MODELS
+from pagewire.shared.models.text_config import text_part
+from pagewire.shared.settings.config import Settings
+
+BUNDLED = Path(__file__).parents[2] / "bundled"
+"""Folder of the small model that is part of the package."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_WEIGHTS = "*.safetensors"
+_WANTED = ["*.json", _WEIGHTS, "*.jinja", "*.model"]
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+def folder_of(settings: Settings, stop: threading.Event | None = None) -> Path:
+    """Returns the folder or GGUF file of the model; see `resolve`."""
+    return resolve(settings.model, settings.revision, weights=settings.load_format != "dummy", stop=stop)
+
+
+def tokenizer_folder(settings: Settings, stop: threading.Event | None = None) -> Path:
+    """Returns the folder or GGUF file of the tokenizer, which is the model's unless it is set; see `resolve`."""
+    return resolve(settings.tokenizer, weights=False, stop=stop) if settings.tokenizer else folder_of(settings, stop)
+
+
+def resolve(model: str, revision: str = "", *, weights: bool = True, stop: threading.Event | None = None) -> Path:
+    """Returns the folder or GGUF file of `model`: a path, a short name, a hub id, or "" for the default model.
+
+    A model that is not in the cache is downloaded.
+
+    Args:
+        model: see above. A folder of that name takes precedence.
+        revision: branch, tag or commit of a hub id; "": the newest.
+        weights: whether a download includes the weights.
+        stop: stops the download of a named model when it is set.
+
+    Raises:
+        ConfigurationError: there is no such folder, file or model, or the model cannot be fetched; or there is a
+            revision without a hub id.
+    """
+    model = model or DEFAULT.name
+    if revision and (
+        Path(model).expanduser().exists() or model in NAMED_MODELS or model == BUNDLED_NAME or model.endswith(SUFFIX)
+    ):
+        raise ConfigurationError(f"only a hub id has revisions, and {model} is none: leave revision out")
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.suffix == SUFFIX:
+        if not folder.is_file():
+            raise ConfigurationError(f"there is no file {model}: give an existing one")
+        return folder.absolute()  # links are not resolved: the other parts of a split model are in the link's folder
+    if model == BUNDLED_NAME:
+        return BUNDLED
+    if model in NAMED_MODELS:
+        return fetch(NAMED_MODELS[model], stop)
+    if not _HUB_ID.fullmatch(model):
+        raise ConfigurationError(f"there is no folder {model}: give an existing one, or a hub id such as org/name")
+    return _download(model, revision, weights=weights)
+
+
+def served_names(settings: Settings) -> list[str]:
+    """Returns the model's names in requests, of which the first is its own and the others are aliases."""
+    given = [name.strip() for name in settings.served_model_name.split(",")]
+    return list(dict.fromkeys(filter(None, given))) or [_own_name(settings)]
+
+
+def served_name(settings: Settings) -> str:
+    """Returns the model's name in requests: the setting, else the folder's or file's name, short name or hub id."""
+    return served_names(settings)[0]
+
+
+def _own_name(settings: Settings) -> str:
+    if not settings.model:
+        return DEFAULT.name
+    folder = Path(settings.model).expanduser()
+    if folder.suffix == SUFFIX:
+        return model_name(folder)
+    return folder.resolve().name if folder.is_dir() else settings.model
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns the model's config.json, or the same for a GGUF file; of a model that also takes images, the decoder's.
+
+    Raises:
+        ConfigurationError: the file is missing or malformed.
+    """
+    if path.suffix == SUFFIX:
+        return gguf_config.read_config(GgufModel.open(path))
+    return text_part(_read_object(path / "config.json"))
+
+
+def read_generation_config(path: Path) -> dict[str, Any]:
+    """Returns the model's generation_config.json, or the generation config of a named model; empty without either.
+
+    Raises:
+        ConfigurationError: the file is malformed.
+    """
+    if path.suffix == SUFFIX:
+        return next((dict(model.generation_config) for model in NAMED_MODELS.values() if model.path == path), {})
+    file = path / "generation_config.json"
+    return _read_object(file) if file.exists() else {}
+
+
+def eos_ids(path: Path) -> frozenset[int]:
+    """Returns the tokens that end a text, from config.json and generation_config.json, or from a GGUF file's metadata.
+
+    Raises:
+        ConfigurationError: a file is malformed, or an entry is not a token id.
+    """
+    if path.suffix == SUFFIX:
+        return gguf_config.eos_ids(GgufModel.open(path))
+    tokens: set[int] = set()
+    config = read_config(path) if (path / "config.json").exists() else {}
+    for name, fields in (("config.json", config), ("generation_config.json", read_generation_config(path))):
+        value = fields.get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise ConfigurationError(f"{path / name} has an eos_token_id that is neither a token id nor a list of them")
+        tokens.update(ids)
+    return frozenset(tokens)
+
+
+def max_model_len(settings: Settings, config: dict[str, Any]) -> int:
+    """Returns the context length in tokens: the setting, by default the model's own length.
+
+    Raises:
+        ConfigurationError: the setting exceeds the model's length, or neither gives a length.
+    """
+    own = _own_context(config)
+    length = settings.max_model_len
+    if length is not None and length < 1:
+        raise ConfigurationError(f"max-model-len is {length}: it must be at least 1")
+    if length is None:
+        if own is None:
+            raise ConfigurationError("config.json has no max_position_embeddings: set max-model-len")
+        return own
+    if own is not None and length > own:
+        raise ConfigurationError(f"max-model-len {length} exceeds the model's context of {own}: set at most {own}")
+    return length
+
+
+def _own_context(config: dict[str, Any]) -> int | None:
+    """Returns the model's context length; None if config.json has none.
+
+    YaRN in `rope_scaling` can be added to a config.json without raising max_position_embeddings, as Qwen2.5's model
+    card says: the context is then the one trained on, times the factor.
+    """
+    own: int | None = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if own is None or not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return own
+    original, factor = rope.get("original_max_position_embeddings") or own, rope.get("factor") or 1.0
+    if not isinstance(original, int) or not isinstance(factor, int | float):
+        return own
+    return max(own, int(original * factor))
+
+
+def revision(path: Path) -> str:
+    """Returns a fingerprint of the configuration and of the weight files' names and sizes, 12 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: the configuration is missing.
+    """
+    digest = hashlib.sha256(json.dumps(read_config(path), sort_keys=True).encode())
+    for file in weight_files(path):
+        digest.update(f"\n{file.name} {file.stat().st_size}".encode())
+    return digest.hexdigest()[:12]
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Returns the files with the weights of a folder or of a GGUF model.
+
+    Raises:
+        ConfigurationError: a part of a GGUF model is missing or broken.
+    """
+    return list(GgufModel.open(path).files) if path.suffix == SUFFIX else sorted(path.glob("*.safetensors"))
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{file.parent} has no {file.name}: give a model folder in Hugging Face format"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{file} is not JSON ({error}): fetch the model again") from error
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{file} does not hold a JSON object: fetch the model again")
+    return value
+
+
+def _download(model: str, revision: str, *, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # base class of its connection errors
+
+    try:
+        wanted = [pattern for pattern in _WANTED if weights or pattern != _WEIGHTS]
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=wanted))
+    except (OSError, ValueError, HTTPError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigurationError(
+            f"there is no folder or short name {model}, and the hub does not give a model of that id: {reason[0]}"
+        ) from error

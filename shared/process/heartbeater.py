@@ -1,0 +1,89 @@
+"""Sends the heartbeats of one service instance."""
+
+import asyncio
+import time
+
+import msgspec
+import structlog
+
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.errors import BusUnavailable
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.process.context import Service
+
+INTERVAL = 0.5
+"""Seconds between two heartbeats."""
+TOGETHER = 0.01
+"""Seconds after a request for a heartbeat: one heartbeat answers all that come meanwhile."""
+LOST_AFTER = 60.0
+"""Seconds without a broker after which the service gives up."""
+
+_log = structlog.get_logger()
+
+
+class Heartbeater:
+    """Publishes a service's heartbeat twice a second, and at once on `announce` and when somebody asks for it."""
+
+    def __init__(self, bus: Bus, name: str, instance: str) -> None:
+        self._bus = bus
+        self._subject = f"{subjects.HEARTBEAT}.{name}.{instance}"
+        self._service: Service | None = None
+        self._draining = False
+        self._asked: asyncio.TimerHandle | None = None
+        """Sends the heartbeat that somebody has asked for."""
+
+    def drain(self) -> None:
+        """Says from now on, and at once, that the service drains."""
+        self._draining = True
+        self.announce()
+
+    def beat_of(self, service: Service) -> Heartbeat:
+        """Returns the current heartbeat of the service. A service that drains is not ready."""
+        beat = service.heartbeat()
+        return msgspec.structs.replace(beat, ready=False, draining=True) if self._draining else beat
+
+    def announce(self) -> None:
+        """Sends a heartbeat now; does nothing before `run`, while the service is still being created."""
+        if self._service is None:
+            return
+        try:
+            self._bus.publish(self._subject, encode(self.beat_of(self._service)))
+        except BusUnavailable:
+            _log.debug("heartbeat_not_sent")
+
+    async def run(self, service: Service) -> None:
+        """Sends heartbeats until cancelled.
+
+        Raises:
+            BusUnavailable: there was no broker for `LOST_AFTER` seconds.
+        """
+        self._service = service
+        self._bus.on_reconnect(self.announce)  # others may have missed heartbeats
+        asked = await self._bus.subscribe(subjects.ANNOUNCE, self._on_asked)
+        try:
+            await self._repeat()
+        finally:
+            await asked.unsubscribe()
+            if self._asked is not None:
+                self._asked.cancel()
+
+    async def _repeat(self) -> None:
+        connected_at = time.monotonic()
+        while True:
+            self.announce()
+            now = time.monotonic()
+            if self._bus.connected:
+                connected_at = now
+            elif now - connected_at > LOST_AFTER:
+                raise BusUnavailable(f"there was no broker for {LOST_AFTER:.0f} s: check that it runs at --nats-url")
+            await asyncio.sleep(INTERVAL)
+
+    def _on_asked(self, _: Message) -> None:
+        if self._asked is None:
+            self._asked = asyncio.get_running_loop().call_later(TOGETHER, self._answer)
+
+    def _answer(self) -> None:
+        self._asked = None
+        self.announce()

@@ -1,0 +1,109 @@
+"""Settings of the process in Linux: it dies with its supervisor, and is scheduled as a batch process."""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pagewire.shared.process.polling import poll
+
+PARENT = "PAGEWIRE_PARENT"
+"""Environment variable with the process id of the supervisor that started this process."""
+INSTANCE = "PAGEWIRE_INSTANCE"
+"""Environment variable with the instance id that the supervisor gave to this process."""
+PREDECESSORS = "PAGEWIRE_PREDECESSORS"
+"""Environment variable with the process ids, separated by commas, of draining processes that this one succeeds."""
+LISTENER = "PAGEWIRE_LISTENER"
+"""Environment variable with the file descriptor of the listening socket that the supervisor gave to a gateway."""
+BROKER_FOLDER = "PAGEWIRE_BROKER_FOLDER"
+"""Environment variable with the folder in which the embedded broker stores its streams."""
+REFUSAL = "PAGEWIRE_REFUSAL"
+"""Environment variable with the file descriptor to which this process writes why it refuses its settings."""
+END_NOW = signal.SIGUSR1
+"""Signal by which a supervisor ends a service without a drain."""
+STOP = signal.SIGUSR2
+"""Signal by which a supervisor drains a service that it will not start again."""
+
+LARGE = 1 << 20
+"""Bytes from which on an allocation is returned to the system as soon as it is freed."""
+
+_PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """Has this process killed when its supervisor ends, however it ends; no effect without a supervisor."""
+    if PARENT in os.environ:
+        die_with(int(os.environ[PARENT]))
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when the thread of `parent` that started it ends; no effect outside Linux."""
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent ended before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def return_freed_memory() -> None:
+    """Has the C library return freed memory to the system; no effect outside glibc.
+
+    By default it keeps what it once needed for large allocations, such as requests of several megabytes, and for each
+    thread. The executor had better not call this: it allocates large tensors again and again.
+    """
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE)  # also ends the adjustment of this threshold, which grows with use
+        mallopt(_M_TRIM_THRESHOLD, 8 * LARGE)
+        mallopt(_M_ARENA_MAX, 2)
+
+
+def refuse_settings(reason: str) -> None:
+    """Tells the supervisor why this process refuses its settings; without a supervisor, says it on standard error."""
+    if REFUSAL in os.environ:
+        os.write(int(os.environ[REFUSAL]), reason.encode())
+    else:
+        print(reason, file=sys.stderr)
+
+
+def predecessors() -> list[int]:
+    """Returns the ids of the draining processes whose successor this one is."""
+    return [int(process) for process in os.environ.get(PREDECESSORS, "").split(",") if process]
+
+
+async def wait_for(processes: Sequence[int]) -> None:
+    """Returns once the processes have ended, at once if there are none."""
+    await poll(lambda: not any(map(_exists, processes)))
+
+
+def resident_bytes(process: int) -> int:
+    """Returns the bytes of memory that a process holds, 0 if it has ended."""
+    try:
+        pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, PermissionError):  # another user has the number now
+        return False
+    return True
+
+
+def use_batch_scheduling() -> None:
+    """Selects SCHED_BATCH for this process and its future threads; no effect outside Linux.
+
+    When cores are few, the default policy lets each message preempt its sender and be handled alone. With SCHED_BATCH
+    the sender goes on, so that messages sent together are handled together. An idle core still takes over at once.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # some sandboxes refuse the call
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

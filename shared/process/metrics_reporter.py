@@ -1,0 +1,58 @@
+"""Reports the metrics of one service instance to whoever asks: the gateway over the bus, and the OTLP push."""
+
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from pagewire.shared import subjects
+from pagewire.shared.bus import Bus, Message
+from pagewire.shared.messages import encode
+from pagewire.shared.messages.metrics import MetricsReport
+from pagewire.shared.metrics import table
+from pagewire.shared.metrics.metric import Sample
+from pagewire.shared.models import model_folder
+from pagewire.shared.process.context import Service
+from pagewire.shared.process.heartbeater import Heartbeater
+from pagewire.shared.settings.config import Settings
+from pagewire.shared.telemetry import tracing
+
+_STATM = Path("/proc/self/statm")
+
+
+class Reporter:
+    """Collects the values of a service and of its process."""
+
+    def __init__(self, bus: Bus, settings: Settings, heartbeater: Heartbeater, service: Service) -> None:
+        self._bus = bus
+        self._model = model_folder.served_name(settings)
+        self._heartbeater = heartbeater
+        self._service = service
+        self._started = time.time()
+
+    async def listen(self) -> None:
+        """Answers on the bus from now on."""
+        await self._bus.subscribe(subjects.METRICS, self._on_request)
+
+    def report(self) -> MetricsReport:
+        """Returns all values as they are now."""
+        beat = self._heartbeater.beat_of(self._service)
+        samples = [
+            table.READY.sample(float(beat.ready)),
+            table.DRAINING.sample(float(beat.draining)),
+            *self._of_process(),
+            *self._service.metrics(),
+        ]
+        return MetricsReport(beat.service, beat.instance, self._model, self._started, samples)
+
+    def _of_process(self) -> Iterator[Sample]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        yield table.CPU_TIME.sample(usage.ru_utime + usage.ru_stime)
+        if _STATM.exists():
+            yield table.MEMORY.sample(float(_STATM.read_text().split()[1]) * resource.getpagesize())
+        yield table.RECONNECTS.sample(self._bus.reconnections)
+        yield table.DROPPED_SPANS.sample(tracing.dropped_spans())
+
+    def _on_request(self, message: Message) -> None:
+        if subjects.is_client_inbox(message.reply):  # the gateway's: clients may not publish this subject
+            self._bus.publish(message.reply, encode(self.report()))

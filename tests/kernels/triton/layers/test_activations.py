@@ -1,0 +1,47 @@
+"""Activations of gates."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.kernels.activation import Activation
+from pagewire.kernels.triton.layers import gated
+from tests.kernels.triton.batches import DEVICE, assert_close, poisoned
+
+OVERFLOWS = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+"""NumPy's word for the infinity that is meant."""
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def values(rows: int, size: int, dtype: torch.dtype = torch.float32, scale: float = 3.0) -> torch.Tensor:
+    return (torch.randn(rows, size, generator=torch.Generator().manual_seed(size)) * scale).to(DEVICE, dtype)
+
+
+@OVERFLOWS
+@pytest.mark.parametrize("kind", Activation)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gated(dtype: torch.dtype, kind: Activation) -> None:
+    x = values(3, 2 * 1100, dtype)
+    out = poisoned(x[:, :1100].contiguous())
+    gated.gated(x, out, kind)
+    assert_close(out, gated.reference(x, kind), dtype)
+
+
+@OVERFLOWS
+@pytest.mark.parametrize("kind", Activation)
+def test_large_inputs_do_not_overflow(kind: Activation) -> None:
+    x = torch.tensor([[-60.0, -20.0, 0.0, 20.0, 60.0]], device=DEVICE)
+    out = poisoned(x)
+    gate = torch.cat((x, torch.ones_like(x)), 1)
+    gated.gated(gate, out, kind)
+    assert_close(out, gated.reference(gate, kind), torch.float32)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 1500))
+def test_any_shape(rows: int, size: int) -> None:
+    x = values(rows, 2 * size)
+    out = poisoned(x[:, :size].contiguous())
+    gated.gated(x, out, Activation.SILU)
+    assert_close(out, gated.reference(x, Activation.SILU), torch.float32)

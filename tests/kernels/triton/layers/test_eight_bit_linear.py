@@ -1,0 +1,62 @@
+"""Products of activations and weights of eight bits, and the rounding of activations."""
+
+import pytest
+import torch
+
+from pagewire.kernels.triton.layers import eight_bit_linear, round_rows
+from pagewire.kernels.triton.layers.eight_bit_linear import EightBitMatrix
+from pagewire.kernels.triton.layers.split_inputs import counters_of
+from tests.kernels.triton.batches import DEVICE, TOLERANCE, poisoned
+
+DTYPES = (torch.int8, torch.float8_e4m3fn)
+
+
+def rounded(x: torch.Tensor, group: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    out = torch.empty_like(x, dtype=dtype)
+    scales = poisoned(torch.empty(len(x), x.shape[1] // group, device=DEVICE))
+    round_rows.round_rows(x, group, out, scales)
+    return out, scales
+
+
+def rows(count: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    x = torch.randn(count, inputs, generator=torch.Generator().manual_seed(count)) * torch.arange(1, count + 1)[:, None]
+    return x.to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("inputs", "group"), [(128, 32), (1100, 1100), (96, 96)])
+def test_rounding(dtype: torch.dtype, inputs: int, group: int) -> None:
+    x = rows(3, inputs)
+    x[1] = 0.0
+    found, scales = rounded(x, group, dtype)
+    expected, expected_scales = round_rows.reference(x, group, dtype)
+    torch.testing.assert_close(scales, expected_scales, rtol=1e-6, atol=0)
+    step = 1.0 if dtype == torch.int8 else 32.0  # of the largest numbers, where a quotient may differ in its last bit
+    assert (found.float() - expected.float()).abs().max() <= step
+    assert (found.float() != expected.float()).float().mean() < 0.01
+    assert found.float().abs().amax(1)[0] == round_rows.LARGEST[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("inputs", "group"), [(128, 32), (128, 128), (1024, 128)], ids=["groups", "per output", "shared inputs"]
+)
+@pytest.mark.parametrize("count", [3, 40])
+def test_products(dtype: torch.dtype, inputs: int, group: int, count: int) -> None:
+    random = torch.Generator().manual_seed(group)
+    values = (torch.randn(70, inputs, generator=random) * 40).to(dtype)
+    every = (torch.rand(inputs // group, 70, generator=random) / 40).to(DEVICE)
+    matrix = EightBitMatrix(values.to(DEVICE), every, counters_of(70, DEVICE))
+    x, scales = rounded(rows(count, inputs), group, dtype)
+    bias = torch.arange(70.0, device=DEVICE) if count == 3 else None
+    out = poisoned(torch.empty(count, 70, device=DEVICE))
+    eight_bit_linear.eight_bit_linear(x, scales, matrix, bias, out)
+    expected = eight_bit_linear.reference(x, scales, matrix, bias)
+    rounded_sums = dtype == torch.float8_e4m3fn and torch.cuda.is_available()  # to 14 bits, by sm_90's tensor cores
+    limit = 2.0**-12 if rounded_sums else TOLERANCE[torch.float32]
+    assert ((out - expected).abs().max() / expected.abs().max()).item() <= limit
+
+
+def test_groups_that_the_kernel_does_not_have() -> None:
+    with pytest.raises(ValueError, match="groups of 48"):
+        eight_bit_linear.tile_of(48)

@@ -1,0 +1,69 @@
+"""Products with weights as integers."""
+
+import pytest
+import torch
+
+from pagewire.kernels.triton.layers import integer_linear
+from pagewire.kernels.triton.layers.integer_linear import IntegerMatrix, pack
+from pagewire.kernels.triton.layers.split_inputs import splits_of
+from tests.kernels.triton.batches import DEVICE, assert_close, poisoned
+
+
+def weights(bits: int, outputs: int, inputs: int, group: int, *, zero: int = 0, lowest: bool = False) -> IntegerMatrix:
+    random = torch.Generator().manual_seed(inputs + bits)
+    codes = torch.randint(1 << bits, (outputs, inputs), generator=random, dtype=torch.uint8)
+    scales = torch.rand(outputs, inputs // group, generator=random) * 2.0**-bits
+    minima = -torch.rand(outputs, inputs // group, generator=random) if lowest else None
+    found = pack(codes, bits, scales, zero, minima)
+    moved = None if found.minima is None else found.minima.to(DEVICE)
+    on_device = found.codes.to(DEVICE), found.scales.to(DEVICE), moved
+    return IntegerMatrix(*on_device, found.per_word, found.zero, found.counters.to(DEVICE))
+
+
+def multiply(rows: int, matrix: IntegerMatrix, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, matrix.inputs, generator=random).to(DEVICE, dtype)
+    out = poisoned(x.new_empty(rows, matrix.outputs))
+    integer_linear.integer_linear(x, matrix, bias, out)
+    assert_close(out, integer_linear.reference(x, matrix, bias), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        weights(4, 70, 256, 64, zero=8),
+        weights(4, 70, 96, 32, lowest=True),
+        weights(8, 40, 160, 160, zero=128),
+        weights(5, 40, 96, 16, zero=16),
+        weights(4, 40, 192, 16, zero=8),
+    ],
+    ids=["int4", "int4 minima", "int8 per output", "groups of 16", "int4 in groups of 16"],
+)
+def test_products(matrix: IntegerMatrix, dtype: torch.dtype) -> None:
+    multiply(3, matrix, None, dtype)
+    multiply(19, matrix, torch.arange(matrix.outputs, device=DEVICE, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 65])
+def test_rows_of_every_tile(rows: int) -> None:
+    multiply(rows, weights(4, 33, 64, 64, zero=8), None, torch.bfloat16)
+
+
+@pytest.mark.parametrize("matrix", [weights(4, 70, 2048, 128, zero=8), weights(8, 40, 1024, 1024, zero=100)], ids=str)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_programs_that_share_the_inputs(matrix: IntegerMatrix, rows: int) -> None:
+    assert splits_of(3, len(matrix.codes)) > 1
+    for _ in range(2):
+        multiply(rows, matrix, torch.arange(matrix.outputs, device=DEVICE, dtype=torch.bfloat16), torch.bfloat16)
+        assert not matrix.counters.any(), "the next product counts from 0"
+
+
+def test_codes_of_four_bits_share_bytes() -> None:
+    assert weights(4, 8, 64, 32).codes.nbytes == 8 * 32
+    assert weights(5, 8, 64, 32).codes.nbytes == 8 * 64
+
+
+def test_groups_that_the_kernel_does_not_have() -> None:
+    with pytest.raises(ValueError, match="groups of 24"):
+        weights(4, 8, 48, 24)

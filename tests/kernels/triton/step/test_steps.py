@@ -1,0 +1,146 @@
+"""Inputs and bookkeeping of steps: the device runs on its own, and stays equal to a simple account in Python."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagewire.kernels.triton.step import bookkeeping, step_inputs
+from pagewire.kernels.triton.step.sequence_state import SequenceState
+from pagewire.shared.sampling_parameters import NOT_FINITE
+from tests.kernels.triton.batches import DEVICE, int32
+
+BLOCK_SIZE, CONTEXT, DUMMY = 4, 24, 77
+STOPS = [[7, -1], [-1, -1], [8, 9], [7, 8], [-1, -1]]
+
+
+def sequence_state(known: list[int], computed: list[int], limit: int = CONTEXT, last: int = CONTEXT) -> SequenceState:
+    slots = len(known)
+    tokens = torch.full((slots, CONTEXT), -5, dtype=torch.int32)
+    for slot, count in enumerate(known):
+        tokens[slot, :count] = torch.arange(count) + 100 * slot
+    tables = torch.arange(slots * (CONTEXT // BLOCK_SIZE), dtype=torch.int32).reshape(slots, -1).flip(0)
+    columns = (int32([limit] * slots), int32([last] * slots), int32([1] * slots))
+    return SequenceState(tokens.to(DEVICE), int32(known), int32(computed), *columns, tables.contiguous().to(DEVICE))
+
+
+def new_inputs(rows: int, tokens: int) -> step_inputs.StepInputs:
+    def garbage(count: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.full((count,), -12345, dtype=dtype, device=DEVICE)
+
+    places = garbage(tokens, torch.int64)
+    return step_inputs.StepInputs(garbage(tokens), garbage(tokens), places, garbage(rows), garbage(rows), garbage(rows))
+
+
+def cumulative(query_lens: list[int]) -> torch.Tensor:
+    return int32([0, *query_lens]).cumsum(0).int()
+
+
+def step(
+    state: SequenceState, slots: list[int], query_lens: list[int], sampled: list[int], padding: int = 0
+) -> tuple[step_inputs.StepInputs, list[int]]:
+    """One step, checked against the references."""
+    rows, cu = int32(slots), cumulative(query_lens)
+    inputs = new_inputs(len(slots), sum(query_lens) + padding)
+    tokens, columns = step_inputs.reference(state, rows, cu, DUMMY, BLOCK_SIZE, sum(query_lens) + padding)
+    step_inputs.step_inputs(state, rows, cu, DUMMY, BLOCK_SIZE, inputs)
+    found = torch.stack((inputs.ids, inputs.positions, inputs.places // BLOCK_SIZE), 1)
+    assert found.tolist() == tokens
+    live = inputs.places // BLOCK_SIZE != DUMMY
+    assert torch.equal((inputs.places % BLOCK_SIZE)[live], (inputs.positions % BLOCK_SIZE)[live].long())
+    assert torch.stack((inputs.num_computed_tokens, inputs.ends, inputs.lengths), 1).tolist() == columns
+
+    copy = SequenceState(*(getattr(state, name).clone() for name in SequenceState.__slots__))
+    finishes = torch.full((len(slots),), 99, dtype=torch.uint8, device=DEVICE)
+    arguments = (rows, cu, inputs.num_computed_tokens, inputs.ends, int32(STOPS[: len(state.known)]), int32(sampled))
+    expected = bookkeeping.reference(copy, *arguments)
+    seen = torch.zeros(len(state.known), max(0, *sampled) + 1, dtype=torch.int32, device=DEVICE)
+    bookkeeping.bookkeeping(state, *arguments, finishes, seen)
+    assert finishes.tolist() == expected
+    for name in SequenceState.__slots__:
+        assert torch.equal(getattr(state, name), getattr(copy, name)), name
+    return inputs, expected
+
+
+def test_decode_steps_follow_each_other_without_the_host() -> None:
+    state = sequence_state([3, 5], [2, 4], last=9)
+    for token in (1, 2, 3):
+        step(state, [1, 0], [1, 1], [token, token + 10])
+    assert state.tokens[0, :6].tolist() == [0, 1, 2, 11, 12, 13]
+    assert state.known.tolist() == [6, 8]
+    assert state.computed.tolist() == [5, 7]
+
+
+def test_a_stop_id_makes_a_dead_row_that_writes_to_the_dummy_block() -> None:
+    state = sequence_state([3, 3, 3], [2, 2, 2])
+    _, finishes = step(state, [0, 1, 2], [1, 1, 1], [7, 7, 9])
+    assert finishes == [1, 0, 1]
+    inputs, finishes = step(state, [0, 1, 2], [1, 1, 1], [5, 5, 5])
+    assert (inputs.places // BLOCK_SIZE == DUMMY).tolist() == [True, False, True]
+    assert inputs.num_computed_tokens.tolist() == [-1, 3, -1]
+    assert finishes == [0, 0, 0]
+
+
+def test_length_ends_a_sequence_and_a_stop_id_goes_before_it() -> None:
+    state = sequence_state([3, 3], [2, 2], last=4)
+    _, finishes = step(state, [0, 1], [1, 1], [7, 7])
+    assert finishes == [1, 2]
+    assert state.alive.tolist() == [0, 0]
+
+
+def test_a_row_without_a_token_is_dead_afterwards() -> None:
+    state = sequence_state([3, 4], [2, 3], last=5)
+    assert step(state, [0, 1], [1, 1], [NOT_FINITE, NOT_FINITE])[1] == [3, 3]
+    inputs, _ = step(state, [0, 1], [1, 1], [-1, -1])
+    assert (inputs.places // BLOCK_SIZE).tolist() == [DUMMY, DUMMY]
+
+
+def test_a_prompt_in_chunks_samples_at_its_end_only() -> None:
+    state = sequence_state([9], [0])
+    inputs, _ = step(state, [0], [5], [6])
+    assert inputs.ends.tolist() == [-1]
+    assert state.known.tolist() == [9]
+    inputs, _ = step(state, [0], [4], [6])
+    assert inputs.ends.tolist() == [9]
+    assert state.tokens[0, 9] == 6
+
+
+def test_a_slot_at_its_limit_waits() -> None:
+    state = sequence_state([5], [4], limit=4)
+    inputs, _ = step(state, [0], [1], [6])
+    assert inputs.num_computed_tokens.tolist() == [-1]
+    state.limit.fill_(8)
+    inputs, _ = step(state, [0], [1], [6])
+    assert inputs.num_computed_tokens.tolist() == [4]
+
+
+def test_padding_of_a_graph_goes_to_the_dummy_block() -> None:
+    state = sequence_state([5, 6], [4, 0])
+    inputs, _ = step(state, [0, 1, 0, 0], [1, 6, 0, 0], [1, 2, 3, 4], padding=9)
+    assert (inputs.places[7:] // BLOCK_SIZE == DUMMY).all()
+
+
+def test_penalties_count_the_token() -> None:
+    state = sequence_state([3, 3], [2, 2])
+    seen = torch.zeros(2, 10, dtype=torch.int32, device=DEVICE)
+    finishes = torch.zeros(2, dtype=torch.uint8, device=DEVICE)
+    rows, cu = int32([1, 0]), cumulative([1, 1])
+    stops = int32(STOPS[:2])
+    bookkeeping.bookkeeping(state, rows, cu, int32([2, -1]), int32([3, -1]), stops, int32([4, 5]), finishes, seen)
+    assert seen.tolist() == [[0] * 10, [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=5),
+    st.integers(4, CONTEXT),
+    st.integers(4, CONTEXT),
+    st.integers(0, 10),
+    st.randoms(use_true_random=False),
+)
+def test_any_rows(columns: list[tuple[int, int, int]], limit: int, last: int, token: int, random: "object") -> None:
+    computed = [row[0] for row in columns]
+    state = sequence_state([row[0] + row[1] for row in columns], computed, limit, last)
+    slots = list(range(len(columns)))
+    random.shuffle(slots)  # type: ignore[attr-defined]
+    for padding in (0, 5):
+        step(state, slots, [row[2] for row in columns], [(token + slot) % 11 for slot in slots], padding)

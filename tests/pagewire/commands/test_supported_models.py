@@ -1,0 +1,20 @@
+"""The page of models is what the last sweep has found, and the sweep holds what is promised."""
+
+from pathlib import Path
+
+from pagewire.commands import supported_models
+from pagewire.commands.supported_models import Outcome
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+
+
+def test_the_page_is_that_of_the_sweep() -> None:
+    assert PAGE.read_text() == supported_models.page(supported_models.read()), "run `make models`"
+
+
+def test_nothing_that_is_served_is_wrong() -> None:
+    sweep = supported_models.read()
+    assert sweep.count(Outcome.WRONG, Outcome.CRASHED) == 0
+    assert sweep.count(Outcome.NATIVE, Outcome.EXACT) >= 70
+    refused = {family.model_type for family in sweep.families if family.outcome == Outcome.REFUSED}
+    assert {"falcon_h1", "inkling_text", "diffllama"} <= refused

@@ -1,0 +1,120 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from pagewire.services.gateway.requests.sampling_fields import read_body, split_sampling
+from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.messages.client import StructuredOutputsParams
+
+KNOWN = frozenset({"prompt", "best_of", "logprobs"})
+
+
+def read(body: bytes) -> dict[str, Any]:
+    return read_body(body, KNOWN, "request")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"metadata": {"a": "b"}},
+        {"store": True},
+        {"service_tier": "flex"},
+        {"parallel_tool_calls": False},
+        {"tools": None},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "text"}},
+        {"logprobs": False},
+        {"logit_bias": {}},
+        {"logit_bias": None},
+        {"modalities": ["text"]},
+        {"kv_transfer_params": {}},
+        {"vllm_xargs": {}},
+        {"cache_prompt": True},
+        {"whatever": None},
+    ],
+)
+def test_what_asks_for_nothing_is_not_there(field: dict[str, Any]) -> None:
+    assert read(msgspec.json.encode({"prompt": "x", **field})) == {"prompt": "x"}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": "required"},
+        {"reasoning_effort": "high"},
+        {"functions": [{}]},
+        {"modalities": ["audio"]},
+    ],
+)
+def test_what_asks_for_more_is_refused_by_name(field: dict[str, Any]) -> None:
+    (name,) = field
+    with pytest.raises(InvalidRequest, match=f"^{name} is not supported yet"):
+        read(msgspec.json.encode({"prompt": "x", **field}))
+
+
+def test_fields_of_the_route_are_for_the_route_to_judge() -> None:
+    assert read(b'{"best_of": 2, "logprobs": 0, "logit_bias": {"1": 1}}') == {
+        "best_of": 2,
+        "logprobs": 0,
+        "logit_bias": {"1": 1},
+    }
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a": "\xff"}', b"[" * 50_000, b'{"a":' * 50_000])
+def test_what_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="the body is not a request"):
+        read(body)
+
+
+def test_the_sampling_fields_are_those_that_are_given() -> None:
+    body = {"prompt": "x", "temperature": 1, "top_p": 1.0, "logit_bias": {"5": 1}, "stop": "end"}
+    own, sampling = split_sampling(body, KNOWN)
+    assert own == {"prompt": "x"}
+    assert sampling == {"temperature": 1.0, "top_p": 1.0, "logit_bias": {5: 1.0}, "stop": "end"}
+
+
+@pytest.mark.parametrize(
+    ("response_format", "meant"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}, "strict": True}},
+            {"json": {"type": "null"}},
+        ),
+        (
+            {
+                "type": "structural_tag",
+                "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}],
+                "triggers": ["<a>"],
+            },
+            {"structural_tag": {"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}},
+        ),
+    ],
+)
+def test_a_response_format_is_a_structured_output(response_format: object, meant: dict[str, Any]) -> None:
+    _, sampling = split_sampling({"response_format": response_format}, KNOWN)
+    assert sampling == {"structured_outputs": StructuredOutputsParams(**meant)}
+
+
+@pytest.mark.parametrize(
+    "response_format", [1, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}]
+)
+def test_a_malformed_response_format_is_refused(response_format: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"^response_format is malformed"):
+        split_sampling({"response_format": response_format}, KNOWN)
+
+
+def test_one_form_is_enough() -> None:
+    with pytest.raises(InvalidRequest, match=r"^response_format and structured_outputs"):
+        split_sampling({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, KNOWN)
+
+
+@pytest.mark.parametrize("body", [{"max_token": 1}, {"top_k": "many"}, {"stop": [1]}])
+def test_a_wrong_field_is_named(body: dict[str, Any]) -> None:
+    (name,) = body
+    with pytest.raises(InvalidRequest, match=name):
+        split_sampling(body, KNOWN)

@@ -1,0 +1,61 @@
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pagewire.services.tokenizer.validation.json_schemas import closed, stricter
+
+NAMES = {"type": "string"}
+SHAPES = {"oneOf": [{"required": ["side"]}, {"required": ["radius"]}, {"required": ["base", "height"]}]}
+KINDS = [{"properties": {"kind": {"const": kind}}, "required": ["kind", kind]} for kind in ("a", "b")]
+VALUES: list[Any] = [
+    *(dict.fromkeys(names, 1) for names in ([], ["side"], ["radius"], ["side", "radius"], ["base", "height"])),
+    *({"kind": kind, name: 1} for kind in "ab" for name in "ab"),
+    *({"a": 1, "b": 1}, {"b": 1}, {"a": 1}, 1, 2, 3, "x", None, [], {"c": 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed"),
+    [
+        (SHAPES, 3),
+        ({"oneOf": KINDS}, 2),
+        ({"oneOf": [{"const": 1}, {"enum": [2, 3]}]}, 3),
+        ({"oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]}, 1),
+        ({"dependencies": {"a": ["b"]}}, 5),
+        ({"dependencies": {"a": ["b"]}, "properties": {"a": {}, "c": {}}, "additionalProperties": False}, 5),
+        ({"dependentSchemas": {"a": {"required": ["b"]}}}, 5),
+        ({"properties": {"a": {}, "b": {}}, "minProperties": 1, "type": "object"}, 2),
+        ({"type": "string", "format": "country-code"}, 1),
+    ],
+)
+def test_what_a_stricter_schema_allows_the_given_one_allows(schema: Any, allowed: int) -> None:
+    given, strict = jsonschema.Draft202012Validator(schema), jsonschema.Draft202012Validator(stricter(schema))
+    found = [value for value in VALUES if strict.is_valid(value)]
+    assert all(given.is_valid(value) for value in found)
+    assert len(found) >= allowed
+    rest = stricter(schema).keys()
+    assert not rest & {"oneOf", "dependencies", "dependentSchemas", "minProperties", "format"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": NAMES}},
+        {"oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]},
+        {"properties": {"format": NAMES, "oneOf": NAMES, "dependencies": NAMES}, "enum": [{"format": "any"}]},
+        {"type": "string", "format": "date"},
+    ],
+)
+def test_other_schemas_stay_as_they_are(schema: Any) -> None:
+    assert stricter(schema) == schema
+
+
+def test_closed_objects_have_no_other_properties() -> None:
+    inner = {"properties": {"b": NAMES}, "additionalProperties": NAMES}
+    schema = {"properties": {"a": {"items": {"properties": {"c": NAMES}}}, "properties": inner}}
+    found = closed(schema)
+    assert found["additionalProperties"] is False
+    assert found["properties"]["a"]["items"]["additionalProperties"] is False
+    assert found["properties"]["properties"] == inner

@@ -1,0 +1,245 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from pagewire.shared.errors import ConfigurationError
+from pagewire.shared.models import model_folder
+from pagewire.shared.models.model_folder import (
+    BUNDLED,
+    eos_ids,
+    folder_of,
+    max_model_len,
+    read_config,
+    read_generation_config,
+    resolve,
+    revision,
+    served_name,
+    tokenizer_folder,
+)
+from pagewire.shared.models.named_models import DEFAULT
+from pagewire.shared.settings.config import Settings
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+"""Rotary parameters in the form in which Qwen2.5's model card adds them to config.json."""
+
+
+def refused(act: Callable[[], object]) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        act()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny"
+    path.mkdir()
+    write(path / "config.json", {"max_position_embeddings": 64, "eos_token_id": 2})
+    return path
+
+
+def write(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value))
+
+
+class Hub:
+    """Stands in for the hub's download."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Path | Exception) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.revisions: list[str | None] = []
+        self._result = result
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
+
+    def download(self, repo_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        self.asked.append((repo_id, allow_patterns))
+        self.revisions.append(revision)
+        if isinstance(self._result, Exception):
+            raise self._result
+        return str(self._result)
+
+
+def test_the_bundled_model_has_a_name() -> None:
+    assert resolve("bundled") == BUNDLED
+    assert served_name(Settings(model="bundled")) == "bundled"
+
+
+def test_a_folder_is_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(str(folder)) == folder
+    monkeypatch.chdir(folder.parent)
+    assert resolve("tiny") == folder
+    monkeypatch.chdir(folder)
+    assert resolve(".") == folder
+    assert served_name(Settings(model=".")) == "tiny"
+    assert served_name(Settings(model=str(folder) + "/")) == "tiny"
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./missing", "a/b/c", "~/none", "org/", "../x", "my model"])
+def test_a_missing_folder_is_told_without_asking_the_hub(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub = Hub(monkeypatch, Path("/unused"))
+    message = refused(lambda: resolve(model))
+    assert model in message
+    assert "hub id" in message
+    assert hub.asked == []
+
+
+def test_a_file_is_no_folder(folder: Path) -> None:
+    assert "config.json" in refused(lambda: resolve(str(folder / "config.json")))
+
+
+def test_a_hub_id_is_downloaded_without_what_is_not_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(monkeypatch, folder)
+    assert resolve("org/tiny-1.5B") == folder
+    ((repo, patterns),) = hub.asked
+    assert repo == "org/tiny-1.5B"
+    assert "*.safetensors" in patterns
+    assert "*.json" in patterns
+    assert not any("bin" in pattern or "py" in pattern for pattern in patterns)
+    assert served_name(Settings(model="org/tiny-1.5B")) == "org/tiny-1.5B"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        LocalEntryNotFoundError("cannot reach the hub\nand more lines"),
+        OSError("disk full"),
+        ValueError("bad id"),
+        ConnectionError(),
+    ],
+)
+def test_a_failed_download_is_told_in_one_line(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    Hub(monkeypatch, failure)
+    message = refused(lambda: resolve("org/tiny"))
+    assert "org/tiny" in message
+    assert (str(failure).splitlines() or ["ConnectionError"])[0] in message
+
+
+def test_a_revision_is_that_of_a_hub_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(monkeypatch, folder)
+    assert folder_of(Settings(model="org/name", revision="v2")) == folder
+    assert hub.revisions == ["v2"]
+    for model in (str(folder), "bundled", "", "model.gguf"):
+        with pytest.raises(ConfigurationError, match="leave revision out"):
+            folder_of(Settings(model=model, revision="v2"))
+
+
+def test_random_weights_and_tokenizers_need_no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(monkeypatch, folder)
+    folder_of(Settings(model="org/name", load_format="dummy"))
+    tokenizer_folder(Settings(model="bundled", tokenizer="org/words"))
+    assert [name for name, _ in hub.asked] == ["org/name", "org/words"]
+    assert not any("safetensors" in pattern for _, wanted in hub.asked for pattern in wanted)
+
+
+def test_the_tokenizer_is_the_model_s_unless_it_is_set(folder: Path) -> None:
+    assert tokenizer_folder(Settings(model="bundled")) == BUNDLED
+    assert tokenizer_folder(Settings(model="bundled", tokenizer=str(folder))) == folder
+
+
+def test_a_configured_name_is_the_name() -> None:
+    assert served_name(Settings(model="org/tiny", served_model_name="mine")) == "mine"
+
+
+def test_the_configuration_is_read(folder: Path) -> None:
+    assert read_config(folder)["max_position_embeddings"] == 64
+    assert read_config(BUNDLED)["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"7", b"\xff\xfe", b'{"a": }'])
+def test_a_broken_configuration_is_told_in_one_line(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+    for read in (read_config, eos_ids, revision):
+        assert "config.json" in refused(lambda read=read: read(folder))  # type: ignore[misc]
+
+
+def test_a_missing_configuration_is_told_in_one_line(tmp_path: Path) -> None:
+    assert "has no config.json" in refused(lambda: read_config(tmp_path))
+    assert "has no config.json" in refused(lambda: revision(tmp_path))
+
+
+def test_a_configuration_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    assert "cannot read" in refused(lambda: read_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({}, None, set()),
+        ({"eos_token_id": None}, {}, set()),
+        ({"eos_token_id": 2}, None, {2}),
+        ({"eos_token_id": [2, 3]}, {"eos_token_id": 4}, {2, 3, 4}),
+        ({}, {"eos_token_id": [5, 5, 0]}, {0, 5}),
+    ],
+)
+def test_the_ends_of_both_files_count(folder: Path, config: Any, generation: Any, expected: set[int]) -> None:
+    write(folder / "config.json", config)
+    if generation is not None:
+        write(folder / "generation_config.json", generation)
+    assert eos_ids(folder) == expected
+
+
+@pytest.mark.parametrize("value", ["</s>", 1.5, True, -1, [1, "x"], {"id": 1}])
+def test_ends_that_are_no_tokens_are_refused(folder: Path, value: object) -> None:
+    write(folder / "generation_config.json", {"eos_token_id": value})
+    assert "generation_config.json has an eos_token_id" in refused(lambda: eos_ids(folder))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "config", "expected"),
+    [
+        (None, {"max_position_embeddings": 64}, 64),
+        (None, {"n_positions": 1024}, 1024),
+        (10, {"max_position_embeddings": 64}, 10),
+        (64, {"max_position_embeddings": 64}, 64),
+        (10, {}, 10),
+        (None, {"max_position_embeddings": 64, "rope_scaling": YARN}, 256),
+        (200, {"max_position_embeddings": 64, "rope_scaling": YARN}, 200),
+        (None, {"max_position_embeddings": 256, "rope_parameters": YARN}, 256),
+        (None, {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 2.0}}, 128),
+        (None, {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64),
+        (None, {"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": "x"}}, 64),
+    ],
+)
+def test_the_context(wanted: int | None, config: dict[str, Any], expected: int) -> None:
+    assert max_model_len(Settings(max_model_len=wanted), config) == expected
+
+
+def test_a_context_that_cannot_be_is_refused() -> None:
+    assert "at most 64" in refused(lambda: max_model_len(Settings(max_model_len=65), {"max_position_embeddings": 64}))
+    assert "at least 1" in refused(lambda: max_model_len(Settings(max_model_len=0), {"max_position_embeddings": 64}))
+    assert "set max-model-len" in refused(lambda: max_model_len(Settings(), {}))
+
+
+def test_the_revision_follows_configuration_and_weight_files(folder: Path) -> None:
+    seen = {revision(folder)}
+    (folder / "model.safetensors").write_bytes(b"1234")
+    seen.add(revision(folder))
+    (folder / "model.safetensors").write_bytes(b"12345")
+    seen.add(revision(folder))
+    write(folder / "config.json", {"max_position_embeddings": 65})
+    seen.add(revision(folder))
+    assert len(seen) == 4
+    assert all(len(found) == 12 for found in seen)
+    (folder / "notes.txt").write_text("x")
+    assert revision(folder) in seen
+
+
+def test_the_bundled_model_is_complete() -> None:
+    assert model_folder.BUNDLED.is_dir()
+    assert eos_ids(BUNDLED)
+    assert max_model_len(Settings(), read_config(BUNDLED)) >= 1024
+
+
+def test_a_named_model_samples_as_its_publisher_does() -> None:
+    assert read_generation_config(DEFAULT.path) == {"temperature": 0.2, "top_p": 0.9}
+    assert read_generation_config(DEFAULT.path.with_name("other.gguf")) == {}

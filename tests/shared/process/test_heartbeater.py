@@ -1,0 +1,43 @@
+"""Heartbeats on a bus in memory."""
+
+import asyncio
+
+import pytest
+
+from pagewire.shared.bus.memory import MemoryBroker, MemoryBus
+from pagewire.shared.messages.heartbeat import Heartbeat
+from pagewire.shared.process.heartbeater import INTERVAL, Heartbeater
+from pagewire.shared.process.peers import Peers
+from tests.support.waiting import until
+
+
+class Silent:
+    """A service that does nothing."""
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat("executor", "e", ready=True, term=0, plan=0, step=0, load={})
+
+    def metrics(self) -> tuple[()]:
+        return ()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def drain(self) -> None:
+        pass
+
+
+@pytest.mark.anyio
+async def test_who_begins_to_listen_hears_everybody_before_the_next_interval() -> None:
+    broker = MemoryBroker()
+    beating = asyncio.create_task(Heartbeater(MemoryBus(broker), "executor", "e").run(Silent()))
+    heard, first = asyncio.Event(), Peers(MemoryBus(broker))
+    await first.listen("executor")
+    await until(lambda: first.find("e"))
+    listener = Peers(MemoryBus(broker), on_change=heard.set)
+    async with asyncio.timeout(INTERVAL / 2):
+        await listener.listen("executor")
+        await heard.wait()
+    assert listener.find("e") is not None
+    beating.cancel()
+    await asyncio.wait({beating})

@@ -1,0 +1,23 @@
+"""What a process asks of Linux, and that it goes on where that is refused."""
+
+import os
+import sys
+
+import pytest
+
+from pagewire.shared.process.linux_process import use_batch_scheduling
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
+
+
+@pytest.mark.parametrize("refusal", [PermissionError("seccomp"), OSError(22, "not this policy")])
+def test_a_sandbox_may_refuse_to_schedule_otherwise(monkeypatch: pytest.MonkeyPatch, refusal: OSError) -> None:
+    asked: list[int] = []
+
+    def refuse(_: int, policy: int, __: os.sched_param) -> None:
+        asked.append(policy)
+        raise refusal
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    use_batch_scheduling()
+    assert asked == [os.SCHED_BATCH]
