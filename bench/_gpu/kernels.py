@@ -83,7 +83,7 @@ def problem(shape: ModelShape, rows: int, context: int, width: int, machine: Mac
 
     def paged(dense: Tensor) -> Tensor:
         cut = dense.view(rows, heads, blocks, BLOCK_SIZE, dim).transpose(1, 2).flatten(0, 1)
-        cache = torch.empty_like(cut)
+        cache = torch.empty(cut.shape, dtype=cut.dtype, device=device)  # contiguous, also with one row
         cache[places] = cut
         return cache
 
@@ -109,9 +109,14 @@ def contenders(given: Problem, machine: Machine, *, decode: bool) -> Mapping[str
     out = torch.empty_like(given.query)
     device, layer, batch = machine.runtime.device, given.layer, given.batch
     plan = decode_attention.new_plan(
-        layer, len(batch.slots), capacity(machine.runtime.multiprocessors, layer.kv_heads), device
+        layer,
+        len(batch.slots),
+        capacity(machine.runtime.multiprocessors, layer.kv_heads),
+        device,
+        given.query.dtype,
+        given.caches[0].dtype,
     )
-    decode_attention.plan_batch(layer, batch, out.element_size(), plan)
+    decode_attention.plan_batch(layer, batch, plan)
 
     def ours() -> Tensor:
         if decode:

@@ -10,32 +10,37 @@ import triton.language as tl
 
 from pagewire.kernels.triton.jit import jit
 
-PROGRAMS = 384
-"""Programs of a product, at least, where its inputs can be shared: three for each multiprocessor of a large GPU."""
+OUTPUTS = 28672
+"""Outputs times splits of a product, at least, where its inputs can be split: so many keep an H200's memory busy."""
+SUMS = 256
+"""Rows of a tile times its splits, at most: the last program adds up so many sums for each output."""
 MOST_SPLITS = 8
-"""Programs that share a tile, at most: the last one reads the sums of all."""
+"""Programs that share a tile, at most."""
 FEWEST_STEPS = 4
 """Steps of a program's loop, at least: with fewer, its first loads take longer than the rest."""
-SMALLEST_TILE = 32
-"""Outputs of the narrowest tile of a product that is shared."""
+NARROWEST = 32
+"""Outputs of the narrowest tile."""
 
 
-def splits_of(tiles: int, steps: int) -> int:
-    """Returns how many programs share each of `tiles` tiles of a product of `steps` steps; a divisor of `steps`."""
-    splits = 1
-    while (
-        splits < MOST_SPLITS
-        and tiles * splits < PROGRAMS
-        and steps % (2 * splits) == 0
-        and steps >= 2 * splits * FEWEST_STEPS
-    ):
+def splits_of(rows: int, block_m: int, outputs: int, steps: int) -> int:
+    """Returns how many programs share the inputs of each tile of a product: a divisor of `steps`, those of its loop.
+
+    A tile has `block_m` rows. With more rows the inputs are not shared: several tiles are programs enough.
+
+    >>> splits_of(1, 16, 28672, 16), splits_of(1, 16, 4096, 56), splits_of(64, 64, 4096, 56)
+    (1, 8, 4)
+    """
+    if rows > block_m:
+        return 1
+    splits, most = 1, min(MOST_SPLITS, SUMS // block_m, steps // FEWEST_STEPS)
+    while outputs * splits < OUTPUTS and 2 * splits <= most and steps % (2 * splits) == 0:
         splits *= 2
     return splits
 
 
 def counters_of(outputs: int, device: torch.device) -> torch.Tensor:
-    """Returns a counter for each tile of a product with one tile of rows, int32, zero before and after each product."""
-    return torch.zeros(PROGRAMS + triton.cdiv(outputs, SMALLEST_TILE), dtype=torch.int32, device=device)
+    """Returns a counter for each tile of a product that is shared, int32, zero before and after each product."""
+    return torch.zeros(triton.cdiv(outputs, NARROWEST), dtype=torch.int32, device=device)
 
 
 @jit

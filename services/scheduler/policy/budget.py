@@ -22,11 +22,13 @@ LEAP = 1.25
 """Factor after a full step that took less than half of the target, which does not lead beyond the target."""
 SLACK = 0.9
 """Share of the target up to which a step is short enough for the budget to grow."""
-PROMPT_STEPS = 32
+PROMPT_STEPS = 8
 """Steps within which the prompts that wait should be computed where no step time is set: room for prompts beside
 decodes grows with them, and time to first token and time between tokens grow together."""
 MIXED_GROWTH = 4
 """Factor up to which that room grows."""
+QUARTERS = 4
+"""A GPU's graphs have steps of four sizes per octave: tokens beyond a size would cost as many as up to the next one."""
 
 
 class Budget:
@@ -58,14 +60,15 @@ class Budget:
         shared = self._share * decodes
         floor = decodes + max(self._spare, shared, 2 * min(self._spare, shared)) if decodes else self._start
         budget = min(max(int(self._value), floor), self._ceiling)
-        return min(budget, decodes + self._room(prompt_tokens)) if decodes and self._mixed else budget
+        return min(budget, self._mixed_tokens(decodes, prompt_tokens)) if decodes and self._mixed else budget
 
-    def _room(self, prompt_tokens: int) -> int:
-        """Returns the prompt tokens of a step with decodes. It doubles, since a new budget is a new plan."""
+    def _mixed_tokens(self, decodes: int, prompt_tokens: int) -> int:
+        """Returns the tokens of a step of decodes and prompts. Their room doubles, since a new budget is a new plan."""
         room = self._mixed
         while room < self._mixed * MIXED_GROWTH and room * PROMPT_STEPS < prompt_tokens:
             room *= 2
-        return room
+        quarter = max(1, room // QUARTERS)
+        return (decodes + room) // quarter * quarter
 
     def observe(self, elapsed_us: int, tokens: int) -> None:
         """Adapts to a step that took `elapsed_us` microseconds for `tokens` tokens."""

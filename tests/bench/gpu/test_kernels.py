@@ -8,6 +8,7 @@ import torch
 from pagewire.bench._gpu import kernels as module
 from pagewire.bench._gpu.kernels import KernelRun, kernels, table
 from pagewire.bench._gpu.plan import Cell
+from pagewire.services.executor.devices.sim.roofline import shape_of
 from tests.bench.gpu.cases import MACHINE, MODEL
 
 NAMES = ["pagewire", "PyTorch SDPA", "FlexAttention"]
@@ -25,6 +26,12 @@ def test_every_implementation_is_timed_and_right(monkeypatch: pytest.MonkeyPatch
         assert run.error < 1e-5
         assert len(run.us) == 2
         assert run.share > 0
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_blocks_of_a_problem_lie_as_kernels_read_them(rows: int) -> None:
+    shape = shape_of({**MODEL, "num_key_value_heads": 2, "num_attention_heads": 4})
+    assert all(cache.is_contiguous() for cache in module.problem(shape, rows, 48, 1, MACHINE).caches)
 
 
 def test_table() -> None:

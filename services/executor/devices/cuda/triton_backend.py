@@ -32,9 +32,8 @@ class TritonAttention:
         """Plans the splits of contexts."""
         if not self._split:
             return
-        itemsize = self._pool.dtype.itemsize
         for layer, plan in self._plans.items():
-            decode_attention.plan_batch(layer, self._batches[0], itemsize, plan)
+            decode_attention.plan_batch(layer, self._batches[0], plan)
 
     def __call__(self, layer: int, query: Tensor, sinks: Tensor | None) -> Tensor:
         """See `BucketAttention`."""
@@ -60,7 +59,12 @@ class TritonBackend:
         self.pool = pool
         self._plans = {
             layer: decode_attention.new_plan(
-                layer, capacity.max_num_seqs, programs(runtime.multiprocessors, layer.kv_heads), runtime.device
+                layer,
+                capacity.max_num_seqs,
+                programs(runtime.multiprocessors, layer.kv_heads),
+                runtime.device,
+                pool.dtype,
+                pool.cached,
             )
             for layer in dict.fromkeys(pool.layers)
         }

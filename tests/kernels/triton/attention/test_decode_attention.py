@@ -25,10 +25,10 @@ def layer(heads: int = 4, kv_heads: int = 2, head_size: int = 32, **options: Any
 
 
 def planned(shape: Attention, case: Case, room: int) -> SplitPlan:
-    plan = new_plan(shape, len(case.batch.slots), room, DEVICE)
+    plan = new_plan(shape, len(case.batch.slots), room, DEVICE, case.query.dtype, case.key_cache.dtype)
     plan.partial.fill_(torch.nan)
     plan.logsum.fill_(torch.nan)
-    plan_batch(shape, case.batch, case.query.element_size(), plan)
+    plan_batch(shape, case.batch, plan)
     return plan
 
 
@@ -123,7 +123,7 @@ def test_splits_of_a_plan_are_read_from_the_device() -> None:
     case = paged_case(layer(), [(1, 120)])
     results = []
     for splits, size in ((1, 8), (2, 4), (3, 3), (8, 1)):
-        plan = new_plan(layer(), 1, 8, DEVICE)
+        plan = new_plan(layer(), 1, 8, DEVICE, torch.float32, torch.float32)
         plan.item_rows[:splits] = 0
         plan.cu_splits.copy_(int32([0, splits]))
         plan.split_size.fill_(size)

@@ -53,7 +53,7 @@ def test_rows_of_every_tile(rows: int) -> None:
 @pytest.mark.parametrize("matrix", [weights(4, 70, 2048, 128, zero=8), weights(8, 40, 1024, 1024, zero=100)], ids=str)
 @pytest.mark.parametrize("rows", [1, 40])
 def test_programs_that_share_the_inputs(matrix: IntegerMatrix, rows: int) -> None:
-    assert splits_of(3, len(matrix.codes)) > 1
+    assert splits_of(rows, 16 if rows <= 16 else 64, matrix.outputs, len(matrix.codes)) > 1
     for _ in range(2):
         multiply(rows, matrix, torch.arange(matrix.outputs, device=DEVICE, dtype=torch.bfloat16), torch.bfloat16)
         assert not matrix.counters.any(), "the next product counts from 0"

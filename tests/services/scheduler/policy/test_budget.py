@@ -149,13 +149,13 @@ def test_it_never_leaves_its_bounds(steps: list[tuple[int, int, int]], target_ms
 def test_prompts_beside_decodes_have_a_room_of_their_own() -> None:
     budget = Budget(8192, 8192, 0, inf, mixed_prompt_tokens=512)
     assert budget.tokens(decodes=0, prompt_tokens=9000) == 8192
-    assert budget.tokens(decodes=100, prompt_tokens=9000) == 612
+    assert budget.tokens(decodes=16, prompt_tokens=100) == 512
+    assert budget.tokens(decodes=128, prompt_tokens=100) == 640
 
 
 def test_that_room_grows_with_the_prompts_that_wait() -> None:
     budget = Budget(8192, 8192, 0, inf, mixed_prompt_tokens=512)
-    sizes = [budget.tokens(1, tokens) - 1 for tokens in (0, 16_384, 16_385, 32_769, 10**6)]
-    assert sizes == [512, 512, 1024, 2048, 2048]
+    assert [budget.tokens(1, tokens) for tokens in (0, 4096, 4097, 8193, 10**6)] == [512, 512, 1024, 2048, 2048]
     assert Budget(600, 600, 0, inf, mixed_prompt_tokens=512).tokens(100, 10**6) == 600
 
 
