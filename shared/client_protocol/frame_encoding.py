@@ -40,6 +40,7 @@ def error_frame(error: RequestError, request_id: str, tokens_emitted: int = 0) -
         request_id=request_id,
         tokens_emitted=tokens_emitted,
         retry_after_ms=error.retry_after_ms,
+        field=error.field,
     )
 
 

@@ -1,20 +1,10 @@
 """Errors in the shape of the route: OpenAI's, or Anthropic's under `/v1/messages`."""
 
-import re
-
 import msgspec
 from starlette.responses import Response
 
-from pagewire.services.gateway.requests import chat_request, completion_request, sampling_fields
 from pagewire.shared.errors import BusError, PagewireError, RequestError, Unavailable
-from pagewire.shared.messages.client import SamplingParams
 
-_FIELDS = (
-    completion_request.FIELDS
-    | chat_request.FIELDS
-    | sampling_fields.NEUTRAL.keys()
-    | set(SamplingParams.__struct_fields__)
-)
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 _ANTHROPICS_KINDS = {
     401: "authentication_error",
@@ -26,8 +16,6 @@ _ANTHROPICS_KINDS = {
 }
 MESSAGES = "/v1/messages"
 """Prefix of the paths whose errors have Anthropic's shape."""
-_PLACE = re.compile(r"`\$\.(\w+)|field `(\w+)`")
-_LEADING = re.compile(r"(\w+)(?:\[\])?(?:\.\w+)* ")
 
 
 class Detail(msgspec.Struct):
@@ -62,14 +50,13 @@ class AnthropicsErrorBody(msgspec.Struct, tag="error"):
     error: AnthropicsDetail
 
 
-def body(status: int, code: str, message: str, path: str = "") -> bytes:
-    """Returns an error of a path as JSON. OpenAI's shape has the invalid field, which the message names first or in
-    backquotes."""
+def body(status: int, code: str, message: str, path: str = "", field: str | None = None) -> bytes:
+    """Returns an error of a path as JSON. `field`: the invalid one of the request, which OpenAI's shape has."""
     if path.startswith(MESSAGES):
         kind = _ANTHROPICS_KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode(AnthropicsErrorBody(AnthropicsDetail(kind, message)))
     kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode(ErrorBody(Detail(message, kind, _field(message) if status == 400 else None, code)))
+    return msgspec.json.encode(ErrorBody(Detail(message, kind, field, code)))
 
 
 def body_of(error: PagewireError, path: str = "") -> tuple[int, bytes]:
@@ -77,7 +64,7 @@ def body_of(error: PagewireError, path: str = "") -> tuple[int, bytes]:
     if isinstance(error, BusError):
         error = Unavailable("the broker does not answer")
     assert isinstance(error, RequestError)
-    return error.code, body(error.code, error.kind, error.message, path)
+    return error.code, body(error.code, error.kind, error.message, path, error.field)
 
 
 def response(error: PagewireError, path: str) -> Response:
@@ -96,12 +83,3 @@ def _retry_headers(error: PagewireError, status: int) -> dict[str, str]:
     if status in {409, 500}:
         headers["x-should-retry"] = "false"
     return headers
-
-
-def _field(message: str) -> str | None:
-    for pattern in (_PLACE, _LEADING):
-        if found := pattern.search(message):
-            name = found[1] or found[2]
-            if name in _FIELDS or pattern is _PLACE:
-                return name
-    return None

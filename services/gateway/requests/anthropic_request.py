@@ -6,7 +6,7 @@ import msgspec
 
 from pagewire.services.gateway.requests.sampling_fields import converted, read_fields
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 
 
 class CacheControl(msgspec.Struct):
@@ -183,7 +183,7 @@ def _check_types(name: str, blocks: object) -> None:
     for block in blocks if isinstance(blocks, list) else ():
         if isinstance(block, dict):
             if not {"type", "role"} & block.keys():
-                raise InvalidRequest(f"{name} has a block without a type: text is one")
+                raise invalid_field(name, "has a block without a type: text is one")
             _check_types(name, block.get("content"))
 
 

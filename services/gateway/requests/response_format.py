@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 
 
 class _JsonSchema(msgspec.Struct):
@@ -53,4 +53,4 @@ def structured_outputs(response_format: object) -> dict[str, Any] | None:
                 return None
     except msgspec.ValidationError as error:
         reason = str(error).replace("`$", "`response_format")
-        raise InvalidRequest(f"response_format is malformed: {reason}") from error
+        raise invalid_field("response_format", f"is malformed: {reason}") from error

@@ -6,7 +6,7 @@ import msgspec
 
 from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_fields
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.errors import invalid_field
 from pagewire.shared.messages.client import SamplingParams
 
 
@@ -76,10 +76,10 @@ def decode(body: bytes, unknown: UnknownFields) -> tuple[ResponsesRequest, dict[
     known = FIELDS | IGNORED | STATEFUL | PASSED | NEUTRAL.keys()
     fields = read_fields(body, known, "responses request", unknown, free_form=FREE_FORM)
     for name in fields.keys() & STATEFUL:
-        raise InvalidRequest(f"{name} is not supported, since nothing is stored: send the whole conversation as input")
+        raise invalid_field(name, "is not supported, since nothing is stored: send the whole conversation as input")
     for name in fields.keys() & NEUTRAL.keys():
         if fields[name] != NEUTRAL[name]:
-            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+            raise invalid_field(name, "is not supported yet: leave it out")
     passed = {name: fields.pop(name) for name in PASSED & fields.keys()}
     return converted(fields, ResponsesRequest, "responses request"), passed
 
@@ -132,7 +132,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
             pass
         case _:
             kind = item.get("type", "message")
-            raise InvalidRequest(f"input has a malformed or unsupported item of type {kind}: send messages of text")
+            raise invalid_field("input", f"has a malformed or unsupported item of type {kind}: send messages of text")
 
 
 def _content(content: object) -> object:
@@ -143,7 +143,7 @@ def _content(content: object) -> object:
     for part in content:
         if not isinstance(part, dict) or part.get("type") not in {"input_text", "output_text", "text"}:
             kind = part.get("type") if isinstance(part, dict) else part
-            raise InvalidRequest(f"input has content of type {kind}: text is the only kind")
+            raise invalid_field("input", f"has content of type {kind}: text is the only kind")
         parts.append({"type": "text", "text": part.get("text")})
     return parts
 
@@ -151,7 +151,7 @@ def _content(content: object) -> object:
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Returns a tool, or the choice of one, as a chat has it."""
     if tool.get("type") != "function":
-        raise InvalidRequest(f"tools of type {tool.get('type')} are not supported: functions are")
+        raise invalid_field("tools", f"of type {tool.get('type')} are not supported: functions are")
     names = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 

@@ -7,8 +7,8 @@ import msgspec
 
 from pagewire.services.gateway.requests.response_format import structured_outputs
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.shared.client_protocol.client_requests import check_free_form
-from pagewire.shared.errors import InvalidRequest
+from pagewire.shared.client_protocol.client_requests import check_free_form, field_of
+from pagewire.shared.errors import InvalidRequest, invalid_field
 from pagewire.shared.messages.client import SamplingParams
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFi
     effective = {name: value for name, value in fields.items() if not _is_neutral(name, value, known)}
     for name, value in effective.items():
         if name in NOT_BUILT and name not in known:
-            raise InvalidRequest(f"{name} is not supported yet: leave it out")
+            raise invalid_field(name, "is not supported yet: leave it out")
         if name in FREE_FORM:
             check_free_form(name, value)
     return effective
@@ -122,7 +122,7 @@ def converted(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a {name}: {error}") from error
+        raise InvalidRequest(f"the body is not a {name}: {error}", field=field_of(error)) from error
 
 
 def read_fields(
@@ -151,7 +151,7 @@ def read_fields(
             if text == "null":
                 continue
             if name in not_built:
-                raise InvalidRequest(f"{name} is not supported yet: leave it out")
+                raise invalid_field(name, "is not supported yet: leave it out")
             if name in known:
                 fields[name] = msgspec.json.decode(text)
             else:
@@ -175,12 +175,12 @@ def split_sampling(body: dict[str, Any], known: Collection[str]) -> tuple[dict[s
     rest = {name: value for name, value in body.items() if name not in known}
     if RESPONSE_FORMAT in rest:
         if "structured_outputs" in rest:
-            raise InvalidRequest(f"{RESPONSE_FORMAT} and structured_outputs are both given: leave one of them out")
+            raise invalid_field(RESPONSE_FORMAT, "and structured_outputs are both given: leave one of them out")
         rest["structured_outputs"] = structured_outputs(rest.pop(RESPONSE_FORMAT))
     try:
         checked = msgspec.convert(rest, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a valid request: {error}") from error
+        raise InvalidRequest(f"the body is not a valid request: {error}", field=field_of(error)) from error
     return own, {name: getattr(checked, name) for name in rest}
 
 

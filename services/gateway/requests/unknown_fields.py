@@ -44,11 +44,11 @@ class UnknownFields:
         """
         shown = name if _PRINTABLE.fullmatch(name) else "?"
         if instead := REFUSED.get(name):
-            raise InvalidRequest(f"the field `{name}` is not supported: send {instead} instead")
+            raise InvalidRequest(f"the field `{name}` is not supported: send {instead} instead", field=name)
         if self.strict:
             close = difflib.get_close_matches(shown, known, 1)
             hint = f"do you mean {close[0]}?" if close else "leave it out, or start the server without --strict"
-            raise InvalidRequest(f"the field `{shown}` is unknown: {hint}")
+            raise InvalidRequest(f"the field `{shown}` is unknown: {hint}", field=shown)
         self._count += 1
         if len(self._names) < MAX_NAMES:
             self._names.append(shown)

@@ -20,7 +20,7 @@ from pagewire.services.gateway.routes.chat_parts import (
     read_chat,
 )
 from pagewire.services.gateway.routes.endpoint import Call, EventStream
-from pagewire.shared.errors import InvalidRequest, PagewireError
+from pagewire.shared.errors import PagewireError, invalid_field
 from pagewire.shared.messages import client as wire
 from pagewire.shared.messages.client import Delta, Final, Result
 
@@ -82,7 +82,7 @@ class Messages:
         """See `Api.read`."""
         request = decode(body, unknown)
         if request.max_tokens is None:
-            raise InvalidRequest("max_tokens is required: say how many tokens the answer may have")
+            raise invalid_field("max_tokens", "is required: say how many tokens the answer may have")
         return read_chat(chat_body(request, request.max_tokens), unknown)
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:

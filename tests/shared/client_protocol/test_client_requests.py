@@ -56,24 +56,28 @@ def test_every_kind_of_prompt_is_decoded(encoding: Encoding, prompt: object) -> 
 
 @pytest.mark.parametrize("encoding", BOTH)
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("body", "place", "field"),
     [
-        ({"promt": "x"}, "unknown field `promt`"),
-        ({"sampling": {"beams": 2}}, "unknown field `beams`"),
-        ({"sampling": {"n": "2"}}, "$.sampling.n"),
-        ({"sampling": {"temperature": "hot"}}, "$.sampling.temperature"),
-        ({"messages": [{"role": "user"}]}, "content"),
-        ({"prompt": {"text": "x"}}, "$.prompt"),
-        ({"prompt": [1.5]}, "$.prompt"),
-        ({"prompt": [True]}, "$.prompt"),
-        ({"stream": 1}, "$.stream"),
-        ([], "array"),
+        ({"promt": "x"}, "unknown field `promt`", "promt"),
+        ({"p" * 100: "x"}, "unknown field `ppp", "p" * 64),
+        ({"sampling": {"beams": 2}}, "unknown field `beams`", "sampling"),
+        ({"sampling": {"n": "2"}}, "$.sampling.n", "n"),
+        ({"sampling": {"temperature": "hot"}}, "$.sampling.temperature", "temperature"),
+        ({"messages": [{"role": "user"}]}, "content", "messages"),
+        ({"prompt": {"text": "x"}}, "$.prompt", "prompt"),
+        ({"prompt": [1.5]}, "$.prompt", "prompt"),
+        ({"prompt": [True]}, "$.prompt", "prompt"),
+        ({"stream": 1}, "$.stream", "stream"),
+        ([], "array", None),
     ],
 )
-def test_a_wrong_body_is_refused_with_its_place(encoding: Encoding, body: object, named: str) -> None:
+def test_a_wrong_body_is_refused_with_its_place(
+    encoding: Encoding, body: object, place: str, field: str | None
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_request(encoded(body, encoding), GenerateRequest, encoding)
-    assert named in caught.value.message
+    assert place in caught.value.message
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.shared.client_protocol.frame_encoding import encode_frame, error_frame, error_headers
-from pagewire.shared.errors import REQUEST_ERRORS, InvalidRequest, Overloaded
+from pagewire.shared.errors import REQUEST_ERRORS, InvalidRequest, Overloaded, invalid_field
 from pagewire.shared.messages.client import Delta, ErrorFrame, Frame
 from pagewire.shared.messages.open import Encoding
 
@@ -43,6 +43,11 @@ def test_the_wait_is_only_there_when_it_is_known() -> None:
     assert with_wait["retry_after_ms"] == 500
     without = msgspec.json.decode(encode_frame(error_frame(Overloaded("busy"), "r1"), Encoding.JSON))
     assert "retry_after_ms" not in without
+
+
+def test_an_error_frame_has_a_field_only_if_one_is_to_blame() -> None:
+    assert error_frame(invalid_field("n", "must be at least 1"), "r1").field == "n"
+    assert b"field" not in encode_frame(error_frame(InvalidRequest("wrong"), "r1"), Encoding.JSON)
 
 
 @given(st.text())

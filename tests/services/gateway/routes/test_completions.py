@@ -14,6 +14,7 @@ from pagewire.shared.errors import (
     InvalidRequest,
     Overloaded,
     RequestError,
+    invalid_field,
 )
 from tests.services.gateway.http_client import Gateway, start_gateway
 from tests.support.responder import MODEL, WORDS, deltas, final, settle
@@ -123,7 +124,7 @@ async def test_the_field_to_blame_is_named(gateway: Gateway) -> None:
     assert await blamed(gateway, {"prompt": "x", "suffix": "y"}) == "suffix"
     assert await blamed(gateway, {"max_tokens": 3}) == "prompt"
     assert await blamed(gateway, b"not json") is None
-    gateway.responder.script = lambda request: [InvalidRequest("top_k must be at least 1"), None]
+    gateway.responder.script = lambda request: [invalid_field("top_k", "must be at least 1"), None]
     assert await blamed(gateway, {"model": MODEL, "prompt": "x", "top_k": -5}) == "top_k"
     gateway.responder.script = lambda request: [InvalidRequest("a stop string is empty"), None]
     assert await blamed(gateway, {"model": MODEL, "prompt": "x", "stop": [""]}) is None
