@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 MODULES = [
+    "pagewire.services.gateway.answers.sse",
     "pagewire.shared.client_protocol.client_requests",
     "pagewire.shared.errors",
 ]

@@ -5,8 +5,12 @@ from starlette.responses import Response
 
 from pagewire.shared.errors import BusError, PagewireError, RequestError, Unavailable
 
-_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
-_ANTHROPICS_KINDS = {
+MESSAGES = "/v1/messages"
+"""Prefix of the paths whose errors have Anthropic's shape."""
+
+_OPENAI_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+"""OpenAI's types of errors by status, where the class of the status does not tell."""
+_ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     408: "timeout_error",
@@ -14,8 +18,7 @@ _ANTHROPICS_KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-MESSAGES = "/v1/messages"
-"""Prefix of the paths whose errors have Anthropic's shape."""
+"""Anthropic's types of errors by status, where the class of the status does not tell."""
 
 
 class Detail(msgspec.Struct):
@@ -50,27 +53,45 @@ class AnthropicsErrorBody(msgspec.Struct, tag="error"):
     error: AnthropicsDetail
 
 
-def body(status: int, code: str, message: str, path: str = "", field: str | None = None) -> bytes:
-    """Returns an error of a path as JSON. `field`: the invalid one of the request, which OpenAI's shape has."""
-    if path.startswith(MESSAGES):
-        kind = _ANTHROPICS_KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
-        return msgspec.json.encode(AnthropicsErrorBody(AnthropicsDetail(kind, message)))
-    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-    return msgspec.json.encode(ErrorBody(Detail(message, kind, field, code)))
+def body(status: int, code: str, message: str, path: str = "") -> bytes:
+    """Returns an error of a path as JSON, which is not an exception of the pipeline's."""
+    return _body(status, Detail(message, _openai_type(status), None, code), path)
 
 
 def body_of(error: PagewireError, path: str = "") -> tuple[int, bytes]:
     """Returns the status and JSON of an exception at a path."""
-    if isinstance(error, BusError):
-        error = Unavailable("the broker does not answer")
-    assert isinstance(error, RequestError)
-    return error.code, body(error.code, error.kind, error.message, path, error.field)
+    error = _request_error(error)
+    return error.code, _body(error.code, detail_of(error), path)
+
+
+def detail_of(error: PagewireError) -> Detail:
+    """Returns an exception in OpenAI's shape."""
+    error = _request_error(error)
+    return Detail(error.message, _openai_type(error.code), error.field, error.kind)
 
 
 def response(error: PagewireError, path: str) -> Response:
     """Returns the response to a request for a path that has raised an exception."""
     status, content = body_of(error, path)
     return Response(content, status, _retry_headers(error, status), "application/json")
+
+
+def _body(status: int, detail: Detail, path: str) -> bytes:
+    if path.startswith(MESSAGES):
+        kind = _ANTHROPIC_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+        return msgspec.json.encode(AnthropicsErrorBody(AnthropicsDetail(kind, detail.message)))
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def _openai_type(status: int) -> str:
+    return _OPENAI_TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+
+
+def _request_error(error: PagewireError) -> RequestError:
+    if isinstance(error, BusError):
+        return Unavailable("the broker does not answer")
+    assert isinstance(error, RequestError)
+    return error
 
 
 def _retry_headers(error: PagewireError, status: int) -> dict[str, str]:

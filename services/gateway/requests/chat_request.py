@@ -5,7 +5,13 @@ from typing import Any, Literal
 import msgspec
 
 from pagewire.services.gateway.requests.completion_request import StreamOptions
-from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_body, split_sampling
+from pagewire.services.gateway.requests.sampling_fields import (
+    TokenLimit,
+    converted,
+    read_body,
+    split_sampling,
+    without_neutral,
+)
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import invalid_field
@@ -63,7 +69,20 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompl
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    own, sampling = split_sampling(read_body(body, FIELDS, _KIND, unknown), FIELDS)
+    return _request_of(read_body(body, FIELDS, _KIND, unknown))
+
+
+def of_fields(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, Any]]:
+    """Returns the request with these fields and the sampling fields; a field that is None counts as missing.
+
+    Raises:
+        InvalidRequest: a field is of the wrong type or unsupported.
+    """
+    return _request_of(without_neutral(fields, FIELDS))
+
+
+def _request_of(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, Any]]:
+    own, sampling = split_sampling(fields, FIELDS)
     request = converted(own, ChatCompletionRequest, _KIND)
     for message in request.messages:
         check_free_form("messages", message.tool_calls, "[].tool_calls")

@@ -104,6 +104,15 @@ def read_body(body: bytes, known: Collection[str], kind: str, unknown: UnknownFi
         fields = {name: _value(name, value, known) for name, value in raw.items() if name not in IGNORED}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
+    return without_neutral(fields, known)
+
+
+def without_neutral(fields: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Returns the fields of a body without those that have a neutral value or are None.
+
+    Raises:
+        InvalidRequest: a field is not supported, or its value is too deep or too large.
+    """
     effective = {name: value for name, value in fields.items() if not _is_neutral(name, value, known)}
     for name, value in effective.items():
         if name in NOT_BUILT and name not in known:

@@ -4,23 +4,25 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
-from pagewire.services.gateway.answers.echo import Echo, EchoEvents
+from pagewire.services.gateway.answers.echo_events import Echo, EchoEvents
 from pagewire.services.gateway.answers.logprobs import completion_logprobs, echoed_logprobs, joined
+from pagewire.services.gateway.answers.openai_events import CompletionEvents, EventFields
 from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice, timings_of, usage_of
-from pagewire.services.gateway.answers.sse_events import CompletionEvents
 from pagewire.services.gateway.requests.completion_request import decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Call
+from pagewire.services.gateway.routes.endpoint import Api, Call
 from pagewire.shared.messages.client import Result
 
 
-class Completions:
-    """The `Api` of OpenAI's completions."""
+class Completions(Api):
+    """OpenAI's completions."""
 
+    @override
     def read(self, body: bytes, unknown: UnknownFields) -> Call:
-        """See `Api.read`."""
         request, sampling = decode(body, unknown)
         arguments = {
             "prompt": request.prompt,
@@ -44,8 +46,8 @@ class Completions:
             token_ids=request.return_token_ids,
         )
 
+    @override
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
-        """See `Api.answer`."""
         if call.no_tokens:
             result.usage.completion_tokens = 0
         prompts = await _texts(client, call.arguments["prompt"], stream.model) if call.echo else []
@@ -82,20 +84,20 @@ class Completions:
             timings=timings_of(result.metrics, result.usage),
         )
 
+    @override
     async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
-        """See `Api.events`."""
         reports = "prompt_logprobs" in call.arguments
-        shown = {
-            "counted": counted,
-            "logprobs": "logprobs" in call.arguments,
-            "prompt_ids": stream.prompt_token_ids if call.token_ids else None,
-            "prompt_logprobs": reports,
-        }
+        fields = EventFields(
+            counted=counted,
+            logprobs="logprobs" in call.arguments,
+            prompt_ids=stream.prompt_token_ids if call.token_ids else None,
+            prompt_logprobs=reports,
+        )
         if not call.echo:
-            return CompletionEvents(stream.request_id, stream.model, **shown)
+            return CompletionEvents(stream.request_id, stream.model, fields)
         firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids if reports]
         echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts if reports else None)
-        return EchoEvents(stream.request_id, stream.model, echo, no_tokens=call.no_tokens, **shown)
+        return EchoEvents(stream.request_id, stream.model, fields, echo, no_tokens=call.no_tokens)
 
 
 async def _texts(client: AsyncClient, prompt: str | Sequence[Any], model: str) -> list[str]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.http.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.http.http_counter import STATUS
@@ -22,7 +23,7 @@ from pagewire.services.gateway.requests.completion_request import StreamOptions
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared import subjects
 from pagewire.shared.errors import Internal, PagewireError
-from pagewire.shared.messages.client import Delta, Final, Result
+from pagewire.shared.messages.client import Delta, Result
 from pagewire.shared.telemetry import tracing
 
 CLIENT_GONE = 499
@@ -58,25 +59,6 @@ class Call:
     """Whether token ids are part of the answer."""
     echoed: dict[str, Any] = field(default_factory=dict)
     """Fields of the request that are repeated in the answer."""
-
-
-class EventStream(Protocol):
-    """The events of one request, encoded."""
-
-    done: ClassVar[bytes]
-    """What is sent after the last event."""
-
-    def beginning(self, choices: int, prompt_tokens: int | None = None) -> bytes:
-        """Returns the events before all texts, for a number of choices."""
-
-    def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
-        """Returns the events of deltas."""
-
-    def ends(self, final: Final, *, usage: bool) -> bytes:
-        """Returns the events after all texts, with the usage if it is wanted."""
-
-    def failed(self, error: PagewireError) -> bytes:
-        """Returns the events that end a stream with an error."""
 
 
 class Api(Protocol):

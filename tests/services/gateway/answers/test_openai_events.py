@@ -5,8 +5,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagewire.services.gateway.answers.openai_events import CompletionEvents, EventFields
 from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice
-from pagewire.services.gateway.answers.sse_events import DONE, CompletionEvents, data
 from pagewire.shared.messages.client import Delta, Final, FinalChoice, Usage
 
 NAMES = st.text(max_size=8) | st.sampled_from(['"text":""', '","text":"', "text", '\\"text":""\\'])
@@ -54,7 +54,7 @@ def test_the_ends_tell_why_and_the_usage_comes_last() -> None:
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=6), st.integers(1, 3)), max_size=4), max_size=4))
 def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str, int]]]) -> None:
-    counted, plain = CompletionEvents("r", "m", counted=True), CompletionEvents("r", "m")
+    counted, plain = CompletionEvents("r", "m", EventFields(counted=True)), CompletionEvents("r", "m")
     tokens = 0
     for batch in batches:
         deltas = [Delta(index, 0, text, [1] * count) for index, text, count in batch]
@@ -74,12 +74,12 @@ def test_counted_events_have_the_usage_so_far(batches: list[list[tuple[int, str,
 
 
 def test_without_the_prompts_length_there_is_no_usage_yet() -> None:
-    events = CompletionEvents("r", "m", counted=True)
+    events = CompletionEvents("r", "m", EventFields(counted=True))
     (early,) = parsed(events.texts([Delta(0, 0, "a", [1])], None))
     (late,) = parsed(events.texts([Delta(0, 1, "b", [2])], 7))
     assert early["usage"] is None
     assert late["usage"]["total_tokens"] == 9
 
 
-def test_the_last_word_is_openais() -> None:
-    assert data(b"[DONE]") == DONE
+def test_the_bytes_behind_the_last_event_are_openais() -> None:
+    assert CompletionEvents.done == b"data: [DONE]\n\n"
