@@ -9,7 +9,7 @@ from pagewire.services.gateway.requests import anthropic_request, responses_requ
 from pagewire.shared.settings.config import FIELDS, Settings, variable
 from pagewire.shared.settings.flags import describe
 from pagewire.shared.settings.vllm_flags import ALIASES, IGNORED, instead
-from tools import asyncapi, vllm_names
+from tools import asyncapi, metrics_reference, vllm_names
 from tools.vllm_names import Here
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +124,7 @@ PAGES = {
     "docs/http.md": http,
     "docs/from-vllm.md": from_vllm,
     "docs/asyncapi.yaml": asyncapi_page,
+    "docs/metrics.md": metrics_reference.reference,
 }
 
 

@@ -8,7 +8,7 @@ from pagewire.services.gateway.requests.completion_request import StreamOptions
 from pagewire.services.gateway.requests.sampling_fields import (
     TokenLimit,
     converted,
-    read_body,
+    read_openai_fields,
     split_sampling,
     without_neutral,
 )
@@ -60,7 +60,7 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 FIELDS = frozenset(ChatCompletionRequest.__struct_fields__)
 _KIND = "chat completion request"
 NOT_BUILT = ("echo",)
-"""Unsupported fields, which are refused unless they have their neutral value."""
+"""Unsupported fields, which are refused unless they are false."""
 
 
 def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompletionRequest, dict[str, Any]]:
@@ -69,7 +69,7 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompl
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    return _request_of(read_body(body, FIELDS, _KIND, unknown))
+    return _request_of(read_openai_fields(body, FIELDS, _KIND, unknown))
 
 
 def of_fields(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, Any]]:

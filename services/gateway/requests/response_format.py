@@ -35,7 +35,7 @@ _Format = _Text | _JsonObject | _JsonSchemaFormat | _StructuralTag
 
 
 def structured_outputs(response_format: object) -> dict[str, Any] | None:
-    """Returns the value of `structured_outputs` that means the same; None if any text will do.
+    """Returns the value of `structured_outputs` that means the same; None: a text may have any form.
 
     Raises:
         InvalidRequest: the format is malformed or unknown.

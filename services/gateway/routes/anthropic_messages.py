@@ -12,7 +12,7 @@ from pagewire.services.gateway.answers.block_events import BlockEvents
 from pagewire.services.gateway.answers.sse import EventStream, sse
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.requests import chat_request
-from pagewire.services.gateway.requests.anthropic_request import chat_body, decode
+from pagewire.services.gateway.requests.anthropic_request import chat_fields, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.chat_completions import call_of, reader_of
 from pagewire.services.gateway.routes.endpoint import Api, Call
@@ -81,7 +81,7 @@ class Messages(Api):
         request = decode(body, unknown)
         if request.max_tokens is None:
             raise invalid_field("max_tokens", "is required: say how many tokens the answer may have")
-        return call_of(*chat_request.of_fields(chat_body(request, request.max_tokens)))
+        return call_of(*chat_request.of_fields(chat_fields(request, request.max_tokens)))
 
     @override
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Message:

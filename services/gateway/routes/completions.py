@@ -57,9 +57,9 @@ class Completions(Api):
         choices = []
         for choice in result.choices:
             prompt = choice.index // call.choices
-            text, found = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
+            text, tokens = ("", []) if call.no_tokens else (choice.text, choice.logprobs)
             offset = len(prompts[prompt]) if call.echo else 0
-            logprobs = None if found is None else completion_logprobs(found, offset)
+            logprobs = None if tokens is None else completion_logprobs(tokens, offset)
             if call.echo and result.prompt_logprobs is not None and logprobs is not None:
                 logprobs = joined(echoed_logprobs(firsts[prompt], result.prompt_logprobs[prompt]), logprobs)
             answer = CompletionChoice(

@@ -18,7 +18,7 @@ from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.http.connection import ClientGone, read_body, while_connected
 from pagewire.services.gateway.http.http_counter import STATUS
-from pagewire.services.gateway.http.request_ids import HEADER, given_id, new_id
+from pagewire.services.gateway.http.request_ids import HEADER, client_id_of, new_id
 from pagewire.services.gateway.requests.completion_request import StreamOptions
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared import subjects
@@ -29,8 +29,9 @@ from pagewire.shared.telemetry import tracing
 CLIENT_GONE = 499
 """Status in the log of a request whose client has closed the connection, as nginx writes it."""
 FAULT = "the request met a fault of the server: its log has the details"
+"""Message of the error for a fault of the gateway."""
 TIMEOUT = 600.0
-"""Timeout of an HTTP request, in seconds."""
+"""Seconds after which a request ends with an error."""
 
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _encode = msgspec.json.Encoder().encode
@@ -44,15 +45,17 @@ class Call:
     arguments: dict[str, Any]
     """Arguments of `AsyncClient.stream`."""
     streamed: bool
+    """Whether the answer is a stream of events."""
     options: StreamOptions
+    """Options of the stream."""
     choices: int
     """Completions per prompt."""
     echo: bool = False
     """Whether the prompt is part of the text."""
     no_tokens: bool = False
-    """Whether only the prompt is wanted: the one token that is generated is dropped."""
+    """Whether the answer is the prompt alone: the one token that is generated is dropped."""
     top_logprobs: int = 0
-    """Likeliest tokens that a chat shows at each position."""
+    """Number of the likeliest tokens that a chat shows at each position."""
     reasoning: bool = True
     """Whether the reasoning is part of a chat's answer."""
     token_ids: bool = False
@@ -65,13 +68,17 @@ class Api(Protocol):
     """The part of an endpoint that depends on the route."""
 
     def read(self, body: bytes, unknown: UnknownFields) -> Call:
-        """Returns the request in a body, whose unknown fields `unknown` takes. Raises InvalidRequest."""
+        """Decodes a request; `unknown` takes the fields that the route does not know.
+
+        Raises:
+            InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
+        """
 
     async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
         """Returns the response to a request without a stream."""
 
     async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
-        """Returns the events of a stream that has begun; `counted`: every event has the usage so far."""
+        """Returns the events of a stream that has begun; `counted`: whether every event has the usage so far."""
 
 
 class Endpoint:
@@ -94,9 +101,9 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         self.running += 1
-        given = given_id(scope)
-        own_id = new_id(given)
-        headers = [(HEADER, given or own_id.encode())]
+        client_id = client_id_of(scope)
+        fresh_id = new_id(client_id)
+        headers = [(HEADER, client_id or fresh_id.encode())]
         began, status, stream = time.monotonic(), 200, None
         caller = _trace_headers(scope)
         span = tracing.begin(f"POST {scope['path']}", caller, SpanKind.SERVER)
@@ -104,11 +111,11 @@ class Endpoint:
         try:
             unknown = UnknownFields(strict=self._strict)
             call = self._api.read(await read_body(scope, receive, self._body_limit), unknown)
-            if own := call.arguments["request_id"]:
-                if subjects.is_token(own):  # otherwise the pipeline refuses it
-                    headers = [(HEADER, given or own.encode())]
+            if body_id := call.arguments["request_id"]:
+                if subjects.is_token(body_id):  # otherwise the pipeline refuses it
+                    headers = [(HEADER, client_id or body_id.encode())]
             else:
-                call.arguments.update(request_id=own_id, fresh=True)
+                call.arguments.update(request_id=fresh_id, fresh=True)
             client = await self._client.for_tenant(scope.get("tenant", ""))
             stream = client.stream(timeout=TIMEOUT, traceparent=traceparent, **call.arguments)
             headers += unknown.headers()

@@ -13,7 +13,7 @@ from pagewire.services.gateway.answers.block_events import BlockEvents
 from pagewire.services.gateway.answers.sse import EventStream, sse
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.requests import chat_request
-from pagewire.services.gateway.requests.responses_request import chat_body, decode
+from pagewire.services.gateway.requests.responses_request import chat_fields, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.chat_completions import call_of, reader_of
 from pagewire.services.gateway.routes.endpoint import Api, Call
@@ -130,7 +130,7 @@ class Responses(Api):
     @override
     def read(self, body: bytes, unknown: UnknownFields) -> Call:
         request, passed = decode(body, unknown)
-        call = call_of(*chat_request.of_fields(chat_body(request) | passed))
+        call = call_of(*chat_request.of_fields(chat_fields(request) | passed))
         fields = {name: getattr(request, name) for name in ECHOED}
         call.echoed.update({name: value for name, value in fields.items() if value is not None})
         if request.tools:

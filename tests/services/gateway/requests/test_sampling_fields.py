@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewire.services.gateway.requests.sampling_fields import read_body, split_sampling
+from pagewire.services.gateway.requests.sampling_fields import read_openai_fields, split_sampling
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import StructuredOutputsParams
 
@@ -11,7 +11,7 @@ KNOWN = frozenset({"prompt", "best_of", "logprobs"})
 
 
 def read(body: bytes) -> dict[str, Any]:
-    return read_body(body, KNOWN, "request")
+    return read_openai_fields(body, KNOWN, "request")
 
 
 @pytest.mark.parametrize(
