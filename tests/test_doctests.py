@@ -7,6 +7,10 @@ import pytest
 
 MODULES = [
     "pagewire.services.gateway.answers.sse",
+    "pagewire.shared.chat.formats.pythonic",
+    "pagewire.shared.chat.parser",
+    "pagewire.shared.chat.reader",
+    "pagewire.shared.chat.typed_value",
     "pagewire.shared.client_protocol.client_requests",
     "pagewire.shared.errors",
 ]

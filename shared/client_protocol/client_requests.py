@@ -1,4 +1,4 @@
-"""Encodes and decodes the requests that clients send over the bus; what cannot be read or sent is `InvalidRequest`."""
+"""Encodes and decodes the requests that clients send over the bus; those that cannot be are `InvalidRequest`."""
 
 import re
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from pagewire.shared.messages.open import Encoding
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-"""Levels of a value of any form."""
+"""Maximum levels of a value that may have any form."""
 MAX_VALUES = 100_000
-"""Values in it, at all levels together."""
+"""Maximum values in a value that may have any form, at all levels together."""
 _NAME = re.compile(r"\w{1,64}")
 """The first name in a path. A client may have sent a longer one, which no error repeats."""
 
@@ -30,7 +30,11 @@ class RequestHead(msgspec.Struct, frozen=True):
 
 
 def encoding_of(headers: Mapping[str, str]) -> Encoding:
-    """Returns MessagePack if the header Content-Type, in any case, says so, else JSON."""
+    """Returns MessagePack if the header Content-Type, in any case, names it, else JSON.
+
+    >>> encoding_of({"content-type": "application/msgpack"}).name
+    'MSGPACK'
+    """
     for name, value in headers.items():
         if name.lower() == "content-type":
             kind = value.partition(";")[0].strip().lower()
@@ -86,7 +90,7 @@ def encode_request(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> by
 
 
 def unencodable(body: dict[str, Any], encoder: msgspec.msgpack.Encoder) -> InvalidRequest:
-    """Returns the error that names the field for which a body cannot be encoded; a sampling parameter is one, too."""
+    """Returns the error for the field that cannot be encoded; a sampling parameter is a field, too."""
     sampling = msgspec.to_builtins(body.get("sampling", {}))
     for name, value in (body | sampling | {"sampling": None}).items():
         try:

@@ -1,4 +1,4 @@
-"""What a grammar makes a model write when it must call: no tags, only JSON."""
+"""Texts of a model that a grammar forces to call: no tags, only JSON."""
 
 from pagewire.shared.chat.json_call import call_array
 from pagewire.shared.chat.reader import Reader, Steps

@@ -10,6 +10,7 @@ OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 _NAME = re.compile(r"[^<>\s{}]")
+"""A character of a name."""
 
 
 def glm45(reader: Reader) -> Steps[None]:

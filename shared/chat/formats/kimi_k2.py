@@ -12,6 +12,7 @@ ARGUMENTS = "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
 
 _ID = re.compile(r"[\w.:-]")
+"""A character of a call's id."""
 
 
 def kimi_k2(reader: Reader) -> Steps[None]:

@@ -11,6 +11,7 @@ from pagewire.shared.chat.reader import Malformed, Reader, Steps
 OPEN = "[TOOL_CALLS]"
 
 _NAME = re.compile(r"[\w.-]")
+"""A character of a name."""
 
 
 def mistral(reader: Reader) -> Steps[None]:

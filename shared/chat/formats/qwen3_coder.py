@@ -13,6 +13,7 @@ OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
 _NAME = re.compile(r"[^<>\s]")
+"""A character of a name."""
 
 
 def qwen3_coder(reader: Reader) -> Steps[None]:
