@@ -59,7 +59,7 @@ def decode_request(data: bytes, kind: type[T], encoding: Encoding) -> T:
         raise InvalidRequest(f"the request, read as {name}, is not valid: {error}", field=field_of(error)) from error
 
 
-def field_of(error: ValueError) -> str | None:
+def field_of(error: Exception) -> str | None:
     """Returns the field of a request that msgspec refuses, from the path or the quoted name in msgspec's message.
 
     A sampling parameter is a field, too.

@@ -79,8 +79,8 @@ class VllmMetrics(Collector):
     def __init__(self, reports: Sequence[MetricsReport]) -> None:
         self._reports = reports
 
-    @override
     def describe(self) -> Iterator[Family]:
+        """Returns nothing: the families are known with the values."""
         return iter(())
 
     @override

@@ -206,7 +206,7 @@ def in_pieces(text: str, form: ChatFormat, cuts: Sequence[int]) -> Message:
 
 
 @pytest.mark.parametrize(("name", "text", "message"), WRITTEN)
-def test_what_models_write(name: str, text: str, message: Message) -> None:
+def test_a_text_of_each_format_is_its_message(name: str, text: str, message: Message) -> None:
     assert read_message(text, form_of(name)) == message
     for call in message.calls:
         json.loads(call.arguments)
@@ -218,7 +218,7 @@ def test_what_models_write(name: str, text: str, message: Message) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), NO_CALLS)
-def test_what_is_no_call_is_text_to_the_letter(name: str, text: str) -> None:
+def test_a_text_that_is_no_call_is_content_to_the_letter(name: str, text: str) -> None:
     assert read_message(text, form_of(name)) == Message(text)
     assert in_pieces(text, form_of(name), range(0, len(text), 3)) == Message(text)
 
@@ -246,7 +246,7 @@ def test_any_split_gives_the_same_message(form: ChatFormat, text: str, cuts: lis
         assert len(whole.calls) <= 1
 
 
-def test_a_call_comes_as_it_is_written() -> None:
+def test_arguments_of_a_call_are_passed_on_as_they_come() -> None:
     parser = MessageParser(form_of("hermes"))
     assert parser.push("Well. <tool") == [(Kind.CONTENT, "Well.", -1)]
     assert parser.push('_call>\n{"name": "f", "argum') == []
@@ -256,7 +256,7 @@ def test_a_call_comes_as_it_is_written() -> None:
     assert parser.end() == [(Kind.CONTENT, "<", -1)]
 
 
-def test_only_the_first_call_counts_if_there_may_be_one() -> None:
+def test_only_the_first_call_counts_without_parallel_calls() -> None:
     text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>'
     assert read_message(text, ChatFormat("hermes", single=True)) == Message(None, None, [Call("f", "{}")])
 
@@ -274,7 +274,7 @@ def test_only_the_first_call_counts_if_there_may_be_one() -> None:
         ("<think>a</thin", False, Message(None, "a</thin")),
     ],
 )
-def test_reasoning_is_what_the_message_begins_with(text: str, opened: bool, message: Message) -> None:
+def test_only_the_beginning_of_a_message_is_reasoning(text: str, opened: bool, message: Message) -> None:
     form = ChatFormat(reasoning="think", opened=opened)
     assert read_message(text, form) == message
     assert in_pieces(text, form, range(len(text))) == message

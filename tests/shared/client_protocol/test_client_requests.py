@@ -42,7 +42,7 @@ def test_messagepack_is_recognised(value: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}])
-def test_anything_else_is_json(headers: dict[str, str]) -> None:
+def test_any_other_content_type_is_json(headers: dict[str, str]) -> None:
     assert encoding_of(headers) == Encoding.JSON
 
 
@@ -105,13 +105,13 @@ def test_malformed_bytes_are_refused(data: bytes, encoding: Encoding) -> None:
 
 
 @given(st.binary(max_size=200), encodings)
-def test_no_bytes_raise_anything_else(data: bytes, encoding: Encoding) -> None:
+def test_any_bytes_are_a_request_or_invalid(data: bytes, encoding: Encoding) -> None:
     with suppress(InvalidRequest):
         assert isinstance(decode_request(data, GenerateRequest, encoding), GenerateRequest)
 
 
 @given(st.dictionaries(fields | st.text(max_size=5), values, max_size=5), encodings)
-def test_no_structure_raises_anything_else(body: dict[str, object], encoding: Encoding) -> None:
+def test_any_structure_is_a_request_or_invalid(body: dict[str, object], encoding: Encoding) -> None:
     if encoding == Encoding.JSON:
         data = msgspec.json.encode(body)
     else:
@@ -160,7 +160,7 @@ def nested(depth: int) -> object:
         ({"chat_template_kwargs": nested(50_000)}, "chat_template_kwargs is nested too deeply"),
     ],
 )
-def test_what_messagepack_cannot_hold_is_refused_by_name(body: dict[str, Any], message: str) -> None:
+def test_a_value_that_messagepack_cannot_hold_is_refused_by_name(body: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         encode_request(body, ENCODER)
 

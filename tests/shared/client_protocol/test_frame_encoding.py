@@ -38,7 +38,7 @@ def test_every_error_has_its_frame(kind: str) -> None:
     }
 
 
-def test_the_wait_is_only_there_when_it_is_known() -> None:
+def test_a_frame_has_retry_after_only_if_it_is_known() -> None:
     with_wait = msgspec.json.decode(encode_frame(error_frame(Overloaded("busy", 500), "r1"), Encoding.JSON))
     assert with_wait["retry_after_ms"] == 500
     without = msgspec.json.decode(encode_frame(error_frame(Overloaded("busy"), "r1"), Encoding.JSON))
@@ -51,7 +51,7 @@ def test_an_error_frame_has_a_field_only_if_one_is_to_blame() -> None:
 
 
 @given(st.text())
-def test_headers_are_short_lines_of_ascii_whatever_the_message(message: str) -> None:
+def test_headers_of_any_message_are_short_lines_of_ascii(message: str) -> None:
     for value in error_headers(InvalidRequest(message)).values():
         assert value.isascii()
         assert value.isprintable()
