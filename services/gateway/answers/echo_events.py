@@ -43,7 +43,7 @@ class EchoEvents(CompletionEvents):
             return b""
         usage = self._usage(prompt_tokens)
         texts = [text for text in self._echo.texts for _ in range(choices)]
-        return b"".join(self._event(self.text(index, text), usage) for index, text in enumerate(texts))
+        return b"".join(self._event([self.text(index, text)], usage) for index, text in enumerate(texts))
 
     @override
     def texts(self, batch: Sequence[Delta], prompt_tokens: int | None = None) -> bytes:
@@ -80,5 +80,6 @@ class EchoEvents(CompletionEvents):
         events = []
         for index in range(prompt * self._choices, (prompt + 1) * self._choices):
             self._offsets[index] = len(text)
-            events.append(self._event(CompletionChoice(index, text, columns, prompt_logprobs=logprobs), usage))
+            choice = CompletionChoice(index, text, columns, prompt_logprobs=logprobs)
+            events.append(self._event([choice], usage))
         return b"".join(events)

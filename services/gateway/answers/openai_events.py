@@ -4,7 +4,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -16,7 +16,6 @@ from pagewire.services.gateway.answers.openai_shapes import (
     ChatDelta,
     Completion,
     CompletionChoice,
-    Timings,
     Usage,
     timings_of,
     usage_of,
@@ -54,7 +53,9 @@ class OpenAIEvents(EventStream, Generic[C]):
     key: ClassVar[bytes]
     """The JSON key before a text."""
 
-    def __init__(self, fields: EventFields) -> None:
+    def __init__(self, body: Completion | ChatChunk, fields: EventFields) -> None:
+        """`body`: an event without its choices."""
+        self._body: Any = body
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """Per choice, the encoded event before and after the text."""
         self._counted = fields.counted
@@ -67,11 +68,6 @@ class OpenAIEvents(EventStream, Generic[C]):
         """Whether the events have nothing but text."""
         self._choices = 1
         """Choices per prompt."""
-        self._timings: Timings | msgspec.UnsetType = msgspec.UNSET
-
-    @abstractmethod
-    def event(self, choices: list[C], usage: Usage | None) -> bytes:
-        """Returns the JSON of an event."""
 
     @abstractmethod
     def text(self, index: int, text: str) -> C:
@@ -98,18 +94,18 @@ class OpenAIEvents(EventStream, Generic[C]):
                 part = self.text(delta.index, delta.text)
             else:
                 continue
-            events.append(self._event(part, self._usage(prompt_tokens)))
+            events.append(self._event([part], self._usage(prompt_tokens)))
         return b"".join(events)
 
     @override
     def ends(self, final: Final, *, usage: bool) -> bytes:
         """Returns one event per choice with its finish reason, and with `usage` one event with the usage."""
         so_far = self._usage(final.usage.prompt_tokens)
-        ends = b"".join(self._event(self.end(choice), so_far) for choice in final.choices)
+        ends = b"".join(self._event([self.end(choice)], so_far) for choice in final.choices)
         if not usage:
             return ends
-        self._timings = timings_of(final.metrics, final.usage)
-        return ends + sse(self.event([], usage_of(final.usage)))
+        self._body.timings = timings_of(final.metrics, final.usage)
+        return ends + self._event([], usage_of(final.usage))
 
     @override
     def failed(self, error: PagewireError) -> bytes:
@@ -126,12 +122,13 @@ class OpenAIEvents(EventStream, Generic[C]):
         around = self._around.get(index)
         if around is None:
             # Quotes within JSON strings are escaped, so the first match is the key.
-            before, _, after = self._event(self.text(index, ""), None).partition(self.key + b'""')
+            before, _, after = self._event([self.text(index, "")], None).partition(self.key + b'""')
             around = self._around[index] = before + self.key, after
         return b"".join((around[0], _encode(text), around[1]))
 
-    def _event(self, choice: C, usage: Usage | None) -> bytes:
-        return sse(self.event([choice], usage))
+    def _event(self, choices: list[C], usage: Usage | None) -> bytes:
+        self._body.choices, self._body.usage = choices, usage
+        return sse(_encode(self._body))
 
 
 class CompletionEvents(OpenAIEvents[CompletionChoice]):
@@ -140,15 +137,9 @@ class CompletionEvents(OpenAIEvents[CompletionChoice]):
     key = b'"text":'
 
     def __init__(self, request_id: str, model: str, fields: EventFields = TEXT_ALONE) -> None:
-        super().__init__(fields)
+        super().__init__(Completion(f"cmpl-{request_id}", int(time.time()), model, []), fields)
         self._offsets: dict[int, int] = {}
         """Characters of all tokens of each choice so far."""
-        self._body = Completion(id=f"cmpl-{request_id}", created=int(time.time()), model=model, choices=[])
-
-    @override
-    def event(self, choices: list[CompletionChoice], usage: Usage | None) -> bytes:
-        self._body.choices, self._body.usage, self._body.timings = choices, usage, self._timings
-        return _encode(self._body)
 
     @override
     def text(self, index: int, text: str) -> CompletionChoice:
@@ -183,14 +174,8 @@ class ChatEvents(OpenAIEvents[ChatChunkChoice]):
 
     def __init__(self, request_id: str, model: str, fields: EventFields = TEXT_ALONE, top_logprobs: int = 0) -> None:
         """`top_logprobs`: number of the likeliest tokens that are shown with each token."""
-        super().__init__(fields)
+        super().__init__(ChatChunk(f"chatcmpl-{request_id}", int(time.time()), model, []), fields)
         self._top_logprobs = top_logprobs
-        self._body = ChatChunk(id=f"chatcmpl-{request_id}", created=int(time.time()), model=model, choices=[])
-
-    @override
-    def event(self, choices: list[ChatChunkChoice], usage: Usage | None) -> bytes:
-        self._body.choices, self._body.usage, self._body.timings = choices, usage, self._timings
-        return _encode(self._body)
 
     @override
     def text(self, index: int, text: str) -> ChatChunkChoice:
@@ -216,6 +201,6 @@ class ChatEvents(OpenAIEvents[ChatChunkChoice]):
         if self._prompt_ids:
             self._body.prompt_token_ids = self._prompt_ids[0]
         usage = self._usage(prompt_tokens)
-        events = b"".join(self._event(ChatChunkChoice(index, begin), usage) for index in range(choices))
+        events = b"".join(self._event([ChatChunkChoice(index, begin)], usage) for index in range(choices))
         self._body.prompt_token_ids = msgspec.UNSET
         return events

@@ -62,6 +62,6 @@ class ParsedChatEvents(ChatEvents):
             choice = ChatChunkChoice(index, delta)
             if report is not None:
                 choice.logprobs, choice.token_ids, report = report.logprobs, report.token_ids, None
-            events.append(self._event(choice, usage))
+            events.append(self._event([choice], usage))
             self._body.prompt_logprobs = UNSET
         return b"".join(events)

@@ -5,13 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from pagewire.services.gateway.requests.completion_request import StreamOptions
-from pagewire.services.gateway.requests.sampling_fields import (
-    TokenLimit,
-    converted,
-    read_openai_fields,
-    split_sampling,
-    without_neutral,
-)
+from pagewire.services.gateway.requests.sampling_fields import TokenLimit, converted, read_openai_fields, split_sampling
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.shared.client_protocol.client_requests import check_free_form
 from pagewire.shared.errors import invalid_field
@@ -69,19 +63,15 @@ def decode(body: bytes, unknown: UnknownFields | None = None) -> tuple[ChatCompl
     Raises:
         InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported, or unknown and refused.
     """
-    return _request_of(read_openai_fields(body, FIELDS, _KIND, unknown))
+    return of_fields(read_openai_fields(body, FIELDS, _KIND, unknown))
 
 
 def of_fields(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, Any]]:
-    """Returns the request with these fields and the sampling fields; a field that is None counts as missing.
+    """Returns the request with these fields, and its sampling fields; a field that is None counts as missing.
 
     Raises:
         InvalidRequest: a field is of the wrong type or unsupported.
     """
-    return _request_of(without_neutral(fields, FIELDS))
-
-
-def _request_of(fields: dict[str, Any]) -> tuple[ChatCompletionRequest, dict[str, Any]]:
     own, sampling = split_sampling(fields, FIELDS)
     request = converted(own, ChatCompletionRequest, _KIND)
     for message in request.messages:

@@ -87,7 +87,7 @@ LONGEST_NEUTRAL = 256
 def read_openai_fields(
     body: bytes, names: Collection[str], kind: str, unknown: UnknownFields | None = None
 ) -> dict[str, Any]:
-    """Returns the fields of a body of OpenAI's that have an effect. A null field counts as missing.
+    """Returns the fields of a body of OpenAI's, without those that are ignored.
 
     Args:
         body: JSON.
@@ -96,7 +96,7 @@ def read_openai_fields(
         unknown: takes the fields that are neither the route's nor documented anywhere; by default they are ignored.
 
     Raises:
-        InvalidRequest: the body is not a JSON object, or uses an unsupported field, which the message names.
+        InvalidRequest: the body is not a JSON object, or has an unknown field that is refused.
     """
     unknown = UnknownFields() if unknown is None else unknown
     try:
@@ -104,14 +104,13 @@ def read_openai_fields(
         for name in raw.keys() - DOCUMENTED.union(names):
             if bytes(raw.pop(name)).decode() != "null":
                 unknown.add(name, DOCUMENTED.union(names))
-        fields = {name: _value(name, value, names) for name, value in raw.items() if name not in IGNORED}
+        return {name: _value(name, value, names) for name, value in raw.items() if name not in IGNORED}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not a {kind}: {error}") from error
-    return without_neutral(fields, names)
 
 
 def without_neutral(fields: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the fields of a body that are neither None nor neutral. `names`: the route's fields.
+    """Returns the fields that have an effect: neither None nor neutral. `names`: the route's fields.
 
     Raises:
         InvalidRequest: a field is not supported, or its value is too deep or too large.
@@ -132,7 +131,7 @@ def converted(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
         InvalidRequest: a field has the wrong type.
     """
     try:
-        return msgspec.convert(fields, kind)
+        return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body is not a {name}: {error}", field=field_of(error)) from error
 
@@ -179,24 +178,22 @@ def read_fields(
     return fields
 
 
-def split_sampling(fields: dict[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the route's fields, which `names` has, and the sampling fields, whose types are checked.
+def split_sampling(fields: Mapping[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields that have an effect: the route's, which `names` has, and sampling fields of checked types.
 
     A `response_format` becomes `structured_outputs`.
 
     Raises:
-        InvalidRequest: a field is unknown or of the wrong type; the message names it.
+        InvalidRequest: a field is not supported, of the wrong type, too deep or too large.
     """
-    own = {name: value for name, value in fields.items() if name in names}
-    sampling = {name: value for name, value in fields.items() if name not in names}
+    effective = without_neutral(fields, names)
+    own = {name: value for name, value in effective.items() if name in names}
+    sampling = {name: value for name, value in effective.items() if name not in names}
     if RESPONSE_FORMAT in sampling:
         if "structured_outputs" in sampling:
             raise invalid_field(RESPONSE_FORMAT, "and structured_outputs are both given: leave one of them out")
         sampling["structured_outputs"] = structured_outputs(sampling.pop(RESPONSE_FORMAT))
-    try:
-        params = msgspec.convert(sampling, SamplingParams, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"the body is not a valid request: {error}", field=field_of(error)) from error
+    params = converted(sampling, SamplingParams, "valid request")
     return own, {name: getattr(params, name) for name in sampling}
 
 

@@ -11,12 +11,12 @@ from pagewire.client.stream import Stream
 from pagewire.services.gateway.answers.answer_reader import AnswerReader
 from pagewire.services.gateway.answers.chat_messages import message_of
 from pagewire.services.gateway.answers.logprobs import chat_logprobs
-from pagewire.services.gateway.answers.openai_events import ChatEvents, EventFields
+from pagewire.services.gateway.answers.openai_events import ChatEvents
 from pagewire.services.gateway.answers.openai_shapes import ChatChoice, ChatCompletion, timings_of, usage_of
 from pagewire.services.gateway.answers.parsed_chat_events import ParsedChatEvents
 from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Api, Call
+from pagewire.services.gateway.routes.endpoint import Api, Call, event_fields
 from pagewire.shared.messages.client import ChatFormat, Result
 
 
@@ -56,12 +56,7 @@ class ChatCompletions(Api):
 
     @override
     async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> ChatEvents:
-        fields = EventFields(
-            counted=counted,
-            logprobs="logprobs" in call.arguments,
-            prompt_ids=stream.prompt_token_ids if call.token_ids else None,
-            prompt_logprobs="prompt_logprobs" in call.arguments,
-        )
+        fields = event_fields(call, stream, counted=counted)
         if stream.chat_format is None:
             return ChatEvents(stream.request_id, stream.model, fields, call.top_logprobs)
         reader = reader_of(call, stream.request_id, stream.chat_format)

@@ -10,11 +10,11 @@ from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
 from pagewire.services.gateway.answers.echo_events import Echo, EchoEvents
 from pagewire.services.gateway.answers.logprobs import completion_logprobs, echoed_logprobs, joined
-from pagewire.services.gateway.answers.openai_events import CompletionEvents, EventFields
+from pagewire.services.gateway.answers.openai_events import CompletionEvents
 from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice, timings_of, usage_of
 from pagewire.services.gateway.requests.completion_request import decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Api, Call
+from pagewire.services.gateway.routes.endpoint import Api, Call, event_fields
 from pagewire.shared.messages.client import Result
 
 
@@ -86,17 +86,13 @@ class Completions(Api):
 
     @override
     async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
-        reports = "prompt_logprobs" in call.arguments
-        fields = EventFields(
-            counted=counted,
-            logprobs="logprobs" in call.arguments,
-            prompt_ids=stream.prompt_token_ids if call.token_ids else None,
-            prompt_logprobs=reports,
-        )
+        fields = event_fields(call, stream, counted=counted)
         if not call.echo:
             return CompletionEvents(stream.request_id, stream.model, fields)
-        firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids if reports]
-        echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts if reports else None)
+        firsts = None
+        if fields.prompt_logprobs:
+            firsts = [await client.detokenize(ids[:1], stream.model) for ids in stream.prompt_token_ids]
+        echo = Echo(await _texts(client, call.arguments["prompt"], stream.model), firsts)
         return EchoEvents(stream.request_id, stream.model, fields, echo, no_tokens=call.no_tokens)
 
 

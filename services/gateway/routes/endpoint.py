@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagewire.client.async_client import AsyncClient
 from pagewire.client.stream import Stream
+from pagewire.services.gateway.answers.openai_events import EventFields
 from pagewire.services.gateway.answers.sse import EventStream
 from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.http.connection import ClientGone, read_body, while_connected
@@ -184,6 +185,16 @@ class Endpoint:
                 assert stream.final is not None
                 end = events.ends(stream.final, usage=usage)
         await send({"type": "http.response.body", "body": end + events.done})
+
+
+def event_fields(call: Call, stream: Stream, *, counted: bool) -> EventFields:
+    """Returns the fields of the events that answer a call of OpenAI's."""
+    return EventFields(
+        counted=counted,
+        logprobs="logprobs" in call.arguments,
+        prompt_ids=stream.prompt_token_ids if call.token_ids else None,
+        prompt_logprobs="prompt_logprobs" in call.arguments,
+    )
 
 
 async def _respond(response: Response, headers: Sequence[tuple[bytes, bytes]], send: Send) -> None:

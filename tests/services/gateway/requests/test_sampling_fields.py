@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pagewire.services.gateway.requests.sampling_fields import read_openai_fields, split_sampling
+from pagewire.services.gateway.requests.sampling_fields import read_openai_fields, split_sampling, without_neutral
 from pagewire.shared.errors import InvalidRequest
 from pagewire.shared.messages.client import StructuredOutputsParams
 
@@ -11,7 +11,7 @@ FIELDS = frozenset({"prompt", "best_of", "logprobs"})
 
 
 def read(body: bytes) -> dict[str, Any]:
-    return read_openai_fields(body, FIELDS, "request")
+    return without_neutral(read_openai_fields(body, FIELDS, "request"), FIELDS)
 
 
 @pytest.mark.parametrize(
