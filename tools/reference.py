@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from pagewire.services.gateway.openapi import PLAIN, ROUTES, fields, kind_of
+from pagewire.services.gateway.openapi import GET_PATHS, ROUTES, fields, kind_of
 from pagewire.services.gateway.requests import anthropic_request, responses_request, sampling_fields, unknown_fields
 from pagewire.shared.settings.config import FIELDS, Settings, variable
 from pagewire.shared.settings.flags import describe
@@ -56,7 +56,7 @@ def http() -> str:
         "",
         "| path | GET |",
         "| --- | --- |",
-        *(f"| `{path}` | {text} |" for path, text in PLAIN.items()),
+        *(f"| `{path}` | {text} |" for path, text in GET_PATHS.items()),
         "| `/v1/models` | The models. |",
         "| `/v1/models/{model}` | One model. |",
     ]

@@ -20,7 +20,7 @@ from pagewire.services.gateway.http.authentication import Authentication, FindTe
 from pagewire.services.gateway.http.connection import ClientGone
 from pagewire.services.gateway.metrics.metrics_page import MetricsPage
 from pagewire.services.gateway.metrics.prometheus import CONTENT_TYPE
-from pagewire.services.gateway.routes.endpoint import CLIENT_GONE, FAULT
+from pagewire.services.gateway.routes.endpoint import CLIENT_GONE, FAULT_MESSAGE
 from pagewire.services.gateway.routes.endpoint import Endpoint as GeneratingEndpoint
 from pagewire.services.gateway.routes.health import Health
 from pagewire.services.gateway.routes.tokenization import Tokenization
@@ -52,7 +52,7 @@ def build(
         endpoints: endpoints that generate text, by path.
         health: health of the pipeline.
         metrics: page of metrics.
-        find_tenant: returns the tenant of a key, which all paths but `PUBLIC` ones need; None: no path needs a key.
+        find_tenant: returns the tenant of a key, which all paths but `PUBLIC_PATHS` need; None: no path needs one.
         allowed_origins: web sites whose scripts may send requests; `*`: all.
         body_limit: bytes of a body of the routes that generate no text.
         strict: whether the routes that generate no text refuse unknown fields.
@@ -166,7 +166,7 @@ async def _on_client_gone(_: Request, __: Exception) -> Response:
 
 async def _on_fault(request: Request, _: Exception) -> Response:
     """Answers a request that has met a fault, which Starlette raises again for the log."""
-    return errors.response(Internal(FAULT), request.url.path)
+    return errors.response(Internal(FAULT_MESSAGE), request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

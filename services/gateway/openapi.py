@@ -62,8 +62,8 @@ ROUTES = {
     "/tokenize": Route(TokenizeBody, TokenizeAnswer, "Returns the tokens of a text, as vLLM does.", streams=False),
     "/detokenize": Route(DetokenizeBody, DetokenizeAnswer, "Returns the text of tokens, as vLLM does.", streams=False),
 }
-"""By path."""
-SHARED = {
+"""The routes that take a JSON body, by path."""
+MEANINGS = {
     "echo": "Refused unless false: the answer never repeats the conversation.",
     "input": "A text, or the items of the conversation.",
     "instructions": "What the model is told ahead of the conversation.",
@@ -78,8 +78,8 @@ SHARED = {
     "thinking": "Whether the model reasons before it answers, if its chat template lets the request decide.",
     "tokens": "The token ids.",
 }
-"""Meaning of fields that neither their own struct nor one of the pipeline describes."""
-PLAIN = {
+"""Meanings of the fields that neither their own struct nor one of the pipeline describes."""
+GET_PATHS = {
     "/health": "200 while a request would be served, else 503 and the reason.",
     "/readyz": "The same as /health.",
     "/livez": "200 while the gateway runs.",
@@ -90,8 +90,8 @@ PLAIN = {
     "/openapi.json": "This document.",
     "/docs": "This document as a page.",
 }
-"""Other paths, and what a GET answers."""
-ERRORS = (ErrorBody, AnthropicsErrorBody)
+"""Answers to a GET of the other paths."""
+ERROR_BODIES = (ErrorBody, AnthropicsErrorBody)
 """Bodies of errors."""
 _REF = "#/components/schemas/{name}"
 """Template of the reference to a schema."""
@@ -103,7 +103,7 @@ def document() -> dict[str, Any]:
     refs, schemas = _components()
     paths: dict[str, Any] = {
         path: {"get": {"summary": text, "responses": {"200": {"description": text}, "503": {"description": text}}}}
-        for path, text in PLAIN.items()
+        for path, text in GET_PATHS.items()
     }
     paths["/ping"]["post"] = paths["/ping"]["get"]
     paths["/v1/models"] = {"get": _operation("Lists the models.", refs[openai_shapes.ModelList], refs[ErrorBody])}
@@ -150,7 +150,7 @@ def fields(route: Route) -> list[tuple[str, dict[str, Any], str]]:
             schema = dict(properties[field.encode_name])
             schema.pop("description", None)
             schema |= _bounds(field.name)
-            text = " ".join((texts.get(field.name) or described.get(field.name) or SHARED[field.encode_name]).split())
+            text = " ".join((texts.get(field.name) or described.get(field.name) or MEANINGS[field.encode_name]).split())
             if not field.required:  # a null field counts as missing
                 schema = _or_null(schema)
             rows.setdefault(field.encode_name, (field.encode_name, {**schema, "description": text}, text))
@@ -166,7 +166,7 @@ def _names(kind: type[msgspec.Struct]) -> set[str]:
 def _components() -> tuple[dict[type[msgspec.Struct], dict[str, Any]], dict[str, Any]]:
     """Returns the reference to each struct's schema, and all schemas by name."""
     kinds = [kind for route in ROUTES.values() for kind in (route.request, route.answer)]
-    more: list[type[msgspec.Struct]] = [SamplingParams, openai_shapes.Model, openai_shapes.ModelList, *ERRORS]
+    more: list[type[msgspec.Struct]] = [SamplingParams, openai_shapes.Model, openai_shapes.ModelList, *ERROR_BODIES]
     structs = list(dict.fromkeys(kinds + more))
     refs, schemas = msgspec.json.schema_components(structs, ref_template=_REF)
     return dict(zip(structs, refs, strict=True)), schemas

@@ -38,7 +38,7 @@ APIS: dict[str, Api] = {
 }
 """The routes that generate text, by path."""
 
-OTHERS_READY_WITHIN = 10.0
+START_TIMEOUT = 10.0
 """Seconds that a new gateway gives the other services, which may restart as well, before it refuses requests."""
 
 _log = structlog.get_logger()
@@ -75,7 +75,7 @@ class Gateway:
             strict=settings.strict,
         )
         self._rotation = Rotation(application, tuple(openapi.ROUTES))
-        self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.PLAIN, "/v1/models"))
+        self._counter = HttpCounter(self._rotation, APIS, (*openapi.ROUTES, *openapi.GET_PATHS, "/v1/models"))
         self._server = server.Server(self._counter, self._listener, self._connections, self._tls)
 
     def heartbeat(self) -> Heartbeat:
@@ -133,7 +133,7 @@ class Gateway:
     async def _begin(self) -> None:
         """Lets requests in once the other services are ready, and their models known: requests for these can wait."""
         with suppress(TimeoutError, Unavailable, BusError):
-            async with asyncio.timeout(OTHERS_READY_WITHIN):
+            async with asyncio.timeout(START_TIMEOUT):
                 await poll(lambda: not self._health.missing())
                 await self._client.models()
         self._rotation.begin()

@@ -6,9 +6,9 @@ from typing import Any
 
 from pagewire.shared.chat.reader import Held, Malformed, Reader, Steps
 
-MAX_NAME = 256
+MAX_NAME_LENGTH = 256
 """Characters of a name, and of any other key or text, before it is known whether they belong to a call."""
-MAX_HELD = 8192
+MAX_HELD_LENGTH = 8192
 """Characters of arguments that are held back because the name comes after them."""
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -83,7 +83,7 @@ def call_array(reader: Reader) -> Steps[None]:
 
 def _object_or_array(reader: Reader) -> Steps[str]:
     """Returns an object or array. Raises Malformed if it does not end, or is too long to be held back."""
-    value = Held(MAX_HELD)
+    value = Held(MAX_HELD_LENGTH)
     if not (yield from reader.nested(value.take, strict=True)):
         raise Malformed
     return value.text
@@ -97,7 +97,7 @@ def _skip(reader: Reader) -> Steps[None]:
     elif first in {"{", "["}:
         yield from _object_or_array(reader)
     else:
-        for _ in range(MAX_NAME):
+        for _ in range(MAX_NAME_LENGTH):
             if (yield from reader.peek()) not in _SCALARS:
                 return
             yield from reader.next()
@@ -115,7 +115,7 @@ def _string(reader: Reader) -> Generator[None, None, str]:
             break
         if character == "\\":
             raw += yield from reader.next()
-        if len(raw) > MAX_NAME:
+        if len(raw) > MAX_NAME_LENGTH:
             raise Malformed
     try:
         value: Any = json.loads(raw, strict=False)

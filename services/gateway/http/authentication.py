@@ -11,9 +11,9 @@ from pagewire.services.gateway.http import errors
 from pagewire.services.gateway.http.http_counter import STATUS
 from pagewire.shared.security.api_keys import ApiKeys
 
-PUBLIC = frozenset({"/health", "/livez", "/ping", "/readyz"})
+PUBLIC_PATHS = frozenset({"/health", "/livez", "/ping", "/readyz"})
 """Paths that need no key: probes of a service's health have none."""
-OPERATORS = frozenset({"/metrics"})
+OPERATOR_PATHS = frozenset({"/metrics"})
 """Paths that need the key of `--api-key`: they show the load of all tenants."""
 
 FindTenant = Callable[[bytes], str | None]
@@ -41,7 +41,7 @@ def find_tenant(api_key: str, keys: ApiKeys | None) -> FindTenant | None:
 
 
 class Authentication:
-    """Answers 401 to a request without a valid key, unless its path is `PUBLIC`, and 403 to a tenant's for `OPERATORS`.
+    """Answers 401 to a request without a valid key, except at `PUBLIC_PATHS`, and 403 to tenants at `OPERATOR_PATHS`.
 
     It notes the tenant of the other requests as `scope["tenant"]`, which is missing if no keys are set.
     """
@@ -52,7 +52,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers 401 or 403."""
-        if scope["path"] not in PUBLIC:
+        if scope["path"] not in PUBLIC_PATHS:
             tenant = self._find(key) if (key := _key(scope["headers"])) is not None else None
             if tenant is None:
                 scope[STATUS] = 401
@@ -61,7 +61,7 @@ class Authentication:
                 headers = {"WWW-Authenticate": "Bearer"}
                 await Response(content, 401, headers, "application/json")(scope, receive, send)
                 return
-            if tenant and scope["path"] in OPERATORS:
+            if tenant and scope["path"] in OPERATOR_PATHS:
                 content = errors.body(403, "operators_only", f"{scope['path']} needs the key of --api-key")
                 await Response(content, 403, None, "application/json")(scope, receive, send)
                 return

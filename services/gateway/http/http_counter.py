@@ -10,7 +10,7 @@ from pagewire.shared.metrics.metric import Sample
 
 STATUS = "status"
 """Key of the scope for the status of an answer: noted by the endpoint of a request for text, else by the counter."""
-OTHER = "other"
+OTHER_ROUTE = "other"
 """Name of the route for all paths that do not exist."""
 
 _MODELS = "/v1/models"
@@ -53,7 +53,7 @@ class HttpCounter:
         path = path.rstrip("/")
         if path.startswith(f"{_MODELS}/"):
             return f"{_MODELS}/{{model}}"
-        return path if path in self._routes else OTHER
+        return path if path in self._routes else OTHER_ROUTE
 
 
 def _noting(scope: Scope, send: Send) -> Send:

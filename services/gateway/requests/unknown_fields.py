@@ -10,7 +10,7 @@ HEADER = b"pagewire-warning"
 """Response header that names the ignored fields."""
 MAX_NAMES = 16
 """Names in the header; further ones are counted."""
-REFUSED = {
+REPLACEMENTS = {
     "guided_choice": "structured_outputs",
     "guided_decoding_backend": "structured_outputs",
     "guided_grammar": "structured_outputs",
@@ -44,7 +44,7 @@ class UnknownFields:
             InvalidRequest: the field must not be ignored.
         """
         printable = name if _PRINTABLE.fullmatch(name) else "?"
-        if instead := REFUSED.get(name):
+        if instead := REPLACEMENTS.get(name):
             raise InvalidRequest(f"the field `{name}` is not supported: send {instead} instead", field=name)
         if self.strict:
             close = difflib.get_close_matches(printable, documented, 1)

@@ -29,7 +29,7 @@ from pagewire.shared.telemetry import tracing
 
 CLIENT_GONE = 499
 """Status in the log of a request whose client has closed the connection, as nginx writes it."""
-FAULT = "the request met a fault of the server: its log has the details"
+FAULT_MESSAGE = "the request met a fault of the server: its log has the details"
 """Message of the error for a fault of the gateway."""
 TIMEOUT = 600.0
 """Seconds after which a request ends with an error."""
@@ -136,7 +136,7 @@ class Endpoint:
         except Exception as error:  # noqa: BLE001 - the next request shall be served, whatever was wrong with this one
             _log.error("request_failed", exc_info=error)
             status = 500
-            fault = Internal(FAULT)
+            fault = Internal(FAULT_MESSAGE)
             tracing.fail(span, fault)
             await _respond(errors.response(fault, scope["path"]), headers, send)
         finally:

@@ -2,7 +2,7 @@
 
 import re
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 from pagewire.shared.chat.typed_value import add_argument, argument_value
 
@@ -22,7 +22,7 @@ def glm45(reader: Reader) -> Steps[None]:
 
 def _call(reader: Reader) -> Steps[None]:
     yield from reader.space()
-    function = yield from reader.match(_NAME, MAX_NAME)
+    function = yield from reader.match(_NAME, MAX_NAME_LENGTH)
     yield from reader.space()
     following = yield from reader.peek()
     if following not in {"<", ""}:

@@ -6,7 +6,7 @@ A message of the channel analysis is reasoning, one with a recipient (`to=functi
 import re
 from collections.abc import Callable
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Held, Malformed, Reader, Steps
 
 CHANNEL, MESSAGE, END, START = "<|channel|>", "<|message|>", "<|end|>", "<|start|>"
@@ -68,7 +68,7 @@ def _messages(reader: Reader, answer: Callable[[Reader], Steps[None]] | None) ->
 
 def _header(reader: Reader) -> Steps[str]:
     """Returns the text between the beginning of a message and its content. Raises Malformed if it is no header."""
-    header = Held(MAX_NAME)
+    header = Held(MAX_NAME_LENGTH)
     if (yield from reader.peek()) not in _BEGINS:
         raise Malformed
     if not (yield from reader.until(MESSAGE, header.take)):

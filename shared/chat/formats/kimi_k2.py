@@ -2,7 +2,7 @@
 
 import re
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 
 OPEN = "<|tool_calls_section_begin|>"
@@ -35,7 +35,7 @@ def _calls(reader: Reader) -> Steps[None]:
 def _call(reader: Reader) -> Steps[None]:
     yield from reader.expect(CALL)
     yield from reader.space()
-    identity = yield from reader.match(_ID, MAX_NAME)
+    identity = yield from reader.match(_ID, MAX_NAME_LENGTH)
     name = identity.removeprefix("functions.").rpartition(":")
     yield from reader.space()
     yield from reader.expect(ARGUMENTS)

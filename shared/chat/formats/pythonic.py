@@ -5,7 +5,7 @@ import json
 import re
 import warnings
 
-from pagewire.shared.chat.json_call import MAX_NAME
+from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Malformed, Reader, Steps
 
 OPEN = "<|python_start|>"
@@ -43,12 +43,12 @@ def _calls(reader: Reader) -> Steps[None]:
 
 
 def _call(reader: Reader) -> Steps[None]:
-    name = yield from reader.match(_NAME, MAX_NAME)
+    name = yield from reader.match(_NAME, MAX_NAME_LENGTH)
     yield from reader.expect("(")
     yield from reader.space()
     before = "{"
     while not (yield from reader.optional(")")):
-        key = yield from reader.match(_NAME, MAX_NAME)
+        key = yield from reader.match(_NAME, MAX_NAME_LENGTH)
         yield from reader.space()
         yield from reader.expect("=")
         value = _to_json((yield from _literal(reader)))
