@@ -102,6 +102,18 @@ class Reader:
             self.refuse()
         self.commit()
 
+    def content_around(self, tag: str, grammar: Callable[["Reader"], Steps[None]]) -> Steps[None]:
+        """Reads content, and behind each `tag` in it a text as `grammar` describes."""
+        while (yield from self.until(tag, self.out.content)):
+            self.mark(len(tag))
+            yield from self.attempt(grammar(self))
+
+    def content_behind(self, grammar: Callable[["Reader"], Steps[None]]) -> Steps[None]:
+        """Reads a text as `grammar` describes; the rest is content."""
+        self.mark()
+        yield from self.attempt(grammar(self))
+        yield from self.rest(self.out.content)
+
     def call(self, name: str) -> None:
         """Begins a call: the text so far can no longer be refused."""
         self.commit()

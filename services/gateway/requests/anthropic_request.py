@@ -51,14 +51,14 @@ class ToolResultBlock(msgspec.Struct, tag="tool_result"):
     is_error: bool = False
 
 
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+InputBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class InputMessage(msgspec.Struct):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[InputBlock]
 
 
 class Tool(msgspec.Struct):

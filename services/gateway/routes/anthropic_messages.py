@@ -15,7 +15,7 @@ from pagewire.services.gateway.requests import chat_request
 from pagewire.services.gateway.requests.anthropic_request import chat_fields, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.chat_completions import call_of, reader_of
-from pagewire.services.gateway.routes.endpoint import Api, Call
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall
 from pagewire.shared.chat.parts import Kind
 from pagewire.shared.errors import PagewireError, invalid_field
 from pagewire.shared.messages import client as wire
@@ -77,14 +77,14 @@ class Messages(Api):
     """Anthropic's messages."""
 
     @override
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
         request = decode(body, unknown)
         if request.max_tokens is None:
             raise invalid_field("max_tokens", "is required: say how many tokens the answer may have")
         return call_of(*chat_request.of_fields(chat_fields(request, request.max_tokens)))
 
     @override
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Message:
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Message:
         reader = reader_of(call, stream.request_id, result.chat_format)
         (choice,) = result.choices
         contents = [_content(block) for block in reader.blocks(choice)]
@@ -93,7 +93,7 @@ class Messages(Api):
         return message
 
     @override
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> EventStream:
         message = Message(f"msg_{stream.request_id}", stream.model, [], Usage(0, 0))
         return AnthropicEvents(reader_of(call, stream.request_id, stream.chat_format), message)
 

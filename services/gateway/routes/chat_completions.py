@@ -16,7 +16,7 @@ from pagewire.services.gateway.answers.openai_shapes import ChatChoice, ChatComp
 from pagewire.services.gateway.answers.parsed_chat_events import ParsedChatEvents
 from pagewire.services.gateway.requests.chat_request import ChatCompletionRequest, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Api, Call, event_fields
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
 from pagewire.shared.messages.client import ChatFormat, Result
 
 
@@ -24,11 +24,11 @@ class ChatCompletions(Api):
     """OpenAI's chat completions."""
 
     @override
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
         return call_of(*decode(body, unknown))
 
     @override
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ChatCompletion:
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> ChatCompletion:
         reader = reader_of(call, stream.request_id, result.chat_format)
         answer = ChatCompletion(
             id=f"chatcmpl-{stream.request_id}",
@@ -55,7 +55,7 @@ class ChatCompletions(Api):
         return answer
 
     @override
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> ChatEvents:
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> ChatEvents:
         fields = event_fields(call, stream, counted=counted)
         if stream.chat_format is None:
             return ChatEvents(stream.request_id, stream.model, fields, call.top_logprobs)
@@ -63,7 +63,7 @@ class ChatCompletions(Api):
         return ParsedChatEvents(stream.request_id, stream.model, reader, fields, call.top_logprobs)
 
 
-def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> Call:
+def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> ApiCall:
     """Returns the call of a chat, whose sampling fields are `sampling`."""
     arguments = {
         "messages": request.messages,
@@ -83,7 +83,7 @@ def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> Call:
         "return_token_ids": request.return_token_ids,
         **sampling,
     }
-    return Call(
+    return ApiCall(
         arguments,
         request.stream,
         request.stream_options,
@@ -94,6 +94,6 @@ def call_of(request: ChatCompletionRequest, sampling: dict[str, Any]) -> Call:
     )
 
 
-def reader_of(call: Call, request_id: str, form: ChatFormat | None) -> AnswerReader:
+def reader_of(call: ApiCall, request_id: str, form: ChatFormat | None) -> AnswerReader:
     """Returns the reader of the answers to a chat."""
     return AnswerReader(request_id, form, reasoning=call.reasoning)

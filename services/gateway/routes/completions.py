@@ -14,7 +14,7 @@ from pagewire.services.gateway.answers.openai_events import CompletionEvents
 from pagewire.services.gateway.answers.openai_shapes import Completion, CompletionChoice, timings_of, usage_of
 from pagewire.services.gateway.requests.completion_request import decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
-from pagewire.services.gateway.routes.endpoint import Api, Call, event_fields
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall, event_fields
 from pagewire.shared.messages.client import Result
 
 
@@ -22,7 +22,7 @@ class Completions(Api):
     """OpenAI's completions."""
 
     @override
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
         request, sampling = decode(body, unknown)
         arguments = {
             "prompt": request.prompt,
@@ -36,7 +36,7 @@ class Completions(Api):
             "return_token_ids": request.return_token_ids or (request.echo and "prompt_logprobs" in sampling),
             **sampling,
         }
-        return Call(
+        return ApiCall(
             arguments,
             request.stream,
             request.stream_options,
@@ -47,7 +47,7 @@ class Completions(Api):
         )
 
     @override
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> Completion:
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> Completion:
         if call.no_tokens:
             result.usage.completion_tokens = 0
         prompts = await _texts(client, call.arguments["prompt"], stream.model) if call.echo else []
@@ -85,7 +85,7 @@ class Completions(Api):
         )
 
     @override
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> CompletionEvents:
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> CompletionEvents:
         fields = event_fields(call, stream, counted=counted)
         if not call.echo:
             return CompletionEvents(stream.request_id, stream.model, fields)

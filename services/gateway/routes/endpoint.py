@@ -40,7 +40,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """A decoded request."""
 
     arguments: dict[str, Any]
@@ -68,17 +68,17 @@ class Call:
 class Api(Protocol):
     """The part of an endpoint that depends on the route."""
 
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
         """Decodes a request; `unknown` takes the fields that the route does not know.
 
         Raises:
             InvalidRequest: the body is malformed, or a field is of the wrong type or unsupported.
         """
 
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> msgspec.Struct:
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> msgspec.Struct:
         """Returns the response to a request without a stream."""
 
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> EventStream:
         """Returns the events of a stream that has begun; `counted`: whether every event has the usage so far."""
 
 
@@ -158,7 +158,7 @@ class Endpoint:
         self,
         client: AsyncClient,
         stream: Stream,
-        call: Call,
+        call: ApiCall,
         send: Send,
         headers: Sequence[tuple[bytes, bytes]],
     ) -> None:
@@ -187,7 +187,7 @@ class Endpoint:
         await send({"type": "http.response.body", "body": end + events.done})
 
 
-def event_fields(call: Call, stream: Stream, *, counted: bool) -> EventFields:
+def event_fields(call: ApiCall, stream: Stream, *, counted: bool) -> EventFields:
     """Returns the fields of the events that answer a call of OpenAI's."""
     return EventFields(
         counted=counted,

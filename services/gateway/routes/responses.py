@@ -16,7 +16,7 @@ from pagewire.services.gateway.requests import chat_request
 from pagewire.services.gateway.requests.responses_request import chat_fields, decode
 from pagewire.services.gateway.requests.unknown_fields import UnknownFields
 from pagewire.services.gateway.routes.chat_completions import call_of, reader_of
-from pagewire.services.gateway.routes.endpoint import Api, Call
+from pagewire.services.gateway.routes.endpoint import Api, ApiCall
 from pagewire.shared.chat.parts import Kind
 from pagewire.shared.errors import PagewireError
 from pagewire.shared.messages import client as wire
@@ -128,7 +128,7 @@ class Responses(Api):
     """OpenAI's responses."""
 
     @override
-    def read(self, body: bytes, unknown: UnknownFields) -> Call:
+    def read(self, body: bytes, unknown: UnknownFields) -> ApiCall:
         request, passed = decode(body, unknown)
         call = call_of(*chat_request.of_fields(chat_fields(request) | passed))
         fields = {name: getattr(request, name) for name in ECHOED}
@@ -141,7 +141,7 @@ class Responses(Api):
         return call
 
     @override
-    async def answer(self, client: AsyncClient, call: Call, stream: Stream, result: Result) -> ModelResponse:
+    async def answer(self, client: AsyncClient, call: ApiCall, stream: Stream, result: Result) -> ModelResponse:
         reader = reader_of(call, stream.request_id, result.chat_format)
         response = _response(call, stream)
         (choice,) = result.choices
@@ -151,7 +151,7 @@ class Responses(Api):
         return response
 
     @override
-    async def events(self, client: AsyncClient, call: Call, stream: Stream, *, counted: bool) -> EventStream:
+    async def events(self, client: AsyncClient, call: ApiCall, stream: Stream, *, counted: bool) -> EventStream:
         reader = reader_of(call, stream.request_id, stream.chat_format)
         return ResponseEvents(reader, _response(call, stream), stream.request_id)
 
@@ -233,7 +233,7 @@ class ResponseEvents(BlockEvents):
         return {"item_id": _item_id(block, self._request_id, index), "output_index": index}
 
 
-def _response(call: Call, stream: Stream) -> ModelResponse:
+def _response(call: ApiCall, stream: Stream) -> ModelResponse:
     return ModelResponse(id=f"resp_{stream.request_id}", created_at=int(time.time()), model=stream.model, **call.echoed)
 
 

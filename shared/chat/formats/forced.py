@@ -6,10 +6,12 @@ from pagewire.shared.chat.reader import Reader, Steps
 
 def required(reader: Reader) -> Steps[None]:
     """Reads `[{"name": "f", "parameters": {...}}]`, with at least one call."""
-    reader.mark()
+    return reader.content_behind(_array)
+
+
+def _array(reader: Reader) -> Steps[None]:
     yield from reader.space()
-    yield from reader.attempt(call_array(reader))
-    yield from reader.rest(reader.out.content)
+    yield from call_array(reader)
 
 
 def named(reader: Reader, name: str) -> Steps[None]:

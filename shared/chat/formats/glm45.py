@@ -15,9 +15,7 @@ _NAME = re.compile(r"[^<>\s{}]")
 
 def glm45(reader: Reader) -> Steps[None]:
     """Reads content with calls in it. An argument goes out when it is complete, as JSON."""
-    while (yield from reader.until(OPEN, reader.out.content)):
-        reader.mark(len(OPEN))
-        yield from reader.attempt(_call(reader))
+    return reader.content_around(OPEN, _call)
 
 
 def _call(reader: Reader) -> Steps[None]:

@@ -5,6 +5,7 @@ A message of the channel analysis is reasoning, one with a recipient (`to=functi
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from pagewire.shared.chat.json_call import MAX_NAME_LENGTH
 from pagewire.shared.chat.reader import Held, Malformed, Reader, Steps
@@ -33,9 +34,7 @@ def harmony(reader: Reader, answer: Callable[[Reader], Steps[None]] | None = Non
     if answer is not None and (yield from reader.peek()) not in _BEGINS:
         yield from answer(reader)
         return
-    reader.mark()
-    yield from reader.attempt(_messages(reader, answer))
-    yield from reader.rest(reader.out.content)
+    yield from reader.content_behind(partial(_messages, answer=answer))
 
 
 def _messages(reader: Reader, answer: Callable[[Reader], Steps[None]] | None) -> Steps[None]:

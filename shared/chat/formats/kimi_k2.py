@@ -17,9 +17,7 @@ _ID = re.compile(r"[\w.:-]")
 
 def kimi_k2(reader: Reader) -> Steps[None]:
     """Reads content with sections of calls in it."""
-    while (yield from reader.until(OPEN, reader.out.content)):
-        reader.mark(len(OPEN))
-        yield from reader.attempt(_calls(reader))
+    return reader.content_around(OPEN, _calls)
 
 
 def _calls(reader: Reader) -> Steps[None]:

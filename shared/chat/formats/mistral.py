@@ -16,9 +16,7 @@ _NAME = re.compile(r"[\w.-]")
 
 def mistral(reader: Reader) -> Steps[None]:
     """Reads content with calls behind it."""
-    while (yield from reader.until(OPEN, reader.out.content)):
-        reader.mark(len(OPEN))
-        yield from reader.attempt(_calls(reader))
+    return reader.content_around(OPEN, _calls)
 
 
 def _calls(reader: Reader) -> Steps[None]:

@@ -19,9 +19,7 @@ _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 
 def pythonic(reader: Reader) -> Steps[None]:
     """Reads calls, or else content. Each argument goes out when it is complete, as JSON."""
-    reader.mark()
-    yield from reader.attempt(_calls(reader))
-    yield from reader.rest(reader.out.content)
+    return reader.content_behind(_calls)
 
 
 def _calls(reader: Reader) -> Steps[None]:
