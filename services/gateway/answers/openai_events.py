@@ -44,6 +44,7 @@ class EventFields:
 
 
 TEXT_ALONE = EventFields()
+"""No field beside the text."""
 
 
 class OpenAIEvents(EventStream, Generic[C]):

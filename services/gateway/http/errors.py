@@ -48,7 +48,7 @@ class AnthropicsDetail(msgspec.Struct):
 
 
 class AnthropicsErrorBody(msgspec.Struct, tag="error"):
-    """The same as `ErrorBody` in Anthropic's shape."""
+    """Body of an error response, and data of an event, in Anthropic's shape."""
 
     error: AnthropicsDetail
 

@@ -224,9 +224,9 @@ def test_an_ended_gateway_listens_no_more() -> None:
 
 @contextmanager
 def connection(gateway: Running) -> Iterator[Callable[[str], tuple[int, str]]]:
-    """An HTTP connection that stays open between requests, as far as the server allows it.
+    """Opens an HTTP connection, which stays open between requests as far as the server allows it.
 
-    Gives a function that returns the status and the header `Connection` of a request for text or of a GET request.
+    Yields a function that sends a request for text or a GET, and returns the status and the header `Connection`.
     """
     client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
 
@@ -245,7 +245,7 @@ def connection(gateway: Running) -> Iterator[Callable[[str], tuple[int, str]]]:
 
 
 def ask_once(gateway: Running, path: str) -> tuple[int, str]:
-    """Does the same over a connection of its own."""
+    """Returns the status and the header `Connection` of a request over a new connection."""
     with connection(gateway) as ask:
         return ask(path)
 

@@ -17,7 +17,7 @@ WEATHER = '{"city": "Paris, {France}", "days": [1, 2], "note": "a \\"quoted\\" \
 CALL = Call("get_weather", WEATHER)
 TIME = Call("get_time", "{}")
 
-WRITTEN: list[tuple[str, str, Message]] = [
+MESSAGES: list[tuple[str, str, Message]] = [
     # Hermes 2 Pro and 3, Qwen 2.5 and 3
     (
         "hermes",
@@ -131,7 +131,7 @@ WRITTEN: list[tuple[str, str, Message]] = [
     ),
     ("named", WEATHER, Message(None, None, [CALL])),
 ]
-"""Format, text and message."""
+"""Format, text, and the message in it."""
 
 NO_CALLS = [
     ("qwen3_coder", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
@@ -171,6 +171,7 @@ NO_CALLS = [
     ("required", "[]"),
     ("required", '[{"name": "f"'),
 ]
+"""Format, and a text that looks like a call and is content."""
 PIECES = [
     *["<function=f>", "<parameter=a>", "</parameter>", "</function>", "<arg_key>", "</arg_key>", "<arg_value>"],
     *["</arg_value>", "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0"],
@@ -180,6 +181,7 @@ PIECES = [
     *["\n", " ", "{", "}", "[", "]", "(", ")", ",", ";", ":", "=", '"', "\\", "'", "f", "1", "é", "-", "null"],
     *['"name": "f"', '"arguments": {}', '"parameters": {"a": [1]}', '{"name": "f", "arguments": {"b": 1}}', "f(a=1)"],
 ]
+"""Pieces of random texts: tags, names and punctuation of all formats."""
 forms = st.builds(
     ChatFormat,
     tool_calls=st.sampled_from(["", "named", *TOOL_CALLS]),
@@ -195,6 +197,7 @@ def form_of(name: str, reasoning: str = "") -> ChatFormat:
 
 
 def in_pieces(text: str, form: ChatFormat, cuts: Sequence[int]) -> Message:
+    """Returns the message of a text that arrives in pieces, which end at `cuts`."""
     parser, message, start = MessageParser(form), Message(), 0
     for end in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
         for part in parser.push(text[start:end]):
@@ -205,7 +208,7 @@ def in_pieces(text: str, form: ChatFormat, cuts: Sequence[int]) -> Message:
     return message
 
 
-@pytest.mark.parametrize(("name", "text", "message"), WRITTEN)
+@pytest.mark.parametrize(("name", "text", "message"), MESSAGES)
 def test_a_text_of_each_format_is_its_message(name: str, text: str, message: Message) -> None:
     assert read_message(text, form_of(name)) == message
     for call in message.calls:
@@ -226,7 +229,7 @@ def test_a_text_that_is_no_call_is_content_to_the_letter(name: str, text: str) -
 @given(
     form=forms,
     text=st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=16).map("".join)
-    | st.sampled_from([text for _, text, _ in WRITTEN] + [text[:300] for _, text in NO_CALLS]),
+    | st.sampled_from([text for _, text, _ in MESSAGES] + [text[:300] for _, text in NO_CALLS]),
     cuts=st.lists(st.integers(0, 300), max_size=12),
 )
 @example(ChatFormat("hermes", "think"), "<think>a</think>b<tool_call>{", [1, 9, 10, 17, 18])

@@ -1,4 +1,4 @@
-"""How many HTTP requests are counted for which route and status."""
+"""The numbers of HTTP requests by route and status."""
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -24,7 +24,7 @@ def counts(counter: HttpCounter) -> dict[tuple[str, ...], float]:
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Text is answered with 200, and says so itself; a fault of the server is on /load."""
+    """Answers requests for text with 200, notes their status itself, and has a fault at /load."""
     if scope["path"] == "/load":
         raise RuntimeError
     if scope["path"].startswith(TEXT):

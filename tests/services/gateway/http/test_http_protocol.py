@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 BODY_LIMIT = 100_000
+"""Bytes of a body that the application reads."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +36,11 @@ class App:
 
     bodies: list[int] = field(default_factory=list)
     held: asyncio.Event | None = None
-    """If set, answers to the path /held wait for it."""
+    """Event that answers to the path /held wait for; None: they do not wait."""
     gone: int = 0
-    """Clients of the path /watched that have disconnected."""
+    """Number of clients of the path /watched that have disconnected."""
     size: int = 0
-    """Bytes of an answer beside the length."""
+    """Bytes that an answer has beside the length."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -363,7 +364,7 @@ async def test_bytes_that_are_not_http_are_refused_in_the_shape_of_errors() -> N
 
 
 async def test_a_stream_is_not_mixed_with_an_error() -> None:
-    """Whatever the client sends behind its request, the answer to it stays what it is."""
+    """Bytes behind a request do not change its answer."""
     app = App(held=asyncio.Event())
     assert app.held is not None
     async with serving(ConnectionLimits(header_time=0.1), app) as running:

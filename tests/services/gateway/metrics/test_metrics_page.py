@@ -1,4 +1,4 @@
-"""`/metrics`: what the services report, as Prometheus and as vLLM's dashboards read it."""
+"""`/metrics`: reports of the services, as Prometheus and as vLLM's dashboards read them."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,7 +35,7 @@ def samples() -> list[Sample]:
 
 
 async def scrape(gateway: Gateway, *reports: MetricsReport) -> Series:
-    """The series of the page while services answer with these reports."""
+    """Returns the series of the page while services answer with these reports."""
 
     def answer(message: Message) -> None:
         for report in reports:
