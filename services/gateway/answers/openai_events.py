@@ -125,7 +125,7 @@ class OpenAIEvents(EventStream, Generic[C]):
             # Quotes within JSON strings are escaped, so the first match is the key.
             before, _, after = self._event([self.text(index, "")], None).partition(self.key + b'""')
             around = self._around[index] = before + self.key, after
-        return b"".join((around[0], _encode(text), around[1]))
+        return around[0] + _encode(text) + around[1]
 
     def _event(self, choices: list[C], usage: Usage | None) -> bytes:
         self._body.choices, self._body.usage = choices, usage
